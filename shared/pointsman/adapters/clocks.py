@@ -1,0 +1,51 @@
+"""The wall clock, run at the fleet's speed.
+
+Engine time is anchored at a fixed day: at speed 1 it is Unix time, at speed X it has run X times as far since
+that day. Every process of a fleet computes the same engine time with nothing but its speed.
+"""
+
+import asyncio
+import time
+from typing_extensions import override
+
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds
+
+ANCHOR_UNIX_SECONDS = 1_767_225_600.0
+"""2026-01-01T00:00:00Z."""
+
+
+class ScaledClock(Clock):
+    """Engine time that passes `speed` times faster than the wall's."""
+
+    def __init__(self, speed: float = 1.0) -> None:
+        if not speed > 0:
+            msg = f"speed must be positive, not {speed}"
+            raise ValueError(msg)
+        self._speed = speed
+
+    @property
+    @override
+    def speed(self) -> float:
+        return self._speed
+
+    @override
+    def now(self) -> Seconds:
+        return ANCHOR_UNIX_SECONDS + (time.time() - ANCHOR_UNIX_SECONDS) * self._speed
+
+    @override
+    def wall(self) -> Seconds:
+        return time.monotonic()
+
+    @override
+    async def sleep(self, seconds: Seconds) -> None:
+        await asyncio.sleep(max(0.0, seconds) / self._speed)
+
+    @override
+    async def sleep_wall(self, seconds: Seconds) -> None:
+        await asyncio.sleep(seconds)
+
+
+def wall_time_of(now: Seconds, speed: float) -> Seconds:
+    """The Unix time at which engine time was `now`."""
+    return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed

@@ -1,0 +1,99 @@
+"""`/health`, `/ready` and `/metrics` of every process, and the HTTP server that carries them.
+
+Health says that the process runs; readiness says that it can do its work, and if not, what is missing.
+"""
+
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from typing_extensions import override
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class HealthBoard:
+    """What this process still needs before it is ready. Starts ready; parts say what they wait for."""
+
+    def __init__(self) -> None:
+        self._missing: dict[str, str] = {}
+
+    def missing(self, part: str, reason: str) -> None:
+        self._missing[part] = reason
+
+    def restored(self, part: str) -> None:
+        self._missing.pop(part, None)
+
+    @property
+    def ready(self) -> bool:
+        return not self._missing
+
+    def answer(self, path: str) -> tuple[int, str, bytes] | None:
+        """Status, content type and body for a health path, or None for any other path."""
+        if path == "/health":
+            return 200, "application/json", b'{"status":"ok"}'
+        if path == "/ready":
+            body = json.dumps({"ready": self.ready, "missing": self._missing}).encode()
+            return (200 if self.ready else 503), "application/json", body
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY)
+        return None
+
+
+def health_app(board: HealthBoard) -> AsgiApp:
+    """A plain ASGI application that serves nothing but the health paths."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, content_type, body = board.answer(scope["path"]) or (404, "text/plain", b"not found\n")
+        await send_whole(send, status, body, content_type)
+
+    return app
+
+
+async def send_whole(send: Send, status: int, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Send a complete ASGI response."""
+    fixed = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *(headers or [])]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn inside a process that owns its own signals."""
+
+    def __init__(self, app: Any, *, host: str, port: int, shutdown_seconds: int = 2) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=shutdown_seconds,
+            )
+        )
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @property
+    def bound_port(self) -> int:
+        """The port that was taken, once started."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def serve_until_cancelled(self) -> None:
+        """Serve; when cancelled, finish what is under way within the shutdown bound."""
+        await self.serve()

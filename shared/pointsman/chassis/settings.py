@@ -1,0 +1,156 @@
+"""Settings: declared once as a frozen dataclass, read from flags, environment and one TOML file, in that order.
+
+A field `prefill_window_tokens` is the flag `--prefill-window-tokens`, the variable
+`POINTSMAN_PREFILL_WINDOW_TOKENS` and, in the file named by `--config`, the key `prefill_window_tokens` at the top
+(for every service) or in the table of one service (`[scheduler]`), which wins.
+"""
+
+import tomllib
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+ENVIRONMENT_PREFIX = "POINTSMAN_"
+
+
+class SettingsType(Protocol):
+    """Any dataclass whose fields are made with `setting`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+S = TypeVar("S", bound=SettingsType)
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None, secret: bool = False) -> Any:  # noqa: A002 - click's word
+    """A dataclass field with its help text. `secret` keeps the value out of `--help` and logs."""
+    metadata = {"help": help, "choices": choices, "secret": secret}
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings:
+    """What every process of a fleet must be told alike."""
+
+    nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
+    pool: str = setting("default", "Name of the pool: the engines that serve one model and may replace each other.")
+    speed: float = setting(
+        1.0, "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time."
+    )
+    block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
+    secret: str = setting(
+        "pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """What every process has of its own."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "Port to listen on; 0 takes a free one.")
+    log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", "Log lines for people (text) or for machines (json).", choices=("text", "json"))
+
+
+def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Callable[[S], None]], click.Command]:
+    """Make a click command from a settings dataclass; `table` is its table in the TOML file.
+
+    The decorated function takes the settings; its docstring is the command's help. `--help` lists every
+    setting with its default and its environment variable.
+    """
+
+    def decorate(function: Callable[[S], None]) -> click.Command:
+        def callback(**values: Any) -> None:
+            values.pop("config")
+            function(settings_type(**values))
+
+        return click.Command(
+            name,
+            callback=callback,
+            params=[_config_option(table), *options(settings_type)],
+            help=function.__doc__,
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+        )
+
+    return decorate
+
+
+def options(settings_type: type[SettingsType]) -> list[click.Option]:
+    """One click option for each field, own fields before inherited ones."""
+    hints = get_type_hints(settings_type)
+    own = set(settings_type.__annotations__)
+    ordered = sorted(fields(settings_type), key=lambda f: f.name not in own)  # type: ignore[arg-type]
+    return [_option(f, hints[f.name]) for f in ordered if "help" in f.metadata]
+
+
+def environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """Settings as environment variables, to hand to a child process."""
+    return {
+        ENVIRONMENT_PREFIX + name.upper(): " ".join(value) if isinstance(value, tuple) else str(value)
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _option(f: Field[Any], hint: Any) -> click.Option:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        hint = next(a for a in get_args(hint) if a is not type(None))
+        origin = get_origin(hint)
+    multiple = origin is tuple
+    if multiple:
+        hint = get_args(hint)[0]
+    default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+    flag = "--" + f.name.replace("_", "-")
+    kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else hint
+    return click.Option(
+        [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
+        type=None if hint is bool else kind,
+        default=default,
+        multiple=multiple,
+        help=f.metadata["help"],
+        envvar=ENVIRONMENT_PREFIX + f.name.upper(),
+        show_envvar=True,
+        show_default=not f.metadata["secret"],
+    )
+
+
+def _config_option(table: str) -> click.Option:
+    return click.Option(
+        ["--config"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar=ENVIRONMENT_PREFIX + "CONFIG",
+        show_envvar=True,
+        is_eager=True,
+        help=f"TOML file with settings: keys at the top, or in the table [{table}].",
+        callback=lambda context, _option, path: _load(context, path, table),
+    )
+
+
+def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise click.BadParameter(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path} is not valid TOML: {error}"
+        raise click.BadParameter(message) from error
+    own = content.get(table, {})
+    known = {parameter.name for parameter in context.command.params}
+    unknown = sorted(set(own) - known)
+    if unknown:
+        message = f"{path}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
+        raise click.BadParameter(message)
+    common = {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
+    context.default_map = common | own
+    return path

@@ -1,0 +1,105 @@
+"""Every task has an owner that awaits it; a failure in the background ends the process cleanly.
+
+`run` is the outermost call of every service: event loop, signals, logging. `Supervisor` owns the tasks.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+log = structlog.get_logger()
+
+STOP_SECONDS_MAX = 4.0
+"""How long a service may take to shut down after SIGTERM before it gives up on being polite."""
+
+
+class Supervisor:
+    """Owns background tasks. Leaving its context cancels and awaits them all."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Run `work` until it ends. When it raises, `until_stopped` raises the same."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def stop(self) -> None:
+        """Ask for shutdown: `until_stopped` returns."""
+        self._stop.set()
+
+    async def until_stopped(self) -> None:
+        """Wait for a signal, `stop`, or the first failure of a task, which is raised."""
+        await self._stop.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is not None and self._failure is None:
+            log.error("task_failed", task=task.get_name(), exc_info=failure)
+            self._failure = failure
+            self._stop.set()
+
+
+def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
+    """Run a service until SIGINT, SIGTERM or failure; exits 1 on failure, with the reason in the log."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_supervised(main))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: say why and exit
+        log.error("service_failed", reason=str(error) or type(error).__name__, exc_info=error)
+        sys.exit(1)
+
+
+async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
+    async with Supervisor() as supervisor:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _on_signal, supervisor, number)
+        await main(supervisor)
+
+
+def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
+    log.debug("signal_received", signal=number.name)
+    supervisor.stop()
+    asyncio.get_running_loop().call_later(STOP_SECONDS_MAX, _give_up)
+
+
+def _give_up() -> None:
+    log.error("shutdown_overdue", seconds=STOP_SECONDS_MAX)
+    sys.stderr.flush()
+    signal.raise_signal(signal.SIGKILL)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,103 @@
+"""Logs with fields, and every metric's name in one place, with its unit and meaning.
+
+`docs/operations.md` lists the metrics; a test compares it with this module.
+"""
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+LATENCY_BUCKETS_SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+
+HTTP_REQUESTS = Counter(
+    "pointsman_http_requests_total", "Client requests answered, by route and HTTP status.", ["route", "status"]
+)
+TTFT_SECONDS = Histogram(
+    "pointsman_ttft_seconds", "Time to first token seen by the ingress, engine time.", buckets=LATENCY_BUCKETS_SECONDS
+)
+TPOT_SECONDS = Histogram(
+    "pointsman_tpot_seconds",
+    "Mean time per output token after the first, engine time.",
+    buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+)
+E2E_SECONDS = Histogram(
+    "pointsman_e2e_seconds", "From arrival to the end of the answer, engine time.", buckets=LATENCY_BUCKETS_SECONDS
+)
+SLO_OUTCOMES = Counter(
+    "pointsman_slo_outcomes_total", "Finished requests by whether their TTFT met the objective.", ["outcome"]
+)
+PROMPT_TOKENS = Counter("pointsman_prompt_tokens_total", "Prompt tokens of finished requests.", ["instance"])
+CACHED_TOKENS = Counter(
+    "pointsman_cached_tokens_total", "Prompt tokens that the engine took from its cache, as it reports.", ["instance"]
+)
+PREDICTED_CACHED_TOKENS = Counter(
+    "pointsman_predicted_cached_tokens_total", "Prompt tokens predicted to be cached when placed.", ["instance"]
+)
+ENGINE_RETRIES = Counter(
+    "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
+)
+TOKENISE_SECONDS = Histogram(
+    "pointsman_tokenise_seconds",
+    "Wall time to turn a body into tokens.",
+    buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0),
+)
+DEGRADED_ROUTES = Counter(
+    "pointsman_degraded_routes_total", "Requests that the ingress placed itself because no scheduler answered."
+)
+
+DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
+DECISION_SECONDS = Histogram(
+    "pointsman_decision_seconds",
+    "Wall time to decide one placement.",
+    buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
+)
+INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
+INSTANCE_PREFILL = Gauge("pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"])
+INSTANCE_DECODING = Gauge("pointsman_instance_decoding_requests", "Requests after their first token.", ["instance"])
+INSTANCE_BLOCKS = Gauge("pointsman_instance_cached_blocks", "Blocks that the index holds for the instance.", ["instance"])
+INSTANCE_KNOWLEDGE = Gauge(
+    "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
+    ["instance", "knowledge"],
+)  # fmt: skip
+CACHE_RESYNCS = Counter("pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"])
+
+LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])
+LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")
+LOG_UNDECODABLE = Counter("pointsman_log_undecodable_total", "Messages that did not decode and were kept aside.")
+LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
+NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.")
+
+ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["type"])
+ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total", "Engine messages not understood.")
+ENGINE_EVENT_GAPS = Counter(
+    "pointsman_engine_event_gaps_total", "Gaps in the engine's events, by whether replay filled them.", ["outcome"]
+)
+RECORDER_SEQUENCE = Gauge("pointsman_recorder_sequence", "Last log sequence archived in SQL.")
+
+
+def configure_logging(level: str, log_format: str) -> None:
+    """Structured logs on standard error: `event key=value ...`, or one JSON object a line."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=28)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+__all__ = ["REGISTRY", "configure_logging"]

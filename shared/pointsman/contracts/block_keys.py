@@ -1,0 +1,80 @@
+"""Block keys: which prefix a block of tokens stands for.
+
+A key is a 64-bit keyed BLAKE2b over the key before it and the tokens of the block. The chain starts from the
+model, the LoRA adapter, the cache salt and a secret of the deployment, so a leaked log tells nothing about
+prompts, and prompts of different salts never meet. The ingress chains keys from what it tokenised; the worker
+chains the same keys from the token ids in the engine's events. Engine hashes never leave the worker.
+
+Token ids are hashed as little-endian u32, keys travel as packed little-endian u64.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from sys import byteorder
+from typing import cast
+
+from pointsman.primitives import BlockKey, Tokens
+
+KEY_BYTES = 8
+SECRET_BYTES_MAX = 64
+
+
+class KeyChain:
+    """Chains block keys for one model of one deployment. Immutable and cheap to share."""
+
+    def __init__(self, *, secret: bytes, model: str, block_tokens: Tokens) -> None:
+        """`secret`: at most 64 bytes, the same in every ingress and worker. `block_tokens`: tokens a key stands for."""
+        if block_tokens < 1:
+            msg = f"block_tokens must be at least 1, not {block_tokens}"
+            raise ValueError(msg)
+        if len(secret) > SECRET_BYTES_MAX:
+            msg = f"the secret has {len(secret)} bytes; at most {SECRET_BYTES_MAX} are allowed"
+            raise ValueError(msg)
+        self.block_tokens = block_tokens
+        self._secret = secret
+        self._model = model
+
+    def root(self, *, lora: str = "", cache_salt: str = "") -> BlockKey:
+        """The key that stands before the first block of every prompt with this adapter and salt."""
+        identity = "\x00".join(("pointsman-1", self._model, lora, cache_salt, str(self.block_tokens)))
+        digest = blake2b(identity.encode(), key=self._secret, digest_size=KEY_BYTES).digest()
+        return BlockKey(int.from_bytes(digest, "little"))
+
+    def extend(self, parent: BlockKey, tokens: Sequence[int]) -> list[BlockKey]:
+        """Keys of the whole blocks in `tokens`, chained after `parent`; a partial last block has no key.
+
+        Raises ValueError when a token id does not fit 32 bits.
+        """
+        try:
+            packed = array("I", tokens)
+        except (OverflowError, TypeError) as error:
+            msg = "token ids must be integers from 0 to 4294967295"
+            raise ValueError(msg) from error
+        if byteorder == "big":
+            packed.byteswap()
+        data = packed.tobytes()
+        width = self.block_tokens * packed.itemsize
+        secret = self._secret
+        previous = parent.to_bytes(KEY_BYTES, "little")
+        digests = []
+        for start in range(0, len(data) - width + 1, width):
+            previous = blake2b(previous + data[start : start + width], key=secret, digest_size=KEY_BYTES).digest()
+            digests.append(previous)
+        return unpack_keys(b"".join(digests))
+
+
+def pack_keys(keys: Iterable[BlockKey]) -> bytes:
+    """Keys as little-endian u64, 8 bytes each."""
+    keys = list(keys)
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def unpack_keys(packed: bytes) -> list[BlockKey]:
+    """The inverse of `pack_keys`. Raises ValueError when the length is no multiple of 8."""
+    count, rest = divmod(len(packed), KEY_BYTES)
+    if rest:
+        msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
+        raise ValueError(msg)
+    return cast("list[BlockKey]", list(struct.unpack(f"<{count}Q", packed)))

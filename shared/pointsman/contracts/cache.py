@@ -1,0 +1,55 @@
+"""Cache events: what one engine's KV cache gained and lost, in pool keys.
+
+Subject `pm.<pool>.kv.<instance>`, written by the worker beside that engine. `sequence` is dense within an
+epoch and starts at 1; the next sequence applies, a repeat is a no-op, a gap makes the cache suspect.
+"""
+
+import msgspec
+
+from pointsman.contracts.envelope import Event
+from pointsman.primitives import BlockKey, Epoch, InstanceId, Sequence
+
+
+class Run(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Consecutive blocks of one prefix: `keys` (packed u64, see `block_keys`) follow `parent`.
+
+    `parent` 0 means that the first key starts a prompt.
+    """
+
+    keys: bytes
+    parent: BlockKey = BlockKey(0)
+
+
+class CacheEvent(Event, frozen=True, kw_only=True):
+    instance: InstanceId
+    epoch: Epoch
+    sequence: Sequence
+
+
+class BlocksStored(CacheEvent, frozen=True, kw_only=True):
+    """The engine now holds these blocks."""
+
+    runs: list[Run]
+
+
+class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
+    """The engine evicted these blocks (`keys`: packed u64)."""
+
+    keys: bytes
+
+
+class CacheCleared(CacheEvent, frozen=True, kw_only=True):
+    """The engine dropped its whole prefix cache."""
+
+
+class CacheGap(CacheEvent, frozen=True, kw_only=True):
+    """The worker missed engine events and could not get them back: what it says next may be incomplete."""
+
+    missed: int
+    reason: str
+
+
+class CacheSnapshot(CacheEvent, frozen=True, kw_only=True):
+    """Everything the instance holds, as of `sequence`. Replaces all earlier knowledge of this instance."""
+
+    runs: list[Run]

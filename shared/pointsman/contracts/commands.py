@@ -1,0 +1,83 @@
+"""Commands: what one service asks of another over core NATS. Not logged; the effects are.
+
+Every command may arrive twice: the second time is answered like the first.
+"""
+
+import msgspec
+
+from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
+    pass
+
+
+class RouteRequest(Command, frozen=True, kw_only=True):
+    """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
+    the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
+    instances in `excluded` asks for another place after an engine failed before its first byte."""
+
+    request: RequestId
+    ingress: str
+    arrived_at: Seconds
+    tenant: Tenant
+    keys: bytes
+    prompt_tokens: Tokens
+    max_output_tokens: Tokens
+    slo_ttft: Seconds
+    slo_tpot: Seconds
+    session: SessionId = SessionId("")
+    exact: bool = True
+    attempt: int = 1
+    excluded: list[InstanceId] = []
+
+
+class RouteGranted(Command, frozen=True, kw_only=True):
+    """Send it there now."""
+
+    request: RequestId
+    attempt: int
+    instance: InstanceId
+    url: str
+    hit_tokens: Tokens
+    predicted_ttft: Seconds
+    knowledge: str
+
+
+class RouteRejected(Command, frozen=True, kw_only=True):
+    """Refused; tell the client `status`, `reason` and `retry_after`."""
+
+    request: RequestId
+    attempt: int
+    status: int
+    reason: str
+    detail: str
+    retry_after: Seconds
+
+
+class CancelRequest(Command, frozen=True, kw_only=True):
+    """`cmd.cancel`: the client has gone."""
+
+    request: RequestId
+    reason: str
+
+
+class CancelAnswered(Command, frozen=True, kw_only=True):
+    """`ended` true: the leader wrote the end. False: the request was granted already (the ingress writes the
+    end), or is not known."""
+
+    request: RequestId
+    ended: bool
+
+
+class ResyncCache(Command, frozen=True, kw_only=True):
+    """`cmd.resync.<instance>`: publish a CacheSnapshot."""
+
+    instance: InstanceId
+    reason: str
+
+
+class ResyncAnswered(Command, frozen=True, kw_only=True):
+    instance: InstanceId
+    accepted: bool
+    detail: str = ""

@@ -1,0 +1,105 @@
+"""Decisions: what the leader (and the scaler) chose, from what, and why.
+
+All that a postmortem needs to recompute the choice is in the event: the policy and its settings, every
+candidate with its numbers, and the stamp that says what was known.
+"""
+
+import msgspec
+
+from pointsman.contracts.envelope import Event
+from pointsman.contracts.requests import RequestEvent
+from pointsman.primitives import InstanceId, Seconds, Sequence, Term, Tokens
+
+Settings = dict[str, float | str]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as the policy saw it. Predicted TTFT counts from now and includes the learned correction."""
+
+    instance: InstanceId
+    hit_blocks: int
+    uncached_tokens: Tokens
+    queue_seconds: Seconds
+    prefill_seconds: Seconds
+    predicted_ttft: Seconds
+
+
+class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
+    """The request waits in this instance's queue. Its blocks count as held there until proven otherwise."""
+
+    instance: InstanceId
+    hit_blocks: int
+    uncached_tokens: Tokens
+    queue_seconds: Seconds
+    prefill_seconds: Seconds
+    predicted_ttft: Seconds
+    policy: str
+    settings: Settings
+    reason: str
+    candidates: list[Candidate]
+    attempt: int = 1
+    excluded: list[InstanceId] = []
+
+
+class RequestGranted(RequestEvent, frozen=True, kw_only=True):
+    """The ingress was told to send the request to the engine."""
+
+    instance: InstanceId
+    attempt: int = 1
+
+
+class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
+    """A waiting request moved to another instance's queue."""
+
+    source: InstanceId
+    instance: InstanceId
+    hit_blocks: int
+    uncached_tokens: Tokens
+    prefill_seconds: Seconds
+    predicted_ttft: Seconds
+    reason: str
+
+
+class RequestRejected(RequestEvent, frozen=True, kw_only=True):
+    """Refused before any work was done: an end. `retry_after` is what the client is told."""
+
+    reason: str
+    detail: str
+    retry_after: Seconds
+    policy: str
+    settings: Settings
+    candidates: list[Candidate]
+
+
+class LeaderElected(Event, frozen=True, kw_only=True):
+    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`."""
+
+    term: Term
+    scheduler: str
+    as_of: Sequence
+
+
+class WritesLost(Event, frozen=True, kw_only=True):
+    """Events that a service could not write for good: the log has a hole here. Subject `pm.<pool>.lost`."""
+
+    writer: str
+    count: int
+    reason: str
+
+
+class ScaleDecided(Event, frozen=True, kw_only=True):
+    """Subject `pm.<pool>.scale`."""
+
+    policy: str
+    settings: Settings
+    current: int
+    wanted: int
+    reason: str
+
+
+class ScaleApplied(Event, frozen=True, kw_only=True):
+    """Subject `pm.<pool>.scale`."""
+
+    current: int
+    wanted: int
+    detail: str

@@ -1,0 +1,24 @@
+"""What every event has in common: when it happened, and, if the leader wrote it, which of its writes it was."""
+
+import msgspec
+
+from pointsman.primitives import Seconds, Sequence, Term
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader's signature under an event.
+
+    `number` is dense within a `term`, starting at 1. `as_of` is the last log sequence that the leader had
+    applied when it wrote the event: replay applies the log up to there before it recomputes the decision.
+    """
+
+    term: Term
+    number: int
+    as_of: Sequence
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
+    """Something that happened, at the time it carries (`at`, engine seconds since the Unix epoch)."""
+
+    at: Seconds
+    stamp: Stamp | None = None

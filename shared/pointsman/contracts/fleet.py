@@ -1,0 +1,94 @@
+"""Fleet events: who is there, how loaded, and how far it can be trusted.
+
+Subject `pm.<pool>.fleet.<instance>`. Joined, Reported and Left are written by the worker, Probed by an ingress,
+Suspected, Draining and Undrained by the leader.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pointsman.contracts.envelope import Event
+from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
+
+
+class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to prefill tokens `cached..total` of a prompt, alone on the engine:
+
+    `fixed_s + per_token_s * (total - cached) + per_token_squared_s * (total^2 - cached^2)`
+
+    (Mooncake, FAST'25, Eq. 1: linear layers grow with n, attention with n squared.)
+    """
+
+    fixed_s: Seconds
+    per_token_s: Seconds
+    per_token_squared_s: Seconds
+
+
+class FleetEvent(Event, frozen=True, kw_only=True):
+    instance: InstanceId
+    epoch: Epoch
+
+
+class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
+    """An engine answers and its worker follows its cache. A new epoch starts with an empty cache.
+
+    `cache` says what the worker knows of the contents at this moment: `empty` (events since the engine's
+    start, none missing), `unknown` (the engine may hold more than was seen), or `no_events`.
+    """
+
+    url: str
+    model: str
+    block_tokens: Tokens
+    engine_block_tokens: Tokens
+    kv_capacity_tokens: Tokens
+    max_model_len: Tokens
+    prefill: PrefillCost
+    speed: float = 1.0
+    engine_version: str = ""
+    cache: Literal["empty", "unknown", "no_events"] = "empty"
+
+
+class InstanceReported(FleetEvent, frozen=True, kw_only=True):
+    """Once a second: load as the engine reports it, and what its cache should contain.
+
+    `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch.
+    """
+
+    serving: bool
+    waiting: int
+    running: int
+    kv_usage: float
+    sequence: Sequence
+    blocks: int
+    digest: int
+    undecodable: int = 0
+
+
+class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
+    """An ingress compared the keys it computes for a prompt with those from the engine's events."""
+
+    parity: bool
+    detail: str = ""
+
+
+class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
+    """The leader has not heard from the worker for a while: nothing new is placed there."""
+
+    silent_seconds: Seconds
+
+
+class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
+    """Nothing new is placed there; what runs, finishes."""
+
+    reason: str = ""
+
+
+class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
+    """Draining was called off."""
+
+
+class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
+    """The instance is gone and its cache with it."""
+
+    reason: str

@@ -1,0 +1,64 @@
+"""Request events: one request's life, seen from outside the policies.
+
+Subject `pm.<pool>.request.<id>`. Every request that arrives has exactly one end: Finished, Failed, Cancelled or
+(in `decisions`) Rejected. Before the grant the leader writes the end, after it the ingress does.
+"""
+
+from pointsman.contracts.envelope import Event
+from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+
+
+class RequestEvent(Event, frozen=True, kw_only=True):
+    request: RequestId
+
+
+class RequestArrived(RequestEvent, frozen=True, kw_only=True):
+    """A valid request reached the leader. `at` is when the leader took it in, `arrived_at` when the client's
+    request reached the ingress: the SLO counts from there. `keys`: packed u64 of the prompt's whole blocks."""
+
+    arrived_at: Seconds
+    ingress: str
+    tenant: Tenant
+    keys: bytes
+    prompt_tokens: Tokens
+    max_output_tokens: Tokens
+    slo_ttft: Seconds
+    slo_tpot: Seconds
+    session: SessionId = SessionId("")
+    exact: bool = True
+    """Whether the keys are known to be the engine's: false where the tokens had to be guessed."""
+
+
+class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
+    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since the ingress sent it."""
+
+    instance: InstanceId
+    ttft: Seconds
+    prefill: Seconds
+
+
+class RequestFinished(RequestEvent, frozen=True, kw_only=True):
+    """The answer was delivered whole. Token counts are the engine's own; -1 where it did not say."""
+
+    instance: InstanceId
+    e2e: Seconds
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    cached_tokens: Tokens
+    ttft: Seconds
+    tpot: Seconds
+
+
+class RequestFailed(RequestEvent, frozen=True, kw_only=True):
+    """The request ended in an error that the client was told. `status` is the HTTP status."""
+
+    reason: str
+    status: int
+    instance: InstanceId = InstanceId("")
+
+
+class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
+    """The client went away, or nobody waits for the answer any more."""
+
+    reason: str
+    instance: InstanceId = InstanceId("")

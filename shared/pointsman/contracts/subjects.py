@@ -1,0 +1,88 @@
+"""Where everything goes: subjects, stream names, and the message ids that make a retry harmless."""
+
+import re
+
+from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.decisions import LeaderElected, ScaleApplied, ScaleDecided, WritesLost
+from pointsman.contracts.envelope import Event
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceProbed
+from pointsman.contracts.requests import RequestEvent
+from pointsman.primitives import InstanceId, PoolName
+
+SUBJECT_ROOT = "pm"
+NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
+REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+def valid_name(name: str) -> bool:
+    """Whether `name` can be a pool or an instance: lower-case letters, digits and dashes, at most 63."""
+    return NAME_PATTERN.match(name) is not None
+
+
+def stream_name(pool: PoolName) -> str:
+    return f"POINTSMAN_{pool}"
+
+
+def log_subjects(pool: PoolName) -> list[str]:
+    """The subjects that the pool's stream stores. Commands are not among them."""
+    return [f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost")]
+
+
+def cache_subject(pool: PoolName, instance: InstanceId | str) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.kv.{instance}"
+
+
+def fleet_subject(pool: PoolName, instance: InstanceId | str) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.fleet.{instance}"
+
+
+def route_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.route"
+
+
+def cancel_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.cancel"
+
+
+def resync_subject(pool: PoolName, instance: InstanceId) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.resync.{instance}"
+
+
+def fleet_view_subject(pool: PoolName) -> str:
+    """Request/reply: the leader answers with the fleet as it knows it (`pointsman fleet`)."""
+    return f"{SUBJECT_ROOT}.{pool}.cmd.fleet"
+
+
+def subject_of(pool: PoolName, event: Event) -> str:
+    """The log subject of an event."""
+    prefix = f"{SUBJECT_ROOT}.{pool}"
+    if isinstance(event, CacheEvent):
+        return cache_subject(pool, event.instance)
+    if isinstance(event, FleetEvent):
+        return fleet_subject(pool, event.instance)
+    if isinstance(event, RequestEvent):
+        return f"{prefix}.request.{event.request}"
+    if isinstance(event, ScaleDecided | ScaleApplied):
+        return f"{prefix}.scale"
+    if isinstance(event, LeaderElected):
+        return f"{prefix}.leader"
+    if isinstance(event, WritesLost):
+        return f"{prefix}.lost"
+    msg = f"{type(event).__name__} has no subject"
+    raise TypeError(msg)
+
+
+def message_id(event: Event) -> str | None:
+    """What makes two publishes one event, or None where a repeat does no harm."""
+    kind = type(event).__name__
+    if isinstance(event, CacheEvent):
+        return f"{event.instance}.{event.epoch}.{event.sequence}"
+    if isinstance(event, InstanceJoined | InstanceLeft | InstanceProbed):
+        return f"{kind}.{event.instance}.{event.epoch}"
+    if event.stamp is not None:
+        return f"{event.stamp.term}.{event.stamp.number}"
+    if isinstance(event, RequestEvent):
+        return f"{kind}.{event.request}"
+    if isinstance(event, LeaderElected):
+        return f"{kind}.{event.term}.{event.scheduler}"
+    return None

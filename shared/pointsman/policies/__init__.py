@@ -1,0 +1,1 @@
+"""What we decide: pure functions from a view of the state, `now` and a seed to a choice with its reasons."""

@@ -1,0 +1,1 @@
+"""The engine model, and later the whole system in virtual time."""

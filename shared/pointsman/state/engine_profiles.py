@@ -1,0 +1,81 @@
+"""What an engine costs: a roofline of model and hardware, from which prefill and step times follow.
+
+Mooncake (FAST'25) Eq. 1: a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` floating
+point operations, attention and linear layers. A decode step reads the weights once and each sequence's KV cache.
+The scheduler predicts with `prefill_cost`; the engine model steps with the whole profile: one set of numbers.
+"""
+
+from dataclasses import dataclass
+
+from pointsman.contracts.fleet import PrefillCost
+from pointsman.primitives import Seconds, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """One model on one kind of engine. FLOP/s and bytes/s are what is reached, not what is advertised."""
+
+    name: str
+    layers: int
+    hidden: int
+    attention_factor: float
+    linear_factor: float
+    flops_per_s: float
+    weight_bytes: float
+    kv_bytes_per_token: float
+    memory_bytes_per_s: float
+    step_overhead_s: Seconds
+    kv_capacity_tokens: Tokens
+
+    @property
+    def prefill_cost(self) -> PrefillCost:
+        return PrefillCost(
+            fixed_s=self.step_overhead_s,
+            per_token_s=self.layers * self.linear_factor * self.hidden**2 / self.flops_per_s,
+            per_token_squared_s=self.layers * self.attention_factor * self.hidden / self.flops_per_s,
+        )
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        # 910B4: 280 TFLOP/s fp16 at 45%, 800 GB/s at 70%. The cache counts HBM and a host tier as one.
+        EngineProfile(
+            name="qwen2.5-7b-910b4",
+            layers=28,
+            hidden=3584,
+            attention_factor=4.0,
+            linear_factor=36.3,
+            flops_per_s=126e12,
+            weight_bytes=15.2e9,
+            kv_bytes_per_token=57_344,
+            memory_bytes_per_s=560e9,
+            step_overhead_s=0.004,
+            kv_capacity_tokens=1_000_000,
+        ),
+        # 8 x A800: 312 TFLOP/s at 50%, 2.04 TB/s at 70%, tensor parallel over all eight.
+        EngineProfile(
+            name="llama3-70b-8xa800",
+            layers=80,
+            hidden=8192,
+            attention_factor=4.0,
+            linear_factor=22.0,
+            flops_per_s=8 * 156e12,
+            weight_bytes=141e9,
+            kv_bytes_per_token=327_680,
+            memory_bytes_per_s=8 * 1.43e12,
+            step_overhead_s=0.006,
+            kv_capacity_tokens=1_300_000,
+        ),
+    )
+}
+DEFAULT_PROFILE = "qwen2.5-7b-910b4"
+
+
+def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
+    """Seconds to prefill tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
+    return (
+        cost.fixed_s
+        + cost.per_token_s * (total - cached)
+        + cost.per_token_squared_s * (total * total - cached * cached)
+    )

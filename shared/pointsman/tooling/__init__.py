@@ -1,0 +1,1 @@
+"""What people run by hand: up, fleet, tap, bench, the simulated engine."""
