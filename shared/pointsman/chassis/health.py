@@ -97,3 +97,8 @@ class HttpServer(uvicorn.Server):
     async def serve_until_cancelled(self) -> None:
         """Serve; when cancelled, finish what is under way within the shutdown bound."""
         await self.serve()
+
+
+def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
+    """A server of the health paths alone, for services without an HTTP interface of their own."""
+    return HttpServer(health_app(board), host=host, port=port)

@@ -26,12 +26,11 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
 
-    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run `work` until it ends. When it raises, `until_stopped` raises the same."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return task
 
     def stop(self) -> None:
         """Ask for shutdown: `until_stopped` returns."""
@@ -99,7 +98,7 @@ def _give_up() -> None:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        import uvloop  # noqa: PLC0415 - optional
+        import uvloop
     except ImportError:
         return None
     return uvloop.new_event_loop

@@ -63,6 +63,7 @@ INSTANCE_KNOWLEDGE = Gauge(
     "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
+POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
 CACHE_RESYNCS = Counter("pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"])
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])

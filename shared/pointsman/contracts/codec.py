@@ -6,6 +6,8 @@ from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared,
 from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
+    DescribeFleet,
+    FleetDescribed,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -70,7 +72,15 @@ LogEvent = (
 """Every event that a log may hold."""
 
 AnyCommand = (
-    RouteRequest | RouteGranted | RouteRejected | CancelRequest | CancelAnswered | ResyncCache | ResyncAnswered
+    RouteRequest
+    | RouteGranted
+    | RouteRejected
+    | CancelRequest
+    | CancelAnswered
+    | ResyncCache
+    | ResyncAnswered
+    | DescribeFleet
+    | FleetDescribed
 )
 
 _encoder = msgspec.json.Encoder()

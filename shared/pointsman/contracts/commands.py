@@ -5,7 +5,7 @@ Every command may arrive twice: the second time is answered like the first.
 
 import msgspec
 
-from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Term, Tokens
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
@@ -81,3 +81,36 @@ class ResyncAnswered(Command, frozen=True, kw_only=True):
     instance: InstanceId
     accepted: bool
     detail: str = ""
+
+
+class DescribeFleet(Command, frozen=True, kw_only=True):
+    """`cmd.fleet`: what the leader knows of its pool, for people. Answered with a FleetDescribed."""
+
+
+class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
+    instance: InstanceId
+    url: str
+    epoch: Epoch
+    status: str
+    knowledge: str
+    pending: int
+    in_prefill: int
+    decoding: int
+    cached_blocks: int
+    digest: int = 0
+    doubt: str = ""
+    correction: float = 1.0
+
+
+class FleetDescribed(Command, frozen=True, kw_only=True):
+    """The leader's view. `as_of` is the last log sequence in it."""
+
+    instances: list[InstanceDescribed]
+    pool: str
+    policy: str
+    admission: str
+    ordering: str
+    scheduler: str
+    term: Term
+    as_of: Sequence
+    speed: float

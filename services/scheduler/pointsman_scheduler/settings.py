@@ -1,0 +1,35 @@
+"""What a scheduler can be told."""
+
+from dataclasses import dataclass
+
+from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
+from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
+from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings(FleetSettings, ProcessSettings):
+    policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
+    policy_settings: tuple[str, ...] = setting(
+        (), "Setting of the routing policy as NAME=VALUE; may be repeated. docs/policies names them."
+    )
+    admission: str = setting(DEFAULT_ADMISSION, "Admission policy.", choices=tuple(sorted(ADMISSION_POLICIES)))
+    order: str = setting(
+        DEFAULT_ORDERING, "Order in which waiting requests are granted.", choices=tuple(sorted(ORDERING_POLICIES))
+    )
+    prefill_window_tokens: int = setting(
+        16_384, "Uncached prompt tokens that may be inside one engine before their first token."
+    )
+    running_max: int = setting(256, "Requests that may be inside one engine (its --max-num-seqs).")
+    pending_max: int = setting(10_000, "Requests that may wait in the whole pool; more are refused with 429.")
+    hot_share: float = setting(1.0, "Share of the traffic, in units of 1/n, above which a prefix is spread further.")
+    cold_share: float = setting(0.5, "Share, in units of 1/n, below which a spread prefix is gathered again.")
+    suspect_seconds: float = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
+    leave_seconds: float = setting(30.0, "Wall seconds of silence after which an instance counts as gone.")
+    waiter_seconds: float = setting(
+        10.0, "Wall seconds after which a waiting request whose ingress no longer asks is cancelled."
+    )
+    request_seconds_max: float = setting(
+        900.0, "Wall seconds after which a granted request without an end is given up (its ingress died)."
+    )

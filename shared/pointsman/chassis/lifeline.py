@@ -1,0 +1,24 @@
+"""Children that do not outlive their parent, however it ends."""
+
+import ctypes
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def lifeline() -> Callable[[], None] | None:
+    """What to give as `preexec_fn` to a child that the kernel shall kill when the thread that started it ends.
+
+    None where the kernel cannot do that (it is Linux that can). Start such children from a thread that stays, in a
+    process that has no other: between fork and exec the child must not meet a lock that another thread holds.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def hold() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return hold

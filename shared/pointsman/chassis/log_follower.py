@@ -1,0 +1,63 @@
+"""Follows the log and keeps a State of it, for services that watch and do not lead.
+
+The fold is the shared one; what is here is only its feeding: catch up, say when that is done, start from nothing
+where the log was reset, and keep aside what does not decode.
+"""
+
+from pointsman.chassis.health import HealthBoard
+from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Seconds, Sequence
+from pointsman.state.state import PoolSettings, State
+
+PART = "fold"
+RETRY_WALL_SECONDS: Seconds = 0.5
+
+
+async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
+    """The last sequence stored now. Waits for as long as the log does not answer, and says so on `board`."""
+    while True:
+        try:
+            return (await event_log.extent()).last
+        except (LogUnavailableError, LogMissingError) as error:
+            board.missing(part, f"the log does not answer: {error}")
+            await clock.sleep_wall(RETRY_WALL_SECONDS)
+
+
+class LogFollower:
+    """A State in log order, behind the log by no more than the way here. Not ready until it has caught up."""
+
+    def __init__(self, event_log: EventLog, *, clock: Clock, board: HealthBoard, settings: PoolSettings) -> None:
+        self._log = event_log
+        self._clock = clock
+        self._board = board
+        self._settings = settings
+        self._end: Sequence = 0
+        self.state = State(settings)
+        """As of the last entry. Replaced, not emptied, when the log was reset."""
+
+    async def run(self) -> None:
+        """Fold for ever; ends only by cancellation or failure."""
+        await self._measure_backlog("folding the log")
+        async for entry in self._log.read(1):
+            if isinstance(entry, LogReset):
+                self.state = State(self._settings)
+                await self._measure_backlog(entry.reason)
+            else:
+                self._take_in(entry)
+                self._note_progress()
+
+    async def _measure_backlog(self, reason: str) -> None:
+        """Learn how far there is to go; not ready until there."""
+        self._board.missing(PART, reason)
+        self._end = await end_of_log(self._log, clock=self._clock, board=self._board, part=PART)
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        if self.state.sequence >= self._end:
+            self._board.restored(PART)
+
+    def _take_in(self, entry: LogEntry) -> None:
+        if entry.event is None:
+            self.state.skip(entry.sequence)
+        else:
+            self.state.apply(entry.event, entry.sequence)

@@ -1,0 +1,123 @@
+"""How a service is linked to the pool's log and to the other services.
+
+One connection carries both. It is made in the background: a service starts, answers `/health` and says on `/ready`
+what it waits for, whether NATS is there or not. What the connection goes through becomes metrics, log lines
+and entries on the health board here, so that no service has to do it again.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import Counter
+from typing_extensions import override
+
+from pointsman.adapters import jetstream
+from pointsman.adapters.log_listener import LogListener
+from pointsman.chassis import telemetry
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.settings import FleetSettings
+from pointsman.ports import Clock, Commands, EventLog
+from pointsman.primitives import PoolName
+
+log = structlog.get_logger()
+
+NATS_PART = "nats"
+LOG_PART = "log"
+TROUBLE_LOG_SECONDS = 5.0
+"""The same trouble is logged at most once in this many wall seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The two ports that a service talks through. Valid while the context of `open_link` is open."""
+
+    log: EventLog
+    commands: Commands
+
+
+@asynccontextmanager
+async def open_link(settings: FleetSettings, clock: Clock, board: HealthBoard, *, name: str) -> AsyncIterator[Link]:
+    """Link this process, known to others as `name`, to the pool's log and commands.
+
+    Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
+    appends are held within their window and commands answer NoResponderError. Leaving writes what is still
+    unconfirmed within a bounded time. Never raises for a missing server.
+    """
+    telemetry.NATS_CONNECTED.set(0)
+    board.missing(NATS_PART, f"connecting to {settings.nats}")
+    board.missing(LOG_PART, "not seen yet")
+    listener = _TelemetryListener(board, clock)
+    async with jetstream.connect(settings.nats, PoolName(settings.pool), clock, name=name, listener=listener) as link:
+        yield Link(link.log, link.commands)
+
+
+class _TelemetryListener(LogListener):
+    """Turns what the adapter tells into metrics, log lines and readiness."""
+
+    def __init__(self, board: HealthBoard, clock: Clock) -> None:
+        self._board = board
+        self._clock = clock
+        self._appended: dict[str, Counter] = {}
+        self._troubles: dict[str, float] = {}
+
+    @override
+    def connected(self, server: str) -> None:
+        telemetry.NATS_CONNECTED.set(1)
+        self._board.restored(NATS_PART)
+        log.info("nats_connected", server=server)
+
+    @override
+    def disconnected(self, reason: str) -> None:
+        telemetry.NATS_CONNECTED.set(0)
+        self._board.missing(NATS_PART, reason)
+        log.warning("nats_disconnected", reason=reason)
+
+    @override
+    def log_ready(self, identity: str) -> None:
+        self._board.restored(LOG_PART)
+        log.info("log_ready", identity=identity)
+
+    @override
+    def log_missing(self, reason: str) -> None:
+        self._board.missing(LOG_PART, reason)
+        self._warn("log_missing", reason=reason)
+
+    @override
+    def appended(self, kind: str) -> None:
+        counter = self._appended.get(kind)
+        if counter is None:
+            counter = self._appended[kind] = telemetry.LOG_APPENDED.labels(kind)
+        counter.inc()
+
+    @override
+    def lost(self, count: int, reason: str) -> None:
+        telemetry.LOG_LOST.inc(count)
+        self._warn("log_writes_lost", count=count, reason=reason)
+
+    @override
+    def undecodable(self, subject: str, problem: str) -> None:
+        telemetry.LOG_UNDECODABLE.inc()
+        log.error("undecodable_message", subject=subject, problem=problem)
+
+    @override
+    def reset(self, reason: str) -> None:
+        telemetry.LOG_RESETS.inc()
+        log.warning("log_reset", reason=reason)
+
+    @override
+    def handler_failed(self, subject: str, error: Exception) -> None:
+        log.error("command_handler_failed", subject=subject, exc_info=error)
+
+    @override
+    def trouble(self, what: str, reason: str) -> None:
+        self._warn("nats_trouble", what=what, reason=reason)
+
+    def _warn(self, event: str, **details: object) -> None:
+        """Log a warning that may come in floods."""
+        now = self._clock.wall()
+        key = f"{event}:{details.get('what', '')}"
+        if now - self._troubles.get(key, -TROUBLE_LOG_SECONDS) >= TROUBLE_LOG_SECONDS:
+            self._troubles[key] = now
+            log.warning(event, **details)

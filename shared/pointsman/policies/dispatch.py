@@ -1,0 +1,324 @@
+"""The leader's turn: what happens to the log when a request arrives, ends, or an instance changes.
+
+`Dispatcher` asks the policies, applies each decision to State at once and returns it to be published. It owns no
+clock and no I/O: the scheduler service drives it in real time, the simulator in virtual time, replay from the log.
+
+Fresh accounting is worth more than any formula: a placement is booked before the next request is looked at.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.envelope import Stamp
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.requests import RequestArrived, RequestCancelled
+from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
+from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
+from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
+from pointsman.state.fleet import Instance, Status
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request, Stage
+
+
+class UnknownPolicyError(ValueError):
+    """No policy of that name, or no such setting; the message lists those there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySet:
+    """The policies of a pool and the bounds of an instance's window."""
+
+    routing: RoutingPolicy
+    admission: AdmissionPolicy
+    ordering: OrderingPolicy
+    prefill_window_tokens: Tokens = 16_384
+    """Uncached prompt tokens that may be inside an engine before their first token. One request always may."""
+    running_max: int = 256
+    """Requests that may be inside an engine at all."""
+    pending_max: int = 10_000
+    """Requests that may wait in the pool; more are refused."""
+
+    @property
+    def settings(self) -> Settings:
+        """Everything that a recomputation of a placement must know, for the decision's event."""
+        return self.routing.settings | {"admission": self.admission.name, "pending_max": self.pending_max}
+
+
+def policy_set(
+    *,
+    routing: str = DEFAULT_ROUTING,
+    admission: str = DEFAULT_ADMISSION,
+    ordering: str = DEFAULT_ORDERING,
+    settings: Settings | None = None,
+    prefill_window_tokens: Tokens = 16_384,
+    running_max: int = 256,
+    pending_max: int = 10_000,
+) -> PolicySet:
+    """Policies by name. Raises UnknownPolicyError."""
+    _require("routing policy", routing, ROUTING_POLICIES)
+    _require("admission policy", admission, ADMISSION_POLICIES)
+    _require("ordering policy", ordering, ORDERING_POLICIES)
+    chosen = ROUTING_POLICIES[routing]
+    for name in settings or {}:
+        _require(f"setting of {routing}", name, chosen().settings)
+    try:
+        policy = msgspec.convert(settings or {}, chosen, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        message = f"{routing}: {error}"
+        raise UnknownPolicyError(message) from error
+    return PolicySet(
+        routing=policy,
+        admission=ADMISSION_POLICIES[admission](),
+        ordering=ORDERING_POLICIES[ordering](),
+        prefill_window_tokens=prefill_window_tokens,
+        running_max=running_max,
+        pending_max=pending_max,
+    )
+
+
+def _require(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        message = f"there is no {kind} {name}; there are: {names}"
+        raise UnknownPolicyError(message)
+
+
+class Dispatcher:
+    """One term of leadership over one State. Returned events are applied already and are to be published in order."""
+
+    def __init__(self, state: State, policies: PolicySet, *, term: Term) -> None:
+        self.state = state
+        self.policies = policies
+        self.term = term
+        self._number = 0
+
+    def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
+        """Place a new request, or place one again whose engine failed. A repeated command gives no events."""
+        known = self.state.workload.requests.get(command.request)
+        if known is None and self.state.workload.end_of(command.request):
+            return []
+        if known is not None and (command.attempt <= known.attempt or known.stage is Stage.DECODING):
+            return []
+        events: list[LogEvent] = []
+        if known is None:
+            known = self._arrive(command, now, events)
+        source = known.instance
+        self._place(known, command, now, events)
+        self._grant_next(known.instance, now, events)
+        if source and source != known.instance:
+            self._grant_next(source, now, events)
+        return events
+
+    def cancel(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+        """End a request that was not granted yet; of any other this is a no-op without events."""
+        known = self.state.workload.requests.get(request)
+        if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
+            return []
+        instance = known.instance
+        events: list[LogEvent] = []
+        self._decide(events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason))
+        self._grant_next(instance, now, events)
+        return events
+
+    def abandon(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+        """End a request whatever its stage: nobody is left who would."""
+        known = self.state.workload.requests.get(request)
+        if known is None:
+            return []
+        instance = known.instance
+        events: list[LogEvent] = []
+        self._decide(
+            events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason, instance=instance)
+        )
+        self._grant_next(instance, now, events)
+        return events
+
+    def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
+        """Grant what now fits into the instance's window; called when something left it."""
+        events: list[LogEvent] = []
+        self._grant_next(instance, now, events)
+        return events
+
+    def relocate_pending(self, now: Seconds) -> list[LogEvent]:
+        """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
+        events: list[LogEvent] = []
+        ready = self.state.fleet.ready
+        for instance, line in list(self.state.workload.lines.items()):
+            if instance in ready or not line.pending or not ready:
+                continue
+            for request in list(line.pending.values()):
+                self._migrate(request, now, events, reason=f"{instance} takes no requests any more")
+        for instance in ready:
+            self._grant_next(instance, now, events)
+        return events
+
+    def check_liveness(
+        self, now: Seconds, *, heard_since: Seconds, suspect_after: Seconds, leave_after: Seconds
+    ) -> list[LogEvent]:
+        """Suspect instances whose worker is silent, and let go of those silent for long.
+
+        `heard_since`: silence before this moment does not count (the leader was not there to hear).
+        """
+        events: list[LogEvent] = []
+        for instance in self.state.fleet.instances:
+            silent = now - max(instance.heard_at, heard_since)
+            if silent > leave_after:
+                self._let_go(instance, silent, now, events)
+            elif silent > suspect_after and instance.status is not Status.SUSPECTED:
+                self._suspect(instance, silent, now, events)
+        return events
+
+    def _suspect(self, instance: Instance, silent: Seconds, now: Seconds, events: list[LogEvent]) -> None:
+        self._decide(
+            events,
+            lambda s: InstanceSuspected(
+                at=now, stamp=s, instance=instance.id, epoch=instance.epoch, silent_seconds=silent
+            ),
+        )
+
+    def _let_go(self, instance: Instance, silent: Seconds, now: Seconds, events: list[LogEvent]) -> None:
+        reason = f"not heard of for {silent:.1f} s"
+        self._decide(
+            events,
+            lambda s: InstanceLeft(at=now, stamp=s, instance=instance.id, epoch=instance.epoch, reason=reason),
+        )
+
+    def _arrive(self, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> Request:
+        self._decide(
+            events,
+            lambda s: RequestArrived(
+                at=now,
+                stamp=s,
+                request=command.request,
+                arrived_at=command.arrived_at,
+                ingress=command.ingress,
+                tenant=command.tenant,
+                keys=command.keys,
+                prompt_tokens=command.prompt_tokens,
+                max_output_tokens=command.max_output_tokens,
+                slo_ttft=command.slo_ttft,
+                slo_tpot=command.slo_tpot,
+                session=command.session,
+                exact=command.exact,
+            ),
+        )
+        return self.state.workload.requests[command.request]
+
+    def _place(self, request: Request, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> None:
+        policies = self.policies
+        excluded = list(command.excluded)
+        view = PoolView(self.state, request, now, excluded=command.excluded)
+        try:
+            choice = policies.routing.choose(view)
+        except NoInstance as answer:
+            self._reject(request, Refusal("no_instance", str(answer), 1.0), [], now, events)
+            return
+        refusal = self._refuse_full() or policies.admission.refuse(view, choice)
+        if refusal is not None:
+            self._reject(request, refusal, choice.considered, now, events)
+            return
+        option = choice.option
+        self._decide(
+            events,
+            lambda s: RequestPlaced(
+                at=now,
+                stamp=s,
+                request=request.id,
+                instance=option.instance,
+                hit_blocks=option.hit_blocks,
+                uncached_tokens=option.uncached_tokens,
+                queue_seconds=option.queue_seconds,
+                prefill_seconds=option.work_seconds,
+                predicted_ttft=option.predicted_ttft,
+                policy=policies.routing.name,
+                settings=policies.settings,
+                reason=choice.reason,
+                candidates=[o.as_candidate() for o in choice.considered],
+                attempt=command.attempt,
+                excluded=excluded,
+            ),
+        )
+
+    def _refuse_full(self) -> Refusal | None:
+        waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
+        if waiting < self.policies.pending_max:
+            return None
+        return Refusal("queue_full", f"{waiting} requests wait already", 1.0)
+
+    def _reject(
+        self, request: Request, refusal: Refusal, considered: list[Option], now: Seconds, events: list[LogEvent]
+    ) -> None:
+        self._decide(
+            events,
+            lambda s: RequestRejected(
+                at=now,
+                stamp=s,
+                request=request.id,
+                reason=refusal.reason,
+                detail=refusal.detail,
+                retry_after=refusal.retry_after,
+                policy=self.policies.routing.name,
+                settings=self.policies.settings,
+                candidates=[o.as_candidate() for o in considered],
+            ),
+        )
+
+    def _migrate(self, request: Request, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
+        view = PoolView(self.state, request, now, excluded=request.excluded)
+        try:
+            option = self.policies.routing.choose(view).option
+        except NoInstance:
+            return
+        source = request.instance
+        self._decide(
+            events,
+            lambda s: RequestMigrated(
+                at=now,
+                stamp=s,
+                request=request.id,
+                source=source,
+                instance=option.instance,
+                hit_blocks=option.hit_blocks,
+                uncached_tokens=option.uncached_tokens,
+                prefill_seconds=option.work_seconds,
+                predicted_ttft=option.predicted_ttft,
+                reason=reason,
+            ),
+        )
+
+    def _grant_next(self, instance_id: InstanceId, now: Seconds, events: list[LogEvent]) -> None:
+        instance = self.state.fleet.get(instance_id)
+        line = self.state.workload.lines.get(instance_id)
+        if instance is None or line is None or instance.status not in (Status.READY, Status.DRAINING):
+            return
+        while line.pending:
+            request = self.policies.ordering.first(line, now)
+            if not self._has_room(line, request):
+                return
+            self._grant(request, now, events)
+
+    def _grant(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
+        self._decide(
+            events,
+            lambda s: RequestGranted(
+                at=now, stamp=s, request=request.id, instance=request.instance, attempt=request.attempt
+            ),
+        )
+
+    def _has_room(self, line: Line, request: Request) -> bool:
+        if len(line.prefill) + len(line.decoding) >= self.policies.running_max:
+            return False
+        return not line.prefill or line.prefill_tokens + request.uncached_tokens <= self.policies.prefill_window_tokens
+
+    def _decide(self, events: list[LogEvent], event_with: Callable[[Stamp], LogEvent]) -> None:
+        self._number += 1
+        event = event_with(Stamp(term=self.term, number=self._number, as_of=self.state.sequence))
+        self.state.apply(event)
+        events.append(event)

@@ -1,0 +1,58 @@
+"""Consistent hashing: where a prefix belongs, whatever the load.
+
+Each instance stands on a ring at many anchors (virtual nodes), so that one that joins or leaves takes over, or
+gives back, only its own share. DualMap uses two independent rings; the candidate pair of a prefix is the first
+instance on each, and where both name the same one, the second ring goes on to the next (DualMap Eq. 5).
+"""
+
+from bisect import bisect_left
+from functools import lru_cache
+from hashlib import blake2b
+
+from pointsman.primitives import BlockKey, InstanceId
+
+VIRTUAL_NODES = 64
+RING_BITS = 64
+
+
+class HashRing:
+    """Instances at pseudo-random anchors of one ring; `salt` makes rings independent."""
+
+    def __init__(self, instances: tuple[InstanceId, ...], salt: str) -> None:
+        anchors = sorted(
+            (_hash(f"{salt}/{instance}/{node}".encode()), instance)
+            for instance in instances
+            for node in range(VIRTUAL_NODES)
+        )
+        self._positions = [position for position, _ in anchors]
+        self._owners = [owner for _, owner in anchors]
+        self._salt = salt.encode()
+
+    def owner(self, key: BlockKey, *, other_than: InstanceId | None = None) -> InstanceId | None:
+        """The first instance clockwise from the key, passing over one. None on a ring with nobody else."""
+        owners = self._owners
+        start = bisect_left(self._positions, _hash(self._salt + key.to_bytes(8, "little")))
+        for step in range(len(owners)):
+            owner = owners[(start + step) % len(owners)]
+            if owner != other_than:
+                return owner
+        return None
+
+
+@lru_cache(maxsize=64)
+def ring(instances: tuple[InstanceId, ...], salt: str) -> HashRing:
+    """The ring of these instances; the same instances give the same ring."""
+    return HashRing(instances, salt)
+
+
+def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[InstanceId, ...]:
+    """The two distinct instances that a prefix maps to; one where there is only one, none where there is none."""
+    first = ring(instances, "ring-1").owner(key)
+    if first is None:
+        return ()
+    second = ring(instances, "ring-2").owner(key, other_than=first)
+    return (first,) if second is None else (first, second)
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=RING_BITS // 8).digest(), "big")

@@ -1,0 +1,119 @@
+"""What a routing policy sees: the request, and every instance that could take it, with the numbers.
+
+Built once a decision from State; reading it changes nothing. Predicted TTFT counts from now:
+`(queue + prefill) * correction`, where `correction` is what the instance has taught us about our predictions.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from pointsman.contracts.decisions import Candidate
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+_EMPTY_LINE = Line()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One instance that could take the request. Seconds include the learned correction."""
+
+    instance: InstanceId
+    hit_blocks: int
+    cached_tokens: Tokens
+    uncached_tokens: Tokens
+    queue_seconds: Seconds
+    prefill_seconds: Seconds
+    work_seconds: Seconds
+    """The prefill by the cost model alone: what is booked on the instance's line."""
+    load_tokens: Tokens
+    requests: int
+
+    @property
+    def predicted_ttft(self) -> Seconds:
+        return self.queue_seconds + self.prefill_seconds
+
+    def as_candidate(self) -> Candidate:
+        return Candidate(
+            instance=self.instance,
+            hit_blocks=self.hit_blocks,
+            uncached_tokens=self.uncached_tokens,
+            queue_seconds=self.queue_seconds,
+            prefill_seconds=self.prefill_seconds,
+            predicted_ttft=self.predicted_ttft,
+        )
+
+
+class PoolView:
+    """The pool as one request finds it."""
+
+    def __init__(self, state: State, request: Request, now: Seconds, *, excluded: Collection[InstanceId] = ()) -> None:
+        """`excluded`: instances that failed this request already."""
+        self.request = request
+        self.now = now
+        self._state = state
+        self.retried = bool(excluded)
+        self.eligible: tuple[InstanceId, ...] = (
+            tuple(i for i in state.fleet.ready if i not in excluded) if excluded else state.fleet.ready
+        )
+        """Ready instances that did not fail this request, sorted by name."""
+
+    @property
+    def budget(self) -> Seconds:
+        """What is left of the TTFT objective; negative when it is missed already."""
+        return self.request.deadline - self.now
+
+    @property
+    def placements(self) -> int:
+        """Placements made so far in this pool: the memory of round robin."""
+        return self._state.placements
+
+    @cached_property
+    def options(self) -> list[Option]:
+        """All eligible instances, in the order of `eligible`."""
+        return [self.option(instance) for instance in self.eligible]
+
+    @cached_property
+    def affinity_key(self) -> BlockKey | None:
+        """The prefix that decides where this request belongs; None for a prompt without a whole block."""
+        return self._state.hotness.affinity_key(self.request.keys)
+
+    @cached_property
+    def last_instance(self) -> InstanceId | None:
+        """Who served this conversation last."""
+        request = self.request
+        return self._state.conversations.last_instance(request.tenant, request.session, request.keys)
+
+    def option(self, instance_id: InstanceId) -> Option:
+        state = self._state
+        request = self.request
+        instance = state.fleet[instance_id]
+        hit_blocks = self._hits.get(instance_id, 0)
+        cached = state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
+        work = state.prefill_seconds(instance, request.prompt_tokens, cached)
+        factor = state.correction(instance_id)
+        line = state.workload.lines.get(instance_id, _EMPTY_LINE)
+        return Option(
+            instance=instance_id,
+            hit_blocks=hit_blocks,
+            cached_tokens=cached,
+            uncached_tokens=request.prompt_tokens - cached,
+            queue_seconds=line.queue_seconds(self.now) * factor,
+            prefill_seconds=work * factor,
+            work_seconds=work,
+            load_tokens=line.load_tokens,
+            requests=line.requests,
+        )
+
+    def familiar(self, equals: list[Option]) -> Option:
+        """Of options that are equal to the policy: the one that served this conversation last, else the first."""
+        if len(equals) > 1:
+            last = self.last_instance
+            return next((option for option in equals if option.instance == last), equals[0])
+        return equals[0]
+
+    @cached_property
+    def _hits(self) -> dict[InstanceId, int]:
+        return self._state.hits(self.request.keys)

@@ -1,0 +1,51 @@
+"""What every routing policy is: settings, frozen, and one method that chooses."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from pointsman.contracts.decisions import Settings
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.primitives import InstanceId
+
+
+class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
+    """No instance can take the request: none is ready, or all that are have failed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One option of those that were considered, and why."""
+
+    option: Option
+    reason: str
+    considered: list[Option]
+
+
+@dataclass(frozen=True)
+class RoutingPolicy(ABC):
+    """A frozen dataclass whose fields are its settings; all have defaults."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def choose(self, view: PoolView) -> Choice:
+        """Where the request should go. Raises NoInstance."""
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)
+
+
+def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
+    """The eligible instances. Raises NoInstance where there is none."""
+    if not view.eligible:
+        reason = "every ready instance failed this request" if view.retried else "no instance is ready"
+        raise NoInstance(reason)
+    return view.eligible
+
+
+def options_of(view: PoolView) -> list[Option]:
+    """All options. Raises NoInstance where there is none."""
+    require_eligible(view)
+    return view.options

@@ -1,0 +1,23 @@
+"""Round robin: each instance in turn.
+
+Source: folklore; the baseline of every paper here. Bias: counts requests, not work, and knows no cache, so equal
+prefixes are computed on every instance. Limit: an instance that joins shifts everyone's turn.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+
+
+@dataclass(frozen=True)
+class RoundRobin(RoutingPolicy):
+    name: ClassVar[str] = "round_robin"
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = options_of(view)
+        return Choice(options[view.placements % len(options)], "its turn", options)

@@ -1,0 +1,39 @@
+"""Sticky least loaded: stay with the longest prefix, unless its instance is much busier than the idlest.
+
+Source: the push-based stateful router: affinity from pushed cache events (and speculation), least loaded
+otherwise. Bias: a threshold in tokens stands for all trade-offs; short prefixes count like long ones once they
+are `hit_share_min` of the prompt. Limit: many sticky conversations on one instance only spread when it exceeds
+the threshold.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+
+
+@dataclass(frozen=True)
+class StickyLeastLoaded(RoutingPolicy):
+    """`imbalance_tokens_max`: how many more tokens to prefill the sticky instance may have than the idlest."""
+
+    name: ClassVar[str] = "sticky_least_loaded"
+
+    imbalance_tokens_max: int = 16_384
+    hit_share_min: float = 0.05
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = options_of(view)
+        least = min(options, key=lambda option: (option.load_tokens, option.requests, -option.cached_tokens))
+        most_cached = max(option.cached_tokens for option in options)
+        if most_cached < self.hit_share_min * view.request.prompt_tokens or most_cached == 0:
+            return Choice(least, "no instance holds enough of the prompt: least loaded", options)
+        holders = [option for option in options if option.cached_tokens == most_cached]
+        lightest = min(option.load_tokens for option in holders)
+        sticky = view.familiar([option for option in holders if option.load_tokens == lightest])
+        if sticky.load_tokens - least.load_tokens > self.imbalance_tokens_max:
+            return Choice(least, f"{sticky.instance} holds more but is too busy: least loaded", options)
+        return Choice(sticky, f"holds {most_cached} tokens of the prompt", options)

@@ -1,0 +1,43 @@
+"""Which instance served a conversation last: where ties between instances go.
+
+A conversation is known by the session its client names, else by its own longest earlier prompt: the last whole
+block of every placed prompt is remembered, and the next turn's prompt contains it.
+"""
+
+from collections import OrderedDict
+from typing import TypeVar
+
+from pointsman.primitives import BlockKey, InstanceId, SessionId, Tenant
+
+REMEMBERED_MAX = 50_000
+
+K = TypeVar("K")
+
+
+class Conversations:
+    """Least recently used conversations are forgotten first, at a named bound."""
+
+    def __init__(self) -> None:
+        self._by_session: OrderedDict[tuple[Tenant, SessionId], InstanceId] = OrderedDict()
+        self._by_prompt: OrderedDict[BlockKey, InstanceId] = OrderedDict()
+
+    def placed(self, tenant: Tenant, session: SessionId, keys: list[BlockKey], instance: InstanceId) -> None:
+        if session:
+            _remember(self._by_session, (tenant, session), instance)
+        if keys:
+            _remember(self._by_prompt, keys[-1], instance)
+
+    def last_instance(self, tenant: Tenant, session: SessionId, keys: list[BlockKey]) -> InstanceId | None:
+        if session:
+            instance = self._by_session.get((tenant, session))
+            if instance is not None:
+                return instance
+        by_prompt = self._by_prompt
+        return next((by_prompt[key] for key in reversed(keys) if key in by_prompt), None)
+
+
+def _remember(memory: OrderedDict[K, InstanceId], key: K, instance: InstanceId) -> None:
+    memory[key] = instance
+    memory.move_to_end(key)
+    if len(memory) > REMEMBERED_MAX:
+        memory.popitem(last=False)

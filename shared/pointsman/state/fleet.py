@@ -1,0 +1,145 @@
+"""Who is in the fleet, and how far what we know of them can be trusted.
+
+An instance that reports a newer epoch has started again with an empty cache; older epochs are ignored. Knowledge
+is `exact` while events flow and digests agree, `degraded` after a gap, a differing digest or a failed probe, and
+`blind` where the engine publishes no events.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
+from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
+
+
+class Status(StrEnum):
+    """`ready` takes requests. `down`: its engine does not answer. `suspected`: its worker is silent."""
+
+    READY = "ready"
+    DOWN = "down"
+    SUSPECTED = "suspected"
+    DRAINING = "draining"
+
+
+class Knowledge(StrEnum):
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    BLIND = "blind"
+
+
+@dataclass(slots=True)
+class Instance:
+    """One engine as the log tells it. `sequence` is the last cache event applied in this epoch."""
+
+    id: InstanceId
+    epoch: Epoch
+    url: str
+    model: str
+    cost: PrefillCost
+    block_tokens: Tokens
+    engine_block_tokens: Tokens
+    kv_capacity_tokens: Tokens
+    max_model_len: Tokens
+    joined_at: Seconds
+    heard_at: Seconds
+    cache: str
+    serving: bool = True
+    suspected: bool = False
+    draining: bool = False
+    sequence: Sequence = 0
+    parity: bool | None = None
+    doubt: str = ""
+    """Why the index may differ from the engine's cache; empty while it does not."""
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+
+    @property
+    def status(self) -> Status:
+        if self.suspected:
+            return Status.SUSPECTED
+        if not self.serving:
+            return Status.DOWN
+        return Status.DRAINING if self.draining else Status.READY
+
+    @property
+    def knowledge(self) -> Knowledge:
+        if self.cache == "no_events":
+            return Knowledge.BLIND
+        if self.doubt or self.cache == "unknown" or not self.parity:
+            return Knowledge.DEGRADED
+        return Knowledge.EXACT
+
+
+class Fleet:
+    """The instances, in the order they first joined."""
+
+    def __init__(self) -> None:
+        self._instances: dict[InstanceId, Instance] = {}
+        self._ready: tuple[InstanceId, ...] | None = None
+
+    def __contains__(self, instance: InstanceId) -> bool:
+        return instance in self._instances
+
+    def get(self, instance: InstanceId) -> Instance | None:
+        return self._instances.get(instance)
+
+    def __getitem__(self, instance: InstanceId) -> Instance:
+        return self._instances[instance]
+
+    @property
+    def instances(self) -> list[Instance]:
+        return list(self._instances.values())
+
+    @property
+    def ready(self) -> tuple[InstanceId, ...]:
+        """Instances that take new requests, sorted by name: the ring and every tie depend on this order."""
+        if self._ready is None:
+            self._ready = tuple(sorted(i.id for i in self._instances.values() if i.status is Status.READY))
+        return self._ready
+
+    def join(self, event: InstanceJoined) -> Instance:
+        """Take in a new instance or a new epoch of a known one; the caller has checked the epoch."""
+        known = self._instances.get(event.instance)
+        instance = Instance(
+            id=event.instance,
+            epoch=event.epoch,
+            url=event.url,
+            model=event.model,
+            cost=event.prefill,
+            block_tokens=event.block_tokens,
+            engine_block_tokens=event.engine_block_tokens,
+            kv_capacity_tokens=event.kv_capacity_tokens,
+            max_model_len=event.max_model_len,
+            joined_at=event.at,
+            heard_at=event.at,
+            cache=event.cache,
+            draining=known.draining if known else False,
+        )
+        self._instances[event.instance] = instance
+        self._ready = None
+        return instance
+
+    def hear(self, event: InstanceReported) -> None:
+        """Load and liveness from a report."""
+        instance = self._instances[event.instance]
+        instance.heard_at = max(instance.heard_at, event.at)
+        instance.waiting = event.waiting
+        instance.running = event.running
+        instance.kv_usage = event.kv_usage
+        if instance.serving != event.serving or instance.suspected:
+            instance.serving = event.serving
+            instance.suspected = False
+            self._ready = None
+
+    def suspect(self, instance: InstanceId) -> None:
+        self._instances[instance].suspected = True
+        self._ready = None
+
+    def drain(self, instance: InstanceId, *, draining: bool) -> None:
+        self._instances[instance].draining = draining
+        self._ready = None
+
+    def leave(self, instance: InstanceId) -> None:
+        self._instances.pop(instance, None)
+        self._ready = None

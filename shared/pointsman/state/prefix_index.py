@@ -1,0 +1,309 @@
+"""Which instance holds which prefix.
+
+Holdings of all instances live in one dictionary, block key to a bit mask of instances. What makes matching cheap
+is an invariant: the dictionary holds an instance's block only where the instance holds *every block before it*
+too ("anchored"). Along a prompt the masks can then only lose bits, so equal masks at two depths mean equal masks
+everywhere between, and a search that halves the gaps finds each instance's depth in few look-ups, exactly.
+
+Blocks whose predecessor is missing ("detached": an event was lost, or an engine evicted a parent before its
+child) are kept aside for each instance, and anchored as soon as the gap closes. Engines evict leaves first, so
+this is rare and may be slow; the common paths are bulk operations.
+
+Each instance's set of keys is kept as well: for anti-entropy (count and xor digest), snapshots and departure.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import pairwise
+from operator import xor
+
+from pointsman.primitives import BlockKey, InstanceId
+
+ROOT = BlockKey(0)
+"""The parent of a prompt's first block."""
+
+FORK_PRUNE_MIN = 16
+
+
+class Holding:
+    """What one instance holds. `digest` is the xor of all its keys."""
+
+    __slots__ = ("bit", "detached", "digest", "held")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.held: set[BlockKey] = set()
+        self.detached: set[BlockKey] = set()
+        self.digest = 0
+
+
+class Fork(set[BlockKey]):
+    """The children of a block that has, or had, more than one; dead ones are pruned as it grows."""
+
+    __slots__ = ("prune_at",)
+
+    def __init__(self, children: Iterable[BlockKey]) -> None:
+        super().__init__(children)
+        self.prune_at = FORK_PRUNE_MIN
+
+
+class PrefixIndex:
+    """Block holdings of a pool's instances; see the module for the invariant. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._anchored: dict[BlockKey, int] = {}
+        self._children: dict[BlockKey, BlockKey | Fork] = {}
+        self._holdings: dict[InstanceId, Holding] = {}
+        self._names: list[InstanceId | None] = []
+        self._detached_total = 0
+
+    def __len__(self) -> int:
+        """Distinct anchored blocks."""
+        return len(self._anchored)
+
+    @property
+    def instances(self) -> list[InstanceId]:
+        return list(self._holdings)
+
+    def add(self, instance: InstanceId) -> None:
+        """Start to follow an instance, empty. A known one keeps what it holds."""
+        if instance in self._holdings:
+            return
+        slot = self._names.index(None) if None in self._names else len(self._names)
+        if slot == len(self._names):
+            self._names.append(instance)
+        else:
+            self._names[slot] = instance
+        self._holdings[instance] = Holding(1 << slot)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Forget an instance and all it held."""
+        if instance not in self._holdings:
+            return
+        self.clear(instance)
+        holding = self._holdings.pop(instance)
+        self._names[holding.bit.bit_length() - 1] = None
+
+    def blocks(self, instance: InstanceId) -> int:
+        holding = self._holdings.get(instance)
+        return len(holding.held) if holding else 0
+
+    def digest(self, instance: InstanceId) -> int:
+        holding = self._holdings.get(instance)
+        return holding.digest if holding else 0
+
+    def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
+        """Every key the instance holds, anchored or not."""
+        holding = self._holdings.get(instance)
+        return frozenset(holding.held) if holding else frozenset()
+
+    def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
+        """How many leading blocks of a prompt each instance holds; instances that hold none are absent.
+
+        Takes O(depths * log len(keys)) look-ups, `depths` being the number of different answers.
+        """
+        mask_of = self._anchored.get
+        first = mask_of(keys[0], 0) if keys else 0
+        if not first:
+            return {}
+        found: dict[InstanceId, int] = {}
+        last = len(keys) - 1
+        deepest = mask_of(keys[last], 0)
+        if deepest:
+            self._assign(deepest, last + 1, found)
+        gaps = [(0, first, last, deepest)] if deepest != first else []
+        while gaps:
+            low, low_mask, high, high_mask = gaps.pop()
+            while high - low > 1:
+                middle = (low + high) >> 1
+                mask = mask_of(keys[middle], 0)
+                if mask == low_mask:
+                    low = middle
+                elif mask == high_mask:
+                    high = middle
+                else:
+                    gaps.append((low, low_mask, middle, mask))
+                    low, low_mask = middle, mask
+            self._assign(low_mask & ~high_mask, high, found)
+        return found
+
+    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
+        """The instance now holds `keys`, consecutive blocks after `parent`. Blocks it holds already are no-ops."""
+        holding = self._holdings[instance]
+        held = holding.held
+        if not keys or not held.isdisjoint(keys) or holding.detached or self._detached_total:
+            self._store_each(holding, parent, keys)
+            return
+        bit = holding.bit
+        anchored = self._anchored
+        if parent != ROOT and not anchored.get(parent, 0) & bit:
+            self._store_each(holding, parent, keys)
+            return
+        before = len(held)
+        held.update(keys)
+        if len(held) - before != len(keys):
+            held.difference_update(keys)
+            self._store_each(holding, parent, keys)
+            return
+        holding.digest ^= reduce(xor, keys)
+        known = 0
+        for key in keys:
+            mask = anchored.get(key)
+            if mask is None:
+                break
+            anchored[key] = mask | bit
+            known += 1
+        if known < len(keys):
+            fresh = keys[known:] if known else keys
+            anchored.update(dict.fromkeys(fresh, bit))
+            self._link(keys[known - 1] if known else parent, fresh[0])
+            self._children.update(pairwise(fresh))
+
+    def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
+        """The instance no longer holds `keys`, in any order. Blocks it does not hold are no-ops."""
+        holding = self._holdings[instance]
+        held = holding.held
+        gone = held.intersection(keys)
+        held -= gone
+        if self._detached_total:
+            self._remove_each(holding, gone)
+            return
+        holding.digest = reduce(xor, gone, holding.digest)
+        bit = holding.bit
+        anchored = self._anchored
+        children = self._children
+        stranded: list[BlockKey] = []
+        for key in gone:
+            child = children.get(key)
+            if child is not None and (not held.isdisjoint(child) if isinstance(child, Fork) else child in held):
+                stranded.append(key)
+            mask = anchored[key] ^ bit
+            if mask:
+                anchored[key] = mask
+            else:
+                del anchored[key]
+                if child is not None and not stranded:
+                    del children[key]
+        for key in stranded:
+            self._detach_below(holding, key)
+
+    def clear(self, instance: InstanceId) -> None:
+        """The instance holds nothing any more."""
+        holding = self._holdings[instance]
+        anchored = self._anchored
+        bit = holding.bit
+        self._detached_total -= len(holding.detached)
+        for key in holding.held - holding.detached:
+            mask = anchored[key] ^ bit
+            if mask:
+                anchored[key] = mask
+            else:
+                del anchored[key]
+                if not self._detached_total:
+                    self._children.pop(key, None)
+        holding.held = set()
+        holding.detached = set()
+        holding.digest = 0
+        if not self._detached_total:
+            self._forget_dead_links()
+
+    def _assign(self, mask: int, depth: int, found: dict[InstanceId, int]) -> None:
+        names = self._names
+        while mask:
+            bit = mask & -mask
+            name = names[bit.bit_length() - 1]
+            assert name is not None
+            found[name] = depth
+            mask ^= bit
+
+    def _store_each(self, holding: Holding, parent: BlockKey, keys: list[BlockKey]) -> None:
+        for key in keys:
+            if key not in holding.held:
+                holding.held.add(key)
+                holding.digest ^= key
+                self._link(parent, key)
+                if parent == ROOT or self._anchored.get(parent, 0) & holding.bit:
+                    self._anchor_from(holding, key)
+                else:
+                    holding.detached.add(key)
+                    self._detached_total += 1
+            parent = key
+
+    def _remove_each(self, holding: Holding, gone: set[BlockKey]) -> None:
+        for key in gone:
+            holding.digest ^= key
+            if key in holding.detached:
+                holding.detached.discard(key)
+                self._detached_total -= 1
+                continue
+            self._lift(holding, key)
+            self._detach_below(holding, key)
+        if not self._detached_total:
+            self._forget_dead_links()
+
+    def _anchor_from(self, holding: Holding, key: BlockKey) -> None:
+        """Anchor `key` and every detached block of this instance that it reconnects."""
+        waiting = [key]
+        while waiting:
+            block = waiting.pop()
+            self._anchored[block] = self._anchored.get(block, 0) | holding.bit
+            if holding.detached:
+                for child in self._children_of(block):
+                    if child in holding.detached:
+                        holding.detached.discard(child)
+                        self._detached_total -= 1
+                        waiting.append(child)
+
+    def _detach_below(self, holding: Holding, key: BlockKey) -> None:
+        """Set aside what this instance still holds below `key`, which is gone."""
+        waiting = [key]
+        while waiting:
+            for child in list(self._children_of(waiting.pop())):
+                if child in holding.held and self._anchored.get(child, 0) & holding.bit:
+                    self._lift(holding, child)
+                    holding.detached.add(child)
+                    self._detached_total += 1
+                    waiting.append(child)
+
+    def _lift(self, holding: Holding, key: BlockKey) -> None:
+        mask = self._anchored[key] ^ holding.bit
+        if mask:
+            self._anchored[key] = mask
+        else:
+            del self._anchored[key]
+
+    def _children_of(self, key: BlockKey) -> Iterator[BlockKey]:
+        children = self._children.get(key)
+        if isinstance(children, Fork):
+            yield from children
+        elif children is not None:
+            yield children
+
+    def _link(self, parent: BlockKey, child: BlockKey) -> None:
+        if parent == ROOT:
+            return
+        children = self._children.get(parent)
+        if children is None or children == child:
+            self._children[parent] = child
+        elif isinstance(children, Fork):
+            children.add(child)
+            if len(children) >= children.prune_at:
+                self._prune(children)
+        elif self._alive(children):
+            self._children[parent] = Fork((children, child))
+        else:
+            self._children[parent] = child
+
+    def _prune(self, fork: Fork) -> None:
+        fork.intersection_update([child for child in fork if self._alive(child)])
+        fork.prune_at = max(FORK_PRUNE_MIN, 2 * len(fork))
+
+    def _alive(self, key: BlockKey) -> bool:
+        return key in self._anchored or (
+            self._detached_total > 0 and any(key in holding.detached for holding in self._holdings.values())
+        )
+
+    def _forget_dead_links(self) -> None:
+        """Once nothing is detached, links below blocks that nobody holds serve nothing."""
+        if len(self._children) > len(self._anchored):
+            self._children = {key: child for key, child in self._children.items() if key in self._anchored}

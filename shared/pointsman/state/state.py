@@ -1,0 +1,330 @@
+"""The fold: `State.apply(event)` is the only code that turns the log into state.
+
+Synchronous, deterministic, no I/O. Time is the time that events carry; what a policy remembers (hotness, last
+placements, learned corrections) is kept here and changes only here. The leader applies its own decisions at once
+and skips them when they come back through the log; everyone else applies the log in order.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import assert_never
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+    ScaleApplied,
+    ScaleDecided,
+    WritesLost,
+)
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceProbed,
+    InstanceReported,
+    InstanceSuspected,
+    InstanceUndrained,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Term, Tokens
+from pointsman.state.conversations import Conversations
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman.state.fleet import Fleet, Instance
+from pointsman.state.hotness import Hotness
+from pointsman.state.latency_model import Correction
+from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.speculation import Speculation
+from pointsman.state.workload import NO_EPOCH, Request, Stage, Workload
+
+CONFIRMATION_WALL_SECONDS = 2.0
+"""How long after the first token a promise waits for the engine's events to confirm it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """What State must know of its pool. The same for everyone who folds the same log."""
+
+    block_tokens: Tokens = 64
+    speed: float = 1.0
+    affinity_level_tokens: Tokens = 512
+    hot_share: float = 1.0
+    cold_share: float = 0.5
+
+
+class State:
+    """Everything known of one pool, as of the last event applied."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.settings = settings
+        self.fleet = Fleet()
+        self.index = PrefixIndex()
+        self.speculation = Speculation()
+        self.workload = Workload()
+        self.conversations = Conversations()
+        self.hotness = Hotness(
+            block_tokens=settings.block_tokens,
+            level_tokens=settings.affinity_level_tokens,
+            hot_share=settings.hot_share,
+            cold_share=settings.cold_share,
+        )
+        self.corrections: dict[InstanceId, Correction] = {}
+        self.placements = 0
+        self.term = Term(0)
+        self.sequence: Sequence = 0
+        self.writes_lost = 0
+        self._epochs: dict[InstanceId, Epoch] = {}
+        self._promises: deque[tuple[Seconds, Request]] = deque()
+
+    def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
+        """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
+        if sequence:
+            self.sequence = sequence
+        self._settle_promises(event.at)
+        match event:
+            case BlocksStored():
+                if self._next_cache_event(event):
+                    for run in event.runs:
+                        self.index.store(event.instance, run.parent, unpack_keys(run.keys))
+            case BlocksRemoved():
+                if self._next_cache_event(event):
+                    self.index.remove(event.instance, unpack_keys(event.keys))
+            case CacheCleared():
+                if self._next_cache_event(event):
+                    self.index.clear(event.instance)
+                    instance = self.fleet[event.instance]
+                    instance.cache = "empty"
+            case CacheGap():
+                if self._next_cache_event(event):
+                    self.fleet[event.instance].doubt = f"engine events missed: {event.reason}"
+            case CacheSnapshot():
+                self._replace_holdings(event)
+            case InstanceJoined():
+                self._join(event)
+            case InstanceReported():
+                self._report(event)
+            case InstanceProbed():
+                instance_probed = self._current(event.instance, event.epoch)
+                if instance_probed:
+                    instance_probed.parity = event.parity
+            case InstanceSuspected():
+                if self._current(event.instance, event.epoch):
+                    self.fleet.suspect(event.instance)
+            case InstanceDraining():
+                if self._current(event.instance, event.epoch):
+                    self.fleet.drain(event.instance, draining=True)
+            case InstanceUndrained():
+                if self._current(event.instance, event.epoch):
+                    self.fleet.drain(event.instance, draining=False)
+            case InstanceLeft():
+                if self._current(event.instance, event.epoch):
+                    self._forget_cache(event.instance)
+                    self.fleet.leave(event.instance)
+            case RequestArrived():
+                self._arrive(event)
+            case RequestPlaced():
+                self._place(event)
+            case RequestGranted():
+                self._grant(event)
+            case RequestMigrated():
+                self._migrate(event)
+            case PrefillFinished():
+                self._finish_prefill(event)
+            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+                self._end(event.request, type(event).__name__, event.at)
+            case LeaderElected():
+                self.term = max(self.term, event.term)
+            case WritesLost():
+                self.writes_lost += event.count
+            case ScaleDecided() | ScaleApplied():
+                pass
+            case _:
+                assert_never(event)
+
+    def skip(self, sequence: Sequence) -> None:
+        """Pass over a log entry whose effect is here already, or which nobody can read."""
+        self.sequence = sequence
+
+    def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
+        """Leading blocks of a prompt that each instance holds or is about to hold."""
+        hits = self.index.hits(keys)
+        self.speculation.extend_hits(keys, hits)
+        return hits
+
+    def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
+        """Prompt tokens that a hit saves: whole engine blocks, and never the last token, which is always computed."""
+        usable = (prompt_tokens - 1) // instance.engine_block_tokens * instance.engine_block_tokens
+        return max(0, min(hit_blocks * self.settings.block_tokens, usable))
+
+    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
+        """Prefill work by the instance's cost model, uncorrected."""
+        return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
+
+    def correction(self, instance: InstanceId) -> float:
+        correction = self.corrections.get(instance)
+        return correction.factor if correction else 1.0
+
+    # Cache events
+
+    def _next_cache_event(self, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap) -> bool:
+        """Whether the event applies: a repeat does not, a gap does but leaves a doubt."""
+        instance = self._current(event.instance, event.epoch)
+        if instance is None or event.sequence <= instance.sequence:
+            return False
+        if event.sequence > instance.sequence + 1:
+            instance.doubt = f"cache events {instance.sequence + 1} to {event.sequence - 1} are missing"
+        instance.sequence = event.sequence
+        return True
+
+    def _replace_holdings(self, event: CacheSnapshot) -> None:
+        instance = self._current(event.instance, event.epoch)
+        if instance is None or event.sequence < instance.sequence:
+            return
+        self.index.clear(event.instance)
+        for run in event.runs:
+            self.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        instance.sequence = event.sequence
+        instance.doubt = ""
+
+    def _current(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
+        """The instance, if this is its present epoch; what an older life of it says is ignored."""
+        known = self.fleet.get(instance)
+        return known if known is not None and known.epoch == epoch else None
+
+    # The fleet
+
+    def _join(self, event: InstanceJoined) -> None:
+        if event.epoch <= self._epochs.get(event.instance, -1):
+            return
+        self._epochs[event.instance] = event.epoch
+        self._forget_cache(event.instance)
+        self.fleet.join(event)
+        self.index.add(event.instance)
+
+    def _report(self, event: InstanceReported) -> None:
+        instance = self._current(event.instance, event.epoch)
+        if instance is None:
+            return
+        self.fleet.hear(event)
+        if instance.cache == "no_events" or event.sequence < instance.sequence:
+            return
+        if event.sequence > instance.sequence:
+            instance.doubt = f"cache events up to {event.sequence} are missing"
+            return
+        blocks, digest = self.index.blocks(event.instance), self.index.digest(event.instance)
+        same = event.blocks == blocks and event.digest == digest
+        instance.doubt = "" if same else f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
+
+    def _forget_cache(self, instance: InstanceId) -> None:
+        self.index.drop(instance)
+        self.speculation.drop(instance)
+        self.corrections.pop(instance, None)
+
+    # Requests
+
+    def _arrive(self, event: RequestArrived) -> None:
+        if event.request in self.workload.requests or self.workload.end_of(event.request):
+            return
+        keys = unpack_keys(event.keys)
+        self.workload.requests[event.request] = Request(
+            id=event.request,
+            tenant=event.tenant,
+            session=event.session,
+            keys=keys,
+            prompt_tokens=event.prompt_tokens,
+            max_output_tokens=event.max_output_tokens,
+            slo_ttft=event.slo_ttft,
+            slo_tpot=event.slo_tpot,
+            arrived_at=event.arrived_at,
+            exact=event.exact,
+        )
+        self.hotness.arrived(keys, len(self.fleet.ready))
+
+    def _place(self, event: RequestPlaced) -> None:
+        request = self.workload.requests.get(event.request)
+        if request is None:
+            return
+        self._unplace(request)
+        request.attempt = event.attempt
+        request.excluded = tuple(event.excluded)
+        self._queue(request, event)
+        self.placements += 1
+
+    def _migrate(self, event: RequestMigrated) -> None:
+        request = self.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PENDING:
+            return
+        self._unplace(request)
+        self._queue(request, event)
+
+    def _queue(self, request: Request, event: RequestPlaced | RequestMigrated) -> None:
+        request.stage = Stage.PENDING
+        request.instance = event.instance
+        request.hit_blocks = event.hit_blocks
+        request.uncached_tokens = event.uncached_tokens
+        request.prefill_seconds = event.prefill_seconds
+        request.predicted_ttft = event.predicted_ttft
+        request.placed_at = event.at
+        self.workload.line(event.instance).enqueue(request)
+        request.epoch = self._epochs.get(event.instance, NO_EPOCH)
+        self.speculation.promise(event.instance, request.keys)
+        self.conversations.placed(request.tenant, request.session, request.keys, event.instance)
+
+    def _unplace(self, request: Request) -> None:
+        if request.stage is not Stage.ARRIVED:
+            self.workload.line(request.instance).remove(request)
+            if request.stage is not Stage.DECODING:
+                self._take_back(request)
+            request.stage = Stage.ARRIVED
+
+    def _grant(self, event: RequestGranted) -> None:
+        request = self.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PENDING or request.instance != event.instance:
+            return
+        request.stage = Stage.PREFILL
+        request.granted_at = event.at
+        self.workload.line(event.instance).grant(request, event.at)
+
+    def _finish_prefill(self, event: PrefillFinished) -> None:
+        request = self.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PREFILL or request.instance != event.instance:
+            return
+        self.workload.line(event.instance).finish_prefill(request, event.at)
+        request.stage = Stage.DECODING
+        correction = self.corrections.setdefault(event.instance, Correction())
+        correction.learn(predicted=request.engine_seconds, observed=event.at - request.granted_at)
+        self._promise_until_confirmed(request, event.at)
+
+    def _end(self, request_id: RequestId, how: str, at: Seconds) -> None:
+        request = self.workload.end(request_id, how)
+        if request is None:
+            return
+        if request.stage is Stage.PREFILL and how == "RequestFinished":
+            self._promise_until_confirmed(request, at)
+        elif request.stage in (Stage.PENDING, Stage.PREFILL):
+            self._take_back(request)
+
+    def _take_back(self, request: Request) -> None:
+        """Release a request's promise, unless the instance has started again since and forgot it."""
+        if self._epochs.get(request.instance) == request.epoch:
+            self.speculation.release(request.instance, request.keys)
+
+    def _promise_until_confirmed(self, request: Request, at: Seconds) -> None:
+        self._promises.append((at + CONFIRMATION_WALL_SECONDS * self.settings.speed, request))
+
+    def _settle_promises(self, now: Seconds) -> None:
+        """Take back promises whose time is up: by now the engine's events have confirmed them, or never will."""
+        promises = self._promises
+        while promises and promises[0][0] <= now:
+            self._take_back(promises.popleft()[1])

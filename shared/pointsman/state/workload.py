@@ -1,0 +1,162 @@
+"""Every request that has no end yet, and the work that each instance has before it.
+
+A request is *pending* in an instance's queue, then granted and *in prefill* until its first token, then
+*decoding*. Work is counted in prefill seconds of the instance's own cost model, before its learned correction.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+
+ENDED_REMEMBERED_MAX = 10_000
+"""Requests whose end is remembered, so that a repeated command is answered like the first."""
+
+
+NOWHERE = InstanceId("")
+NO_EPOCH = Epoch(-1)
+
+
+class Stage(StrEnum):
+    ARRIVED = "arrived"
+    PENDING = "pending"
+    PREFILL = "prefill"
+    DECODING = "decoding"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request under way. Placement fields are those of its last placement."""
+
+    id: RequestId
+    tenant: Tenant
+    session: SessionId
+    keys: list[BlockKey]
+    prompt_tokens: Tokens
+    max_output_tokens: Tokens
+    slo_ttft: Seconds
+    slo_tpot: Seconds
+    arrived_at: Seconds
+    exact: bool
+    stage: Stage = Stage.ARRIVED
+    attempt: int = 1
+    excluded: tuple[InstanceId, ...] = ()
+    instance: InstanceId = NOWHERE
+    epoch: Epoch = NO_EPOCH
+    hit_blocks: int = 0
+    uncached_tokens: Tokens = 0
+    prefill_seconds: Seconds = 0.0
+    predicted_ttft: Seconds = 0.0
+    placed_at: Seconds = 0.0
+    granted_at: Seconds = 0.0
+    engine_seconds: Seconds = 0.0
+    """Prefill work before its first token when it was granted, its own included, uncorrected."""
+
+    @property
+    def deadline(self) -> Seconds:
+        return self.arrived_at + self.slo_ttft
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """What one instance has before it: pending requests in the order they came, then those inside the engine."""
+
+    pending: dict[RequestId, Request] = field(default_factory=dict)
+    prefill: dict[RequestId, Request] = field(default_factory=dict)
+    decoding: dict[RequestId, Request] = field(default_factory=dict)
+    pending_seconds: Seconds = 0.0
+    pending_tokens: Tokens = 0
+    prefill_seconds: Seconds = 0.0
+    prefill_tokens: Tokens = 0
+    working_since: Seconds = 0.0
+    """When the engine began the prefill it is at: the last grant into an empty engine, or the last first token."""
+
+    @property
+    def load_tokens(self) -> Tokens:
+        """Uncached prompt tokens that wait here or are being prefilled."""
+        return self.pending_tokens + self.prefill_tokens
+
+    @property
+    def requests(self) -> int:
+        return len(self.pending) + len(self.prefill) + len(self.decoding)
+
+    def engine_seconds_left(self, now: Seconds) -> Seconds:
+        """Prefill work inside the engine that is not done yet, uncorrected."""
+        if not self.prefill:
+            return 0.0
+        first = next(iter(self.prefill.values()))
+        done = min(first.prefill_seconds, max(0.0, now - self.working_since))
+        return max(0.0, self.prefill_seconds - done)
+
+    def queue_seconds(self, now: Seconds) -> Seconds:
+        """Prefill work before a request that comes now and waits for all others, uncorrected."""
+        return self.engine_seconds_left(now) + self.pending_seconds
+
+    def enqueue(self, request: Request) -> None:
+        self.pending[request.id] = request
+        self.pending_seconds += request.prefill_seconds
+        self.pending_tokens += request.uncached_tokens
+
+    def grant(self, request: Request, now: Seconds) -> None:
+        self._take_pending(request)
+        if not self.prefill:
+            self.working_since = now
+        request.engine_seconds = self.engine_seconds_left(now) + request.prefill_seconds
+        self.prefill[request.id] = request
+        self.prefill_seconds += request.prefill_seconds
+        self.prefill_tokens += request.uncached_tokens
+
+    def finish_prefill(self, request: Request, now: Seconds) -> None:
+        self._take_prefill(request)
+        self.working_since = now
+        self.decoding[request.id] = request
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it is; one that is not here is a no-op."""
+        if request.id in self.pending:
+            self._take_pending(request)
+        elif request.id in self.prefill:
+            self._take_prefill(request)
+        else:
+            self.decoding.pop(request.id, None)
+
+    def _take_pending(self, request: Request) -> None:
+        del self.pending[request.id]
+        # An empty line weighs exactly nothing, whatever rounding has left.
+        self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds) if self.pending else 0.0
+        self.pending_tokens -= request.uncached_tokens
+
+    def _take_prefill(self, request: Request) -> None:
+        del self.prefill[request.id]
+        self.prefill_seconds = max(0.0, self.prefill_seconds - request.prefill_seconds) if self.prefill else 0.0
+        self.prefill_tokens -= request.uncached_tokens
+
+
+class Workload:
+    """Requests by id, and a line for each instance that has any."""
+
+    def __init__(self) -> None:
+        self.requests: dict[RequestId, Request] = {}
+        self.lines: dict[InstanceId, Line] = {}
+        self._ended: OrderedDict[RequestId, str] = OrderedDict()
+
+    def line(self, instance: InstanceId) -> Line:
+        line = self.lines.get(instance)
+        if line is None:
+            line = self.lines[instance] = Line()
+        return line
+
+    def end_of(self, request: RequestId) -> str | None:
+        """How a request ended (the event's name), while that is remembered."""
+        return self._ended.get(request)
+
+    def end(self, request: RequestId, how: str) -> Request | None:
+        """Take a request out for good. None if it is not under way: its second end is a no-op."""
+        known = self.requests.pop(request, None)
+        if known is not None:
+            self.line(known.instance).remove(known)
+            self._ended[request] = how
+            if len(self._ended) > ENDED_REMEMBERED_MAX:
+                self._ended.popitem(last=False)
+        return known

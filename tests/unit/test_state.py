@@ -1,0 +1,145 @@
+"""The fold: order, duplicates, epochs, doubts and promises."""
+
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import CacheSnapshot, Run
+from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
+from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
+from pointsman.state.fleet import Knowledge
+from pointsman.state.state import CONFIRMATION_WALL_SECONDS, PoolSettings, State
+from pointsman.state.workload import Stage
+from tests.support.events import finished, first_token, joined, removed, reported, route, stored
+
+A = InstanceId("a")
+
+
+def state_with(*events: object) -> State:
+    state = State(PoolSettings())
+    for sequence, event in enumerate(events, start=1):
+        state.apply(event, sequence)  # type: ignore[arg-type]
+    return state
+
+
+def keys(*numbers: int) -> list[BlockKey]:
+    return [BlockKey(number) for number in numbers]
+
+
+def test_a_cache_event_that_comes_twice_counts_once() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1, 2]), removed("a", 2, [2]), stored("a", 1, [1, 2]))
+
+    assert state.hits(keys(1, 2)) == {A: 1}
+    assert state.fleet[A].doubt == ""
+
+
+def test_a_gap_leaves_a_doubt_that_an_equal_digest_heals() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1]), stored("a", 3, [2], parent=1))
+    doubted = state.fleet[A].doubt
+    state.apply(reported("a", 3, [1, 2]))
+
+    assert doubted == "cache events 2 to 2 are missing"
+    assert state.fleet[A].doubt == ""
+
+
+def test_a_digest_that_differs_is_doubted_until_a_snapshot_replaces_all() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1, 2]), reported("a", 1, [1, 3]))
+    doubted = state.fleet[A].doubt
+    run = Run(pack_keys(keys(1, 3)))
+    state.apply(CacheSnapshot(at=0.0, instance=A, epoch=Epoch(1), sequence=2, runs=[run]))
+
+    assert "the engine holds 2 blocks" in doubted
+    assert state.fleet[A].doubt == ""
+    assert state.index.keys(A) == {1, 3}
+
+
+def test_a_report_ahead_of_the_events_is_doubted() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1]), reported("a", 2, [1, 2]))
+
+    assert state.fleet[A].doubt == "cache events up to 2 are missing"
+
+
+def test_a_new_epoch_starts_empty_and_the_old_one_is_not_listened_to() -> None:
+    state = state_with(
+        joined("a", epoch=1),
+        stored("a", 1, [1], epoch=1),
+        joined("a", epoch=2),
+        stored("a", 2, [2], parent=1, epoch=1),
+        joined("a", epoch=1),
+        InstanceLeft(at=0.0, instance=A, epoch=Epoch(1), reason="late"),
+    )
+
+    assert state.fleet[A].epoch == 2
+    assert state.index.keys(A) == frozenset()
+
+
+def test_knowledge_is_exact_only_after_a_probe_agreed() -> None:
+    state = state_with(joined("a"), joined("b", cache="no_events"), joined("c", cache="unknown"))
+    before = state.fleet[A].knowledge
+    for name in ("a", "b", "c"):
+        state.apply(InstanceProbed(at=0.0, instance=InstanceId(name), epoch=Epoch(1), parity=True))
+
+    assert before is Knowledge.DEGRADED
+    assert [i.knowledge for i in state.fleet.instances] == [Knowledge.EXACT, Knowledge.BLIND, Knowledge.DEGRADED]
+
+
+def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    dispatcher.route(route("r", [1, 2, 3]), now=0.0)
+    placed = state.hits(keys(1, 2, 3))
+    state.apply(first_token("r", "a", at=1.0))
+    state.apply(stored("a", 1, [1, 2], at=1.1))
+    state.apply(reported("a", 1, [1, 2], at=1.0 + CONFIRMATION_WALL_SECONDS + 0.1))
+
+    assert placed == {A: 3}
+    assert state.hits(keys(1, 2, 3)) == {A: 2}
+    assert state.speculation.blocks(A) == 0
+
+
+def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=1), term=Term(1))
+    dispatcher.route(route("running", [9]), now=0.0)
+    dispatcher.route(route("waiting", [1, 2]), now=0.0)
+    dispatcher.cancel(RequestId("waiting"), "gone", now=0.1)
+
+    assert state.hits(keys(1, 2)) == {}
+    assert state.hits(keys(9)) == {A: 1}
+    assert state.workload.lines[A].pending_tokens == 0
+
+
+def test_the_second_end_of_a_request_changes_nothing() -> None:
+    state = state_with(joined("a"))
+    Dispatcher(state, policy_set(), term=Term(1)).route(route("r", [1]), now=0.0)
+    state.apply(first_token("r", "a", at=0.1))
+    state.apply(finished("r", "a", at=0.2))
+    state.apply(finished("r", "a", at=0.2))
+
+    assert state.workload.requests == {}
+    assert state.workload.lines[A].requests == 0
+    assert state.workload.end_of(RequestId("r")) == "RequestFinished"
+
+
+def test_slow_prefills_teach_a_correction_of_the_prediction() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(admission="none"), term=Term(1))
+    now = 0.0
+    for number in range(60):
+        dispatcher.route(route(f"r{number}", [number + 1]), now=now)
+        now += 2 * 0.065
+        state.apply(first_token(f"r{number}", "a", at=now))
+
+    assert 1.7 < state.correction(A) < 2.1
+
+
+def test_a_request_is_pending_then_in_prefill_then_decoding() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=10), term=Term(1))
+    dispatcher.route(route("first", [1]), now=0.0)
+    dispatcher.route(route("second", [2]), now=0.0)
+    stages = [state.workload.requests[RequestId(name)].stage for name in ("first", "second")]
+    state.apply(first_token("first", "a", at=0.1))
+    granted = dispatcher.grant_waiting(A, now=0.1)
+
+    assert stages == [Stage.PREFILL, Stage.PENDING]
+    assert [type(event).__name__ for event in granted] == ["RequestGranted"]
+    assert state.workload.requests[RequestId("first")].stage is Stage.DECODING
