@@ -1,0 +1,81 @@
+"""Reads one streamed answer with as little work as possible.
+
+A busy fleet sends tens of thousands of chunks a second, and the bench shares its machine: so chunks are not parsed.
+It is enough to see when the first data came and to keep the last few kilobytes, where usage, errors and the end
+mark are.
+"""
+
+from typing import Any
+
+import msgspec
+
+TAIL_BYTES = 8192
+"""How much of the end of a stream is kept; usage and the end mark take a few hundred bytes."""
+
+DATA = b"data:"
+END_MARK = b"[DONE]"
+
+
+class StreamError(Exception):
+    """The stream ended in an error event, or without its end mark. The message says which."""
+
+
+class StreamedAnswer:
+    """What was seen of a `text/event-stream` so far. Times are the caller's, in its own clock."""
+
+    def __init__(self) -> None:
+        self.first_data_at: float | None = None
+        self.last_data_at: float | None = None
+        self._tail = b""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take in what arrived, cut anywhere."""
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        if self.first_data_at is None and DATA in self._tail:
+            self.first_data_at = now
+        self.last_data_at = now
+
+    def usage(self) -> dict[str, Any]:
+        """The engine's own counts, from the last event that has them; empty where it gave none.
+
+        Raises StreamError when the stream did not end well. Call it at the end.
+        """
+        usage: dict[str, Any] = {}
+        ended = False
+        for event in reversed(_events(self._tail)):
+            if event == END_MARK:
+                ended = True
+                continue
+            content = _decoded(event)
+            if "error" in content:
+                raise StreamError(_error_text(content["error"]))
+            usage = usage or content.get("usage") or {}
+        if not ended:
+            msg = "the stream broke off"
+            raise StreamError(msg)
+        return usage
+
+
+def error_code(body: bytes) -> str:
+    """The code, or else the type or message, of an OpenAI error body; "" where it is none."""
+    return _error_text(_decoded(body).get("error", ""))
+
+
+def _events(tail: bytes) -> list[bytes]:
+    """The payloads of the events in the tail. The first one may be cut."""
+    lines = tail.replace(b"\r\n", b"\n").split(b"\n")
+    return [line[len(DATA) :].strip() for line in lines if line.startswith(DATA)]
+
+
+def _decoded(event: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, dict):
+        return str(error.get("code") or error.get("type") or error.get("message") or "error")
+    return str(error)

@@ -1,0 +1,92 @@
+"""A fresh fleet for each policy, so that no run finds what another left in the caches or in the log."""
+
+import asyncio
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pointsman.chassis.lifeline import lifeline
+from pointsman.tooling.discovery import FleetFile, NoFleetError, find_fleet
+from pointsman.tooling.up.child import console_script
+from pointsman.tooling.up.ports import free_ports
+
+START_SECONDS_MAX = 90.0
+STOP_SECONDS_MAX = 15.0
+POLL_SECONDS = 0.1
+OUTPUT_LINES_SHOWN = 15
+
+
+class FleetStartError(click.ClickException):
+    """A fleet for the comparison did not come up; the message ends with what it last printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshFleets:
+    """What the fleets of a comparison have in common. `arguments` go to `pointsman up` as they are."""
+
+    engines: int
+    speed: float
+    arguments: Sequence[str] = ()
+
+    @asynccontextmanager
+    async def running(self, policy: str) -> AsyncIterator[FleetFile]:
+        """A fleet that routes by `policy`, from ready to stopped; its data goes with it. Raises FleetStartError."""
+        with tempfile.TemporaryDirectory(prefix="pointsman-bench-", ignore_cleanup_errors=True) as directory:
+            data = Path(directory) / "data"
+            output = Path(directory) / "up.log"
+            process = self._start(policy, data, output)
+            try:
+                yield await _ready(process, data, output)
+            finally:
+                await asyncio.shield(_stopped(process))
+
+    def _start(self, policy: str, data: Path, output: Path) -> "subprocess.Popen[bytes]":
+        own = {"policy": policy, "engines": self.engines, "speed": self.speed, "port": free_ports(1)[0], "data": data}
+        flags = [text for name, value in own.items() for text in (f"--{name}", str(value))]
+        with output.open("wb") as log:
+            return subprocess.Popen(
+                [str(console_script("pointsman")), "up", *flags, *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=lifeline(),
+            )
+
+
+async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path) -> FleetFile:
+    """Wait until the fleet has announced itself, which it does when all of it answers."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            msg = f"the fleet ended while it started (exit code {process.returncode}):\n{_last_lines(output)}"
+            raise FleetStartError(msg)
+        try:
+            return find_fleet(data=data)
+        except NoFleetError:
+            await asyncio.sleep(POLL_SECONDS)
+    msg = f"the fleet was not ready within {START_SECONDS_MAX:.0f} s:\n{_last_lines(output)}"
+    raise FleetStartError(msg)
+
+
+async def _stopped(process: "subprocess.Popen[bytes]") -> None:
+    """Ask the fleet to stop and wait for it; kill it when it takes too long."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _last_lines(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-OUTPUT_LINES_SHOWN:])
