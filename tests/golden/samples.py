@@ -111,6 +111,7 @@ EVENTS: list[LogEvent] = [
         slo_tpot=0.1,
         session=SessionId("s"),
         exact=False,
+        streaming=False,
     ),
     RequestPlaced(
         at=AT,
@@ -188,6 +189,7 @@ COMMANDS: list[AnyCommand] = [
         slo_tpot=0.1,
         session=SessionId("s"),
         exact=False,
+        streaming=False,
         attempt=2,
         excluded=[ENGINE],
     ),

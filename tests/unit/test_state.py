@@ -143,3 +143,16 @@ def test_a_request_is_pending_then_in_prefill_then_decoding() -> None:
     assert stages == [Stage.PREFILL, Stage.PENDING]
     assert [type(event).__name__ for event in granted] == ["RequestGranted"]
     assert state.workload.requests[RequestId("first")].stage is Stage.DECODING
+
+
+def test_a_prefill_that_nobody_sees_end_leaves_the_window_when_it_must_be_over() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=10), term=Term(1))
+    dispatcher.route(route("first", [1], streaming=False), now=0.0)
+    dispatcher.route(route("second", [2]), now=0.0)
+    early = dispatcher.grant_waiting(A, now=0.06)
+    late = dispatcher.grant_waiting(A, now=0.07)
+
+    assert early == []
+    assert [type(event).__name__ for event in late] == ["PrefillFinished", "RequestGranted"]
+    assert state.correction(A) == 1.0

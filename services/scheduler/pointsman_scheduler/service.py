@@ -31,6 +31,7 @@ from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, res
 from pointsman.policies.dispatch import Dispatcher, PolicySet
 from pointsman.ports import (
     Clock,
+    CommandHandler,
     Commands,
     CommandTimeoutError,
     EventLog,
@@ -92,6 +93,7 @@ class SchedulerService:
         self._policies = policies
         self._name = name
         self._pool = PoolName(settings.pool)
+        self._leading = AsyncExitStack()
         self._waiters: dict[RequestId, Waiter] = {}
         self._gauges = FleetGauges()
         self._led_since: Seconds = 0.0
@@ -99,18 +101,15 @@ class SchedulerService:
         self.state = self._empty_state()
         self.dispatcher: Dispatcher | None = None
         """Present while this scheduler leads."""
+        board.missing(LEADERSHIP, "folding the log")
 
     async def run(self) -> None:
         """Fold, lead, serve; ends only by cancellation or failure."""
-        self._board.missing(LEADERSHIP, "folding the log")
-        async with AsyncExitStack() as stack:
-            for subject, handler in (
-                (route_subject(self._pool), self._on_route),
-                (cancel_subject(self._pool), self._on_cancel),
-                (fleet_view_subject(self._pool), self._on_describe),
-            ):
-                await stack.enter_async_context(self._commands.serve(subject, handler))
-            await self._fold()
+        async with self._commands.serve(fleet_view_subject(self._pool), self._on_describe):
+            try:
+                await self._fold()
+            finally:
+                await self._leading.aclose()
 
     async def keep_house(self) -> None:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
@@ -151,7 +150,7 @@ class SchedulerService:
             await self._take_over()
         async for entry in self._log.read(1):
             if isinstance(entry, LogReset):
-                self._step_down(entry.reason)
+                await self._step_down(entry.reason)
                 end = await self._end_of_log()
             else:
                 await self._take_in(entry)
@@ -176,25 +175,34 @@ class SchedulerService:
         state.apply(event)
         self._led_since, self._led_since_wall = self._clock.now(), self._clock.wall()
         self.dispatcher = Dispatcher(state, self._policies, term=term)
+        await self._serve(route_subject(self._pool), self._on_route)
+        await self._serve(cancel_subject(self._pool), self._on_cancel)
         self._board.restored(LEADERSHIP)
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
 
-    def _step_down(self, reason: str) -> None:
+    async def _serve(self, subject: str, handler: CommandHandler) -> None:
+        """Answer a command for as long as this scheduler leads; before that nobody does, and the asker knows it."""
+        await self._leading.enter_async_context(self._commands.serve(subject, handler))
+
+    async def _step_down(self, reason: str) -> None:
         self.dispatcher = None
+        await self._leading.aclose()
         self.state = self._empty_state()
         self._board.missing(LEADERSHIP, reason)
 
     async def _take_in(self, entry: LogEntry) -> None:
         event = entry.event
-        if event is None:
-            self.state.skip(entry.sequence)
-        elif self.dispatcher is not None and event.stamp is not None and event.stamp.term == self.dispatcher.term:
+        if event is None or self._is_own(event):
             self.state.skip(entry.sequence)
         else:
             touched = self._instance_of(event)
             self.state.apply(event, entry.sequence)
             if self.dispatcher is not None:
                 await self._react(self.dispatcher, event, touched)
+
+    def _is_own(self, event: LogEvent) -> bool:
+        """Whether this is a decision of ours, applied when it was made, that comes back through the log."""
+        return self.dispatcher is not None and event.stamp is not None and event.stamp.term == self.dispatcher.term
 
     def _instance_of(self, event: LogEvent) -> InstanceId | None:
         """Whose line a request event touches; looked up before the event takes the request out."""
@@ -320,6 +328,8 @@ class SchedulerService:
         )
         for event in events:
             log.warning("instance_silent", type=type(event).__name__, event_fields=str(event))
+        for line in list(self.state.workload.lines):
+            events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.relocate_pending(now))
 
     async def _check_waiters(self, dispatcher: Dispatcher) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import structlog
 
+from pointsman.chassis.lifeline import lifeline
 from pointsman.primitives import Seconds
 
 log = structlog.get_logger()
@@ -111,7 +112,6 @@ async def start_nats(
     HTTP monitoring on a free loopback port. The server outlives a Ctrl-C at the terminal, so that whoever started
     it can stop it last. Raises NatsStartError.
     """
-    data_dir = data_dir.absolute()
     process = _launch(data_dir, port, sync_interval, monitor)
     try:
         ports = await _ports_of(process, data_dir)
@@ -203,6 +203,7 @@ def _owner(data_dir: Path) -> str:
 
 
 def _write_configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool) -> Path:
+    directory = data_dir.absolute()
     quoted = json.dumps  # a JSON string is a NATS configuration string
     lines = [
         "# Written by pointsman at each start; changes are lost.",
@@ -210,11 +211,11 @@ def _write_configuration(data_dir: Path, port: int, sync_interval: str, monitor:
         'host: "127.0.0.1"',
         f"port: {port or -1}",
         f"max_payload: {MAX_PAYLOAD_BYTES}",
-        f"log_file: {quoted(str(data_dir / 'nats-server.log'))}",
+        f"log_file: {quoted(str(directory / 'nats-server.log'))}",
         "logfile_size_limit: 16MB",
-        f"ports_file_dir: {quoted(str(data_dir))}",
+        f"ports_file_dir: {quoted(str(directory))}",
         "jetstream {",
-        f"  store_dir: {quoted(str(data_dir))}",
+        f"  store_dir: {quoted(str(directory))}",
         f"  sync_interval: {quoted(sync_interval)}",
         f"  max_file_store: {STORE_BYTES_MAX}",
         "}",
@@ -235,6 +236,7 @@ def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subpr
             stderr=complaints,
             pass_fds=[lock],
             start_new_session=True,
+            preexec_fn=lifeline(),
         )
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from typing_extensions import override
@@ -50,7 +49,7 @@ class HealthBoard:
 def health_app(board: HealthBoard) -> AsgiApp:
     """A plain ASGI application that serves nothing but the health paths."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         status, content_type, body = board.answer(scope["path"]) or (404, "text/plain", b"not found\n")
@@ -59,7 +58,9 @@ def health_app(board: HealthBoard) -> AsgiApp:
     return app
 
 
-async def send_whole(send: Send, status: int, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def send_whole(
+    send: Send, status: int, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
     """Send a complete ASGI response."""
     fixed = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *(headers or [])]})

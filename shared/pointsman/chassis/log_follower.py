@@ -10,7 +10,7 @@ from pointsman.primitives import Seconds, Sequence
 from pointsman.state.state import PoolSettings, State
 
 PART = "fold"
-RETRY_WALL_SECONDS: Seconds = 0.5
+RETRY_WALL_SECONDS: Seconds = 0.1
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:

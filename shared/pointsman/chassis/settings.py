@@ -44,9 +44,7 @@ class FleetSettings:
         1.0, "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time."
     )
     block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
-    secret: str = setting(
-        "pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True
-    )
+    secret: str = setting("pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ def options(settings_type: type[SettingsType]) -> list[click.Option]:
     """One click option for each field, own fields before inherited ones."""
     hints = get_type_hints(settings_type)
     own = set(settings_type.__annotations__)
-    ordered = sorted(fields(settings_type), key=lambda f: f.name not in own)  # type: ignore[arg-type]
+    ordered = sorted(fields(settings_type), key=lambda f: f.name not in own)
     return [_option(f, hints[f.name]) for f in ordered if "help" in f.metadata]
 
 
@@ -107,7 +105,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     multiple = origin is tuple
     if multiple:
         hint = get_args(hint)[0]
-    default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+    default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
     kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else hint
     return click.Option(

@@ -71,8 +71,8 @@ def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
             runner.run(_supervised(main))
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: say why and exit
-        log.error("service_failed", reason=str(error) or type(error).__name__, exc_info=error)
+    except Exception as error:
+        log.exception("service_failed", reason=str(error) or type(error).__name__)
         sys.exit(1)
 
 

@@ -56,15 +56,21 @@ DECISION_SECONDS = Histogram(
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
 INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
-INSTANCE_PREFILL = Gauge("pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"])
+INSTANCE_PREFILL = Gauge(
+    "pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"]
+)
 INSTANCE_DECODING = Gauge("pointsman_instance_decoding_requests", "Requests after their first token.", ["instance"])
-INSTANCE_BLOCKS = Gauge("pointsman_instance_cached_blocks", "Blocks that the index holds for the instance.", ["instance"])
+INSTANCE_BLOCKS = Gauge(
+    "pointsman_instance_cached_blocks", "Blocks that the index holds for the instance.", ["instance"]
+)
 INSTANCE_KNOWLEDGE = Gauge(
     "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
-CACHE_RESYNCS = Counter("pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"])
+CACHE_RESYNCS = Counter(
+    "pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"]
+)
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])
 LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")

@@ -28,6 +28,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     slo_tpot: Seconds
     session: SessionId = SessionId("")
     exact: bool = True
+    streaming: bool = True
     attempt: int = 1
     excluded: list[InstanceId] = []
 

@@ -27,10 +27,15 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     session: SessionId = SessionId("")
     exact: bool = True
     """Whether the keys are known to be the engine's: false where the tokens had to be guessed."""
+    streaming: bool = True
+    """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
-    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since the ingress sent it."""
+    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since the ingress sent it.
+
+    With the leader's stamp it is an assumption: the answer is not streamed, and by the prediction its prefill is over.
+    """
 
     instance: InstanceId
     ttft: Seconds

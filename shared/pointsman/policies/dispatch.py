@@ -16,7 +16,7 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected, Settings
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
-from pointsman.contracts.requests import RequestArrived, RequestCancelled
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.pool_view import Option, PoolView
@@ -207,6 +207,7 @@ class Dispatcher:
                 slo_tpot=command.slo_tpot,
                 session=command.session,
                 exact=command.exact,
+                streaming=command.streaming,
             ),
         )
         return self.state.workload.requests[command.request]
@@ -298,11 +299,32 @@ class Dispatcher:
         line = self.state.workload.lines.get(instance_id)
         if instance is None or line is None or instance.status not in (Status.READY, Status.DRAINING):
             return
+        self._assume_prefills(instance_id, line, now, events)
         while line.pending:
             request = self.policies.ordering.first(line, now)
             if not self._has_room(line, request):
                 return
             self._grant(request, now, events)
+
+    def _assume_prefills(self, instance: InstanceId, line: Line, now: Seconds, events: list[LogEvent]) -> None:
+        """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
+        factor = self.state.correction(instance)
+        for request in list(line.prefill.values()):
+            if not request.streaming and now >= request.granted_at + request.engine_seconds * factor:
+                self._assume_prefill(request, now, events)
+
+    def _assume_prefill(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
+        self._decide(
+            events,
+            lambda s: PrefillFinished(
+                at=now,
+                stamp=s,
+                request=request.id,
+                instance=request.instance,
+                ttft=now - request.arrived_at,
+                prefill=now - request.granted_at,
+            ),
+        )
 
     def _grant(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
         self._decide(

@@ -27,12 +27,13 @@ class Speculation:
         promised = self._promised.get(instance)
         if promised is None:
             return
+        count, forget = promised.get, promised.pop
         for key in keys:
-            left = promised[key] - 1
-            if left > 0:
+            left = count(key, 1) - 1
+            if left:
                 promised[key] = left
             else:
-                del promised[key]
+                forget(key, None)
         if not promised:
             del self._promised[instance]
 

@@ -248,6 +248,7 @@ class State:
             slo_tpot=event.slo_tpot,
             arrived_at=event.arrived_at,
             exact=event.exact,
+            streaming=event.streaming,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
 
@@ -302,8 +303,9 @@ class State:
             return
         self.workload.line(event.instance).finish_prefill(request, event.at)
         request.stage = Stage.DECODING
-        correction = self.corrections.setdefault(event.instance, Correction())
-        correction.learn(predicted=request.engine_seconds, observed=event.at - request.granted_at)
+        if event.stamp is None:
+            correction = self.corrections.setdefault(event.instance, Correction())
+            correction.learn(predicted=request.engine_seconds, observed=event.at - request.granted_at)
         self._promise_until_confirmed(request, event.at)
 
     def _end(self, request_id: RequestId, how: str, at: Seconds) -> None:

@@ -39,6 +39,7 @@ class Request:
     slo_tpot: Seconds
     arrived_at: Seconds
     exact: bool
+    streaming: bool
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()

@@ -1,0 +1,150 @@
+"""Request and reply over core NATS: the commands between services, and our own calls of the JetStream API.
+
+All answers come to one inbox, one token each, so that asking costs one publish and one future.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from typing_extensions import override
+
+from pointsman.adapters.jetstream.wire import (
+    NO_RESPONDERS,
+    Message,
+    NotConnectedError,
+    UnsendableError,
+    Wire,
+    status_of,
+)
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import AnyCommand, UndecodableError, decode_command, encode
+from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
+from pointsman.primitives import Seconds
+
+ANSWERS_WAITING_MAX = 65_536
+"""Answers that have arrived and wait for the event loop. More than there are requests under way."""
+COMMANDS_WAITING_MAX = 4096
+"""Commands that have arrived and wait for a handler. More are dropped: their askers time out and ask again."""
+
+
+class Requests:
+    """Asks on a subject and waits for the one answer."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self._asked = 0
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+
+    async def open(self) -> None:
+        await self._wire.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
+        self._wire.on_change(self._on_change)
+
+    async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
+        """Raises NoResponderError when nobody listens or there is no connection, CommandTimeoutError when no answer
+        came in time or the connection broke meanwhile."""
+        self._asked += 1
+        reply = f"{self._inbox}{self._asked}"
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Message] = loop.create_future()
+        self._waiting[reply] = answer
+        timer = loop.call_later(timeout, _fail, answer, f"no answer on {subject} within {timeout:g} s")
+        try:
+            self._wire.publish(subject, payload, reply=reply)
+            message = await answer
+        except (NotConnectedError, UnsendableError) as error:
+            raise NoResponderError(str(error)) from error
+        finally:
+            timer.cancel()
+            del self._waiting[reply]
+        if status_of(message) == NO_RESPONDERS:
+            no_responder = f"nobody serves {subject}"
+            raise NoResponderError(no_responder)
+        return message.data
+
+    async def _on_answer(self, message: Message) -> None:
+        answer = self._waiting.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _on_change(self, connected: bool) -> None:
+        if not connected:
+            for answer in self._waiting.values():
+                _fail(answer, "the connection broke before an answer came")
+
+
+def _fail(answer: asyncio.Future[Message], reason: str) -> None:
+    if not answer.done():
+        answer.set_exception(CommandTimeoutError(reason))
+
+
+class JetStreamCommands(Commands):
+    """The commands between services. A handler runs in its subscription: one command after the other, no task each."""
+
+    def __init__(self, wire: Wire, requests: Requests, listener: LogListener) -> None:
+        self._wire = wire
+        self._requests = requests
+        self._listener = listener
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self._wire.connected
+
+    @override
+    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+        answer = await self._requests.ask(subject, encode(command), timeout)
+        try:
+            return decode_command(answer)
+        except UndecodableError as error:
+            self._listener.undecodable(subject, str(error))
+            not_understood = f"the answer on {subject} was not understood: {error}"
+            raise CommandTimeoutError(not_understood) from error
+
+    @override
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+        return await self._requests.ask(subject, payload, timeout)
+
+    @override
+    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler)
+
+    @asynccontextmanager
+    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+        async def on_message(message: Message) -> None:
+            try:
+                command = decode_command(message.data)
+            except UndecodableError as error:
+                self._listener.undecodable(message.subject, str(error))
+                return
+            await self._handle(message.subject, handler(command, self._reply_to(message)))
+
+        subscription = await self._wire.subscribe(subject, on_message, waiting_max=COMMANDS_WAITING_MAX)
+        try:
+            yield
+        finally:
+            await subscription.close()
+
+    async def _handle(self, subject: str, handling: Awaitable[None]) -> None:
+        try:
+            await handling
+        except Exception as error:  # noqa: BLE001 - one bad command must not end the service
+            self._listener.handler_failed(subject, error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self._listener.handler_failed(subject, RuntimeError(f"something it waited for was cancelled: {error}"))
+
+    def _reply_to(self, message: Message) -> Reply:
+        async def reply(answer: AnyCommand | bytes) -> None:
+            if not message.reply:
+                return
+            try:
+                self._wire.publish(message.reply, answer if isinstance(answer, bytes) else encode(answer))
+            except (NotConnectedError, UnsendableError) as error:
+                self._listener.trouble("answer not sent", str(error))
+
+        return reply

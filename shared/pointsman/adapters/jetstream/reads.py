@@ -1,0 +1,319 @@
+"""Reading the stream: a pull consumer of our own that proves its continuity.
+
+The client library's ordered consumer can leave a silent gap, and is silent itself for 10 to 20 s after a server
+restart (measured). So a reader here keeps its own position and checks it:
+
+- unfiltered, each message must carry the sequence after the last; filtered, the consumer's own count must be dense;
+- a consumer that breaks or goes quiet (two heartbeats missing) is made anew, one message back: the first it delivers
+  must be the very message that was read last, by sequence and by the server's time stamp, else the log was cut
+  and went on differently;
+- the extent of the log is looked at with every new consumer and every ten seconds.
+
+Where continuity is lost the reader says LogReset and goes on from the oldest entry that is left.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pointsman.adapters.jetstream.streams import NANOSECONDS, Stream
+from pointsman.adapters.jetstream.wire import Message, NotConnectedError, Subscription, Wire, status_of
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import UndecodableError, decode_event
+from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Seconds, Sequence
+
+PULL_MESSAGES = 500
+PULL_BYTES = 16 * 1024**2
+"""More than the largest message there can be, which is 8 MB."""
+READ_AHEAD_MAX = 3 * PULL_MESSAGES
+"""Messages asked for or arrived, and not yet taken. A reader that is slow slows nobody else."""
+PULL_EXPIRES_SECONDS = 30.0
+HEARTBEAT_SECONDS = 0.5
+TICK_SECONDS = 0.25
+QUIET_TICKS_MAX = 5
+"""Ticks and not time: when our own event loop stood still, nothing is wrong with the consumer."""
+AUDIT_TICKS = 40
+RETRY_SECONDS_MIN = 0.1
+RETRY_SECONDS_MAX = 1.0
+HEARTBEAT = "100"
+PULL_ENDED = ("404", "408", "409")
+PENDING_HEADER = "Nats-Pending-Messages"
+CONSUMER_GONE = ("deleted", "shutdown", "leadership", "push based")
+"""Words in a 409 that mean more than the end of one pull."""
+DELIVERED_PREFIX = "$JS.ACK."
+
+_pull = json.dumps(
+    {
+        "batch": PULL_MESSAGES,
+        "max_bytes": PULL_BYTES,
+        "expires": int(PULL_EXPIRES_SECONDS * NANOSECONDS),
+        "idle_heartbeat": int(HEARTBEAT_SECONDS * NANOSECONDS),
+    }
+).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a delivered message stands, as its reply subject says. `stamp`: the server's nanoseconds at storing it;
+    `pending`: how many more the consumer had for us."""
+
+    sequence: Sequence
+    delivery: int
+    stamp: str
+    pending: int
+
+
+class Reader:
+    """One reading of the log, for one task."""
+
+    def __init__(
+        self, wire: Wire, stream: Stream, listener: LogListener, start: Sequence, kinds: tuple[str, ...]
+    ) -> None:
+        self._wire = wire
+        self._stream = stream
+        self._listener = listener
+        self._kinds = kinds
+        self._identity: str | None = None
+        self._position = start - 1  # everything up to here was read, or was not asked for
+        self._stamp: str | None = None  # of the message at that position, if we read that one
+        self._complete_to = start - 1  # nothing of ours is missing up to here: filtered reading skips sequences
+        self._hole_at: Sequence | None = None
+        self._extent = LogExtent("", 1, 0)  # as of the last look
+
+        self._buffer: deque[Message] = deque()
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._inbox = ""
+        self._attached = False
+        self._overlapping = False
+        self._deliveries = 0
+        self._pending = 0
+        self._credit = 0  # messages asked for and not yet delivered
+
+        self._ticks = 0
+        self._quiet_ticks = 0
+        self._audit_due = False
+        self._retry_seconds = RETRY_SECONDS_MIN
+        self._not_before = 0.0
+        self._wakeup: asyncio.Future[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._forget_changes = wire.on_change(self._on_change)
+
+    async def next(self) -> LogEntry | LogReset:
+        """Wait for the next entry, as long as it takes."""
+        while True:
+            found = await self._step()
+            if isinstance(found, LogReset):
+                self._listener.reset(found.reason)
+            if found is not None:
+                return found
+
+    async def close(self) -> None:
+        self._forget_changes()
+        self._timer.cancel()
+        await self._detach()
+
+    async def _step(self) -> LogEntry | LogReset | None:
+        if self._buffer:
+            return self._take(self._buffer.popleft())
+        if not self._attached:
+            return await self._trying(self._attach)
+        if self._audit_due:
+            return await self._trying(self._audit)
+        self._ask_for_more()
+        await self._sleep()
+        return None
+
+    def _take(self, message: Message) -> LogEntry | LogReset | None:
+        place = _place_of(message.reply)
+        self._ask_for_more()
+        if self._overlapping:
+            return self._overlap(place)
+        self._deliveries += 1
+        if place.delivery != self._deliveries or (not self._kinds and place.sequence != self._position + 1):
+            return self._hole(place)
+        self._position = self._complete_to = place.sequence
+        self._stamp = place.stamp
+        self._pending = place.pending
+        try:
+            return LogEntry(place.sequence, message.subject, message.data, decode_event(message.data))
+        except UndecodableError as error:
+            self._listener.undecodable(message.subject, str(error))
+            return LogEntry(place.sequence, message.subject, message.data, None, str(error))
+
+    def _overlap(self, place: _Place) -> LogReset | None:
+        """The first message of a new consumer is the last of the one before, or the log is not the same."""
+        self._overlapping = False
+        self._deliveries = 1
+        self._pending = place.pending
+        if (place.delivery, place.sequence, place.stamp) == (1, self._position, self._stamp):
+            return None
+        return self._restart(self._extent.first, f"the log went on differently after entry {self._position}")
+
+    def _hole(self, place: _Place) -> LogReset | None:
+        """Seen for the first time, messages may have been lost on the way: read again. The second time they are gone."""
+        if self._hole_at == self._position:
+            return self._restart(place.sequence, f"entries {self._position + 1} to {place.sequence - 1} are gone")
+        self._hole_at = self._position
+        self._listener.trouble("hole while reading", f"entry {place.sequence} came after {self._position}")
+        self._abandon_consumer()
+        return None
+
+    def _restart(self, first: Sequence, reason: str) -> LogReset:
+        self._position = self._complete_to = first - 1
+        self._stamp = None
+        self._hole_at = None
+        self._abandon_consumer()
+        return LogReset(first, reason)
+
+    def _abandon_consumer(self) -> None:
+        self._attached = False
+        self._buffer.clear()
+
+    async def _attach(self) -> LogReset | None:
+        """Make a consumer at our position. Raises LogUnavailableError, LogMissingError."""
+        if not self._wire.connected:
+            await self._sleep()
+            return None
+        await self._sleep(self._not_before - asyncio.get_running_loop().time())
+        await self._detach()
+        reset = self._judge(await self._stream.extent())
+        if reset is not None:
+            return reset
+        self._consumer = secrets.token_hex(8)
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._subscription = await self._wire.subscribe(self._inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX)
+        self._overlapping = self._stamp is not None and self._extent.first <= self._position
+        start = self._position if self._overlapping else self._position + 1
+        self._pending = await self._stream.create_consumer(self._consumer, start, self._kinds)
+        if not self._pending:
+            self._complete_to = max(self._complete_to, self._extent.last if self._kinds else 0)
+        self._deliveries = self._credit = self._quiet_ticks = 0
+        self._attached = True
+        return None
+
+    async def _detach(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.close()
+            with contextlib.suppress(NotConnectedError):  # the server then forgets the consumer by itself
+                self._wire.publish(self._stream.delete_subject(self._consumer), b"")
+        self._buffer.clear()
+
+    async def _audit(self) -> LogReset | None:
+        """Look whether the log still leads on from our position. Raises LogUnavailableError, LogMissingError."""
+        self._audit_due = False
+        before = self._extent.last
+        extent = await self._stream.extent()
+        if self._kinds and not self._pending and not self._buffer and extent.identity == self._identity:
+            self._complete_to = max(self._complete_to, before)
+        return self._judge(extent)
+
+    def _judge(self, extent: LogExtent) -> LogReset | None:
+        known, self._identity = self._identity, extent.identity
+        self._extent = extent
+        if known not in (None, extent.identity):
+            return self._restart(extent.first, "the log was recreated")
+        if extent.last < self._position:
+            return self._restart(extent.first, f"the log ends at {extent.last}, but {self._position} was read")
+        if extent.first > self._complete_to + 1 and not self._buffer:
+            gone = f"entries {self._complete_to + 1} to {extent.first - 1} were dropped before they were read"
+            return self._restart(extent.first, gone)
+        return None
+
+    async def _trying(self, step: Callable[[], Awaitable[LogReset | None]]) -> LogReset | None:
+        try:
+            return await step()
+        except (LogUnavailableError, LogMissingError, NotConnectedError) as error:
+            self._listener.trouble("reading waits", str(error))
+            self._consumer_lost()
+            return None
+
+    def _consumer_lost(self) -> None:
+        """Try again soon, then less soon."""
+        self._attached = False
+        self._not_before = asyncio.get_running_loop().time() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+
+    def _ask_for_more(self) -> None:
+        while self._attached and self._credit + len(self._buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:
+            if self._credit > PULL_MESSAGES:
+                return
+            try:
+                self._wire.publish(self._stream.next_subject(self._consumer), _pull, reply=self._inbox)
+            except NotConnectedError:
+                self._attached = False
+                return
+            self._credit += PULL_MESSAGES
+
+    async def _on_message(self, message: Message) -> None:
+        self._quiet_ticks = 0
+        if message.reply.startswith(DELIVERED_PREFIX):
+            self._retry_seconds = RETRY_SECONDS_MIN
+            self._credit -= 1
+            self._buffer.append(message)
+        elif status_of(message) == HEARTBEAT:
+            self._retry_seconds = RETRY_SECONDS_MIN
+            return
+        else:
+            self._on_pull_ended(status_of(message), message.headers or {})
+        self._wake()
+
+    def _on_pull_ended(self, status: str, headers: dict[str, str]) -> None:
+        description = headers.get("Description", "")
+        if status in PULL_ENDED and not any(word in description.lower() for word in CONSUMER_GONE):
+            self._credit = max(0, self._credit - int(headers.get(PENDING_HEADER, PULL_MESSAGES)))
+        elif self._attached:
+            self._listener.trouble("consumer lost", f"{status} {description}")
+            self._consumer_lost()
+
+    def _on_change(self, connected: bool) -> None:
+        self._attached = False
+        if connected:
+            self._retry_seconds, self._not_before = RETRY_SECONDS_MIN, 0.0
+            self._wake()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._ticks += 1
+        if self._attached and self._credit:
+            self._quiet_ticks += 1
+        if self._quiet_ticks > QUIET_TICKS_MAX:
+            self._quiet_ticks = 0
+            self._listener.trouble("consumer lost", f"silent for {QUIET_TICKS_MAX * TICK_SECONDS:g} s")
+            self._consumer_lost()
+            self._wake()
+        if self._ticks % AUDIT_TICKS == 0:
+            self._audit_due = True
+            self._wake()
+
+    async def _sleep(self, seconds: Seconds | None = None) -> None:
+        """Until something arrives or changes, or at most `seconds`."""
+        if seconds is not None and seconds <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._wakeup = loop.create_future()
+        timer = loop.call_later(seconds, self._wake) if seconds is not None else None
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+
+def _place_of(reply: str) -> _Place:
+    """`$JS.ACK.<stream>.<consumer>.<tries>.<sequence>.<delivery>.<stamp>.<pending>`, or, behind a domain,
+    `$JS.ACK.<domain>.<account>.<stream>...` with a token more at the end."""
+    tokens = reply.split(".")
+    offset = 0 if len(tokens) == 9 else 2
+    return _Place(int(tokens[offset + 5]), int(tokens[offset + 6]), tokens[offset + 7], int(tokens[offset + 8]))

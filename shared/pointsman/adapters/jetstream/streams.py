@@ -1,0 +1,175 @@
+"""The pool's stream and the consumers on it: our calls of the JetStream API, as typed JSON.
+
+Whoever comes first creates the stream; a stream that exists is never changed, only compared.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pointsman.adapters.jetstream.commands import Requests
+from pointsman.contracts.subjects import SUBJECT_ROOT, log_subjects, stream_name
+from pointsman.ports import CommandTimeoutError, LogExtent, LogMissingError, LogUnavailableError, NoResponderError
+from pointsman.primitives import PoolName, Seconds, Sequence
+
+API_SECONDS_MAX = 2.0
+STREAM_NOT_FOUND = 10059
+CONSUMER_IDLE_SECONDS_MAX = 30.0
+"""The server forgets a consumer that nobody asked for this long."""
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How a pool's stream is made. What it keeps is bounded by size and by age; the oldest goes first."""
+
+    bytes_max: int = 4 * 1024**3
+    age_seconds_max: Seconds = 7 * 24 * 3600.0
+    replicas: int = 1
+    """3 where the log must survive the loss of a node: it then needs three servers, in three zones."""
+    duplicate_seconds: Seconds = 120.0
+    """How long the server remembers message ids."""
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _StreamState(msgspec.Struct):
+    first_seq: int
+    last_seq: int
+
+
+class _StreamAnswer(msgspec.Struct):
+    error: _Failure | None = None
+    created: str = ""
+    config: dict[str, Any] = {}
+    state: _StreamState | None = None
+
+
+class _ConsumerAnswer(msgspec.Struct):
+    error: _Failure | None = None
+    num_pending: int = 0
+
+
+_stream_answer = msgspec.json.Decoder(_StreamAnswer)
+_consumer_answer = msgspec.json.Decoder(_ConsumerAnswer)
+
+
+class Stream:
+    """One pool's stream."""
+
+    def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._settings = settings
+        self.name = stream_name(pool)
+
+    async def ensure(self) -> tuple[LogExtent, list[str]]:
+        """Make the stream unless it exists. Returns its extent and, for one that exists, where its settings differ.
+
+        Raises LogUnavailableError.
+        """
+        answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
+        if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
+            answer = await self._ask(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
+            if answer.error is not None:  # somebody else was faster, with other settings
+                answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
+        if answer.error is not None:
+            raise LogUnavailableError(answer.error.description)
+        return _extent(answer), self._differences(answer.config)
+
+    async def extent(self) -> LogExtent:
+        """Raises LogMissingError, LogUnavailableError."""
+        answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
+        if answer.error is None:
+            return _extent(answer)
+        if answer.error.err_code == STREAM_NOT_FOUND:
+            missing = f"there is no stream {self.name}"
+            raise LogMissingError(missing)
+        raise LogUnavailableError(answer.error.description)
+
+    async def create_consumer(self, name: str, start: Sequence, kinds: tuple[str, ...]) -> int:
+        """Make a consumer in the server's memory that delivers from `start` on. Returns how many messages wait for it.
+
+        Raises LogUnavailableError.
+        """
+        config: dict[str, Any] = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(CONSUMER_IDLE_SECONDS_MAX * NANOSECONDS),
+        }
+        if kinds:
+            config["filter_subjects"] = [subject for kind in kinds for subject in self._subjects_of(kind)]
+        request = json.dumps({"stream_name": self.name, "config": config, "action": "create"}).encode()
+        payload = await self._call(f"$JS.API.CONSUMER.CREATE.{self.name}.{name}", request)
+        answer = _consumer_answer.decode(payload)
+        if answer.error is not None:
+            raise LogUnavailableError(answer.error.description)
+        return answer.num_pending
+
+    def next_subject(self, consumer: str) -> str:
+        """Where to ask for a consumer's next messages."""
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{consumer}"
+
+    def delete_subject(self, consumer: str) -> str:
+        """Where to say that a consumer is no longer needed."""
+        return f"$JS.API.CONSUMER.DELETE.{self.name}.{consumer}"
+
+    def _subjects_of(self, kind: str) -> list[str]:
+        """`fleet` stands for all of `pm.<pool>.fleet.*`, `kv.engine-1` and `scale` for one subject each."""
+        whole = f"{SUBJECT_ROOT}.{self._pool}.{kind}"
+        return [whole + ".*"] if whole + ".*" in log_subjects(self._pool) else [whole]
+
+    def _wanted(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "name": self.name,
+            "subjects": log_subjects(self._pool),
+            "retention": "limits",
+            "discard": "old",
+            "storage": "file",
+            "max_bytes": settings.bytes_max,
+            "max_age": int(settings.age_seconds_max * NANOSECONDS),
+            "num_replicas": settings.replicas,
+            "duplicate_window": int(settings.duplicate_seconds * NANOSECONDS),
+            "deny_delete": True,
+            "deny_purge": True,
+            "allow_direct": True,
+        }
+
+    def _differences(self, found: dict[str, Any]) -> list[str]:
+        return [
+            f"{key} is {found.get(key)!r}, not {value!r}"
+            for key, value in self._wanted().items()
+            if found.get(key) != value
+        ]
+
+    async def _ask(self, subject: str, request: bytes = b"", *, refusal: _Failure | None = None) -> _StreamAnswer:
+        answer = _stream_answer.decode(await self._call(subject, request))
+        if answer.error is not None and refusal is not None:
+            return _StreamAnswer(error=refusal)
+        return answer
+
+    async def _call(self, subject: str, request: bytes) -> bytes:
+        try:
+            return await self._requests.ask(subject, request, API_SECONDS_MAX)
+        except NoResponderError as error:
+            unavailable = f"JetStream does not answer: {error}"
+            raise LogUnavailableError(unavailable) from error
+        except CommandTimeoutError as error:
+            raise LogUnavailableError(str(error)) from error
+
+
+def _extent(answer: _StreamAnswer) -> LogExtent:
+    state = answer.state or _StreamState(0, 0)
+    return LogExtent(identity=answer.created, first=max(1, state.first_seq), last=state.last_seq)

@@ -1,0 +1,298 @@
+"""The window of unconfirmed writes: how events get into the stream in order, once each, without anyone waiting.
+
+Every write is sent as soon as there is room and kept until the server confirms it. What is not confirmed in time, or
+was under way when the connection broke, is sent again, from the oldest on and in order, under the same message
+id, so that the server stores it once. We do not use the client library's own asynchronous publishing: its futures
+never resolve after a disconnect and keep their permits (measured). A write is given up, and the loss marked in the
+log, when the window overflows, when the server refuses it again and again, or when it stayed unconfirmed until just
+before the server forgets its message id: a repeat would then be a second event.
+
+Order can break in one case: a write that the server refused while it took the next one comes after it.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from pointsman.adapters.jetstream.wire import Message, NotConnectedError, UnsendableError, Wire, status_of
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.subjects import message_id, subject_of
+from pointsman.ports import Clock, LogUnavailableError
+from pointsman.primitives import PoolName, Seconds, Sequence
+
+MESSAGE_ID_HEADER = "Nats-Msg-Id"
+ACKS_WAITING_MAX = 65_536
+REFUSALS_MAX = 5
+UNCONFIRMED_SECONDS_MAX = 100.0
+"""Below the server's duplicate window of 120 s."""
+RETRY_SECONDS_MIN = 0.1
+RETRY_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSettings:
+    """The bounds of a window."""
+
+    events_max: int = 16_384
+    """Writes that wait to be sent or confirmed; about 10 s of a busy fleet."""
+    bytes_max: int = 64 * 1024**2
+    in_flight_max: int = 1024
+    """Writes that are sent and not yet confirmed. A server that flushes each to disk groups what it has."""
+    ack_seconds_max: Seconds = 1.0
+    """How long the server may stay silent before everything in flight is sent again."""
+
+
+class _Ack(msgspec.Struct):
+    seq: int = 0
+    error: dict[str, object] | None = None
+
+
+_acks = msgspec.json.Decoder(_Ack)
+
+
+class _Write:
+    """One event on its way. `done` is set where somebody waits for its sequence."""
+
+    __slots__ = ("done", "event", "first_sent_at", "message_id", "number", "payload", "refusals", "sent_at", "subject")
+
+    def __init__(
+        self, number: int, event: LogEvent, subject: str, identity: str, done: asyncio.Future[int] | None
+    ) -> None:
+        self.number = number
+        self.event = event
+        self.subject = subject
+        self.payload = encode(event)
+        self.message_id = identity
+        self.done = done
+        self.first_sent_at = 0.0
+        self.sent_at = 0.0
+        self.refusals = 0
+
+
+class WriteWindow:
+    """Opened by whoever knows that the stream is there (`resume`), closed by the loss of the connection."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        pool: PoolName,
+        clock: Clock,
+        listener: LogListener,
+        *,
+        writer: str,
+        settings: WindowSettings,
+        on_no_stream: Callable[[], None],
+    ) -> None:
+        self._wire = wire
+        self._pool = pool
+        self._clock = clock
+        self._listener = listener
+        self._writer = writer
+        self._settings = settings
+        self._on_no_stream = on_no_stream
+        self._life = secrets.token_hex(11)
+        self._inbox = f"_INBOX.{self._life}."
+        self._open = False
+        self._number = 0
+        self._waiting: deque[_Write] = deque()
+        self._sent: dict[int, _Write] = {}
+        self._bytes = 0
+        self._allowance = 1
+        self._retry_seconds = RETRY_SECONDS_MIN
+        self._confirmed_at = 0.0
+        self._confirmed_number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushers: list[asyncio.Future[None]] = []
+        self._lost = 0
+        self._lost_reason = ""
+
+    async def open(self) -> None:
+        await self._wire.subscribe(self._inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
+        self._wire.on_change(self._on_change)
+
+    def put(self, event: LogEvent, done: asyncio.Future[int] | None = None) -> int:
+        """Write `event` after all that were put before. Never waits; a full window loses it at once.
+
+        Returns the number to `withdraw` it by. `done` gets the stored sequence or a LogUnavailableError.
+        """
+        self._number += 1
+        identity = message_id(event) or f"{self._life}.{self._number}"
+        write = _Write(self._number, event, subject_of(self._pool, event), identity, done)
+        self._bytes += len(write.payload)
+        if len(self._sent) + len(self._waiting) >= self._settings.events_max or self._bytes > self._settings.bytes_max:
+            self._lose(write, "too many writes wait for their confirmation")
+        elif self._open and not self._waiting and len(self._sent) < self._allowance:
+            self._send(write)
+        else:
+            self._waiting.append(write)
+        return write.number
+
+    def withdraw(self, number: int) -> None:
+        """Nobody waits for this write any more. It may have been stored; it is not sent again."""
+        write = self._sent.pop(number, None) or next((w for w in self._waiting if w.number == number), None)
+        if write is None:
+            return
+        if write in self._waiting:
+            self._waiting.remove(write)
+        self._settle(write)
+        self._pump()
+
+    def resume(self) -> None:
+        """The stream is there: send what waits."""
+        self._open = self._wire.connected
+        self._pump()
+
+    async def flushed(self, timeout: Seconds) -> bool:
+        if not self._sent and not self._waiting:
+            return True
+        flusher = asyncio.get_running_loop().create_future()
+        self._flushers.append(flusher)
+        done, _ = await asyncio.wait([flusher], timeout=timeout)
+        return bool(done)
+
+    def close(self) -> None:
+        """Give up what is left: it is reported as lost, which can no longer be marked in the log."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting.extendleft(reversed(self._sent.values()))
+        self._sent.clear()
+        while self._waiting:
+            self._lose(self._waiting.popleft(), "the process ended before the write was confirmed")
+
+    def _pump(self) -> None:
+        while self._open and self._waiting and len(self._sent) < self._allowance:
+            self._send(self._waiting.popleft())
+
+    def _send(self, write: _Write) -> None:
+        now = asyncio.get_running_loop().time()
+        if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
+            self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
+            return
+        try:
+            self._wire.publish(
+                write.subject,
+                write.payload,
+                reply=f"{self._inbox}{write.number}",
+                headers={MESSAGE_ID_HEADER: write.message_id},
+            )
+        except NotConnectedError:
+            self._open = False
+            self._waiting.appendleft(write)
+            return
+        except UnsendableError as error:
+            self._lose(write, str(error))
+            return
+        write.sent_at = now
+        write.first_sent_at = write.first_sent_at or now
+        self._sent[write.number] = write
+        if self._timer is None:
+            self._watch()
+
+    async def _on_ack(self, message: Message) -> None:
+        write = self._sent.pop(int(message.subject[len(self._inbox) :]), None)
+        if write is None:
+            return  # an answer to an earlier try of a write that has been sent again or given up
+        if status_of(message):
+            self._sent[write.number] = write
+            self._stall()
+            self._on_no_stream()
+            return
+        ack = _acks.decode(message.data)
+        if ack.error is not None:
+            self._refused(write, str(ack.error.get("description", ack.error)))
+        else:
+            self._confirm(write, ack.seq)
+
+    def _confirm(self, write: _Write, sequence: Sequence) -> None:
+        self._confirmed_at = asyncio.get_running_loop().time()
+        self._confirmed_number = write.number
+        self._allowance = self._settings.in_flight_max
+        self._retry_seconds = RETRY_SECONDS_MIN
+        self._listener.appended(type(write.event).__name__)
+        if write.done is not None and not write.done.done():
+            write.done.set_result(sequence)
+        if self._waiting:
+            self._pump()
+        self._settle(write)
+        if self._lost:
+            self._mark_loss()
+
+    def _mark_loss(self) -> None:
+        count, self._lost = self._lost, 0
+        self.put(WritesLost(at=self._clock.now(), writer=self._writer, count=count, reason=self._lost_reason))
+
+    def _refused(self, write: _Write, reason: str) -> None:
+        write.refusals += 1
+        self._listener.trouble("write refused", reason)
+        if write.refusals >= REFUSALS_MAX:
+            self._lose(write, reason)
+        else:
+            self._sent[write.number] = write
+            self._stall()
+
+    def _lose(self, write: _Write, reason: str) -> None:
+        self._settle(write)
+        if write.done is not None:
+            if not write.done.done():
+                write.done.set_exception(LogUnavailableError(reason))
+            return
+        if isinstance(write.event, WritesLost):
+            self._lost += write.event.count
+        else:
+            self._lost += 1
+            self._listener.lost(1, reason)
+        self._lost_reason = reason
+
+    def _settle(self, write: _Write) -> None:
+        """The write is no longer ours to keep."""
+        self._bytes -= len(write.payload)
+        if self._flushers and not self._sent and not self._waiting:
+            for flusher in self._flushers:
+                if not flusher.done():
+                    flusher.set_result(None)
+            self._flushers.clear()
+
+    def _on_change(self, connected: bool) -> None:
+        if not connected:
+            self._open = False
+            self._take_back()
+
+    def _stall(self) -> None:
+        """Hold everything for a moment, then try the oldest alone: the rest follows once it is confirmed."""
+        self._open = False
+        self._take_back()
+        asyncio.get_running_loop().call_later(self._retry_seconds, self.resume)
+        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+
+    def _take_back(self) -> None:
+        """What is in flight waits again, in its order."""
+        for number in sorted(self._sent, reverse=True):
+            self._waiting.appendleft(self._sent[number])
+        self._sent.clear()
+        self._allowance = 1
+
+    def _watch(self) -> None:
+        """One timer for all writes, running while any is in flight."""
+        self._timer = asyncio.get_running_loop().call_later(self._settings.ack_seconds_max / 4, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if not self._sent:
+            return
+        now = asyncio.get_running_loop().time()
+        oldest = next(iter(self._sent.values()))
+        overtaken = self._confirmed_number > oldest.number
+        heard_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._confirmed_at)
+        if now - heard_at > self._settings.ack_seconds_max:
+            self._listener.trouble("write not confirmed", f"sending again {len(self._sent)} from the oldest on")
+            self._take_back()
+            self._pump()
+        if self._sent and self._timer is None:
+            self._watch()

@@ -1,0 +1,40 @@
+"""What a log adapter tells the process around it: connection, confirmations, losses, troubles.
+
+Adapters stand below the chassis and may not count or print themselves. They call a `LogListener`; the chassis hands
+in one that feeds metrics, log lines and the health board (`chassis.log_link`), tests one that remembers.
+Calls come from the middle of the adapter's work: they must not block and must not raise.
+"""
+
+
+class LogListener:
+    """Hears nothing. Override what is of interest."""
+
+    def connected(self, server: str) -> None:
+        """A connection stands, the first or another."""
+
+    def disconnected(self, reason: str) -> None:
+        """It is gone; the adapter tries again for ever."""
+
+    def log_ready(self, identity: str) -> None:
+        """The pool's stream exists and answers."""
+
+    def log_missing(self, reason: str) -> None:
+        """The pool's stream could not be made or does not answer."""
+
+    def appended(self, kind: str) -> None:
+        """An event of this type was confirmed as stored."""
+
+    def lost(self, count: int, reason: str) -> None:
+        """Events are lost for good: a WritesLost event will say so in the log."""
+
+    def undecodable(self, subject: str, problem: str) -> None:
+        """A message is no event or command that we know."""
+
+    def reset(self, reason: str) -> None:
+        """A reader lost continuity and starts from the oldest entry that is left."""
+
+    def handler_failed(self, subject: str, error: Exception) -> None:
+        """A command handler raised. Its command stays unanswered, the next is served."""
+
+    def trouble(self, what: str, reason: str) -> None:
+        """Something else went wrong and is being handled; for the log."""

@@ -1,0 +1,421 @@
+"""The log and the commands in memory: for tests, and for simulations in which every fault is chosen.
+
+A `MemoryBroker` stands for the server, each `client` of it for one process. It obeys the same contract suite as
+`adapters.jetstream`. Storing happens within the call, so that a run with one event loop and one seed is one history;
+what a server does to its clients (going away, dropping old entries, losing its tail, being recreated) are
+methods of the broker, and a `fault` decides about each write.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from typing_extensions import override
+
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, decode_event, encode
+from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.subjects import SUBJECT_ROOT, message_id, subject_of
+from pointsman.ports import (
+    Clock,
+    CommandHandler,
+    Commands,
+    CommandTimeoutError,
+    EventLog,
+    LogEntry,
+    LogExtent,
+    LogReset,
+    LogUnavailableError,
+    NoResponderError,
+)
+from pointsman.primitives import PoolName, Seconds, Sequence
+
+WINDOW_MAX = 16_384
+"""Writes that a client holds while the broker is away."""
+COMMANDS_WAITING_MAX = 4096
+MESSAGE_IDS_MAX = 100_000
+"""Message ids that the broker remembers."""
+BYTES_MAX = 1024**3
+"""Payload that the broker keeps unless told otherwise; beyond it the oldest entries go."""
+
+Fault = Literal["none", "lose", "duplicate"]
+"""What happens to a write: stored, never stored, or stored twice (as after the duplicate window)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    subject: str
+    payload: bytes
+
+
+class MemoryBroker:
+    """One pool's stream and the commands between its services."""
+
+    def __init__(self, pool: PoolName, *, fault: Callable[[LogEvent], Fault] = lambda _event: "none") -> None:
+        self.pool = pool
+        self.fault = fault
+        self.available = True
+        self.bytes_max = BYTES_MAX
+        self._bytes = 0
+        self._life = 1
+        self._first: Sequence = 1
+        self._entries: deque[_Stored] = deque()
+        self._ids: OrderedDict[str, Sequence] = OrderedDict()
+        self._clients: list[_Writes] = []
+        self._handlers: dict[str, list[_Served]] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def client(
+        self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
+    ) -> "MemoryLink":
+        """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
+        hear = listener or LogListener()
+        writes = _Writes(self, clock, name, hear, window_max)
+        self._clients.append(writes)
+        return MemoryLink(MemoryLog(self, writes, hear), MemoryCommands(self, hear))
+
+    @property
+    def extent(self) -> LogExtent:
+        return LogExtent(f"memory-{self._life}", self._first, self._first + len(self._entries) - 1)
+
+    def disconnect(self) -> None:
+        """Go away: writes are held by the clients, commands find nobody."""
+        self.available = False
+
+    def reconnect(self) -> None:
+        """Come back with everything that was stored."""
+        self.available = True
+        for writes in self._clients:
+            writes.resume()
+        self._wake()
+
+    def drop_before(self, sequence: Sequence) -> None:
+        """Retention: the oldest entries go."""
+        while self._entries and self._first < sequence:
+            self._drop_oldest()
+        self._wake()
+
+    def lose_after(self, sequence: Sequence) -> None:
+        """A power cut: the tail is gone, its sequences are used again."""
+        while self.extent.last > sequence:
+            self._bytes -= len(self._entries.pop().payload)
+        self._ids = OrderedDict((key, at) for key, at in self._ids.items() if at <= sequence)
+        self._wake()
+
+    def recreate(self) -> None:
+        """Delete the stream and begin another."""
+        self._life += 1
+        self._first = 1
+        self._bytes = 0
+        self._entries.clear()
+        self._ids.clear()
+        self._wake()
+
+    def store_raw(self, subject: str, payload: bytes) -> Sequence:
+        """Store anything, as a stranger with access to the server could."""
+        self._entries.append(_Stored(subject, payload))
+        self._bytes += len(payload)
+        while self._bytes > self.bytes_max:
+            self._drop_oldest()
+        self._wake()
+        return self.extent.last
+
+    def store(self, event: LogEvent) -> Sequence:
+        """Store one event unless its message id is known."""
+        identity = message_id(event)
+        if identity is not None and identity in self._ids:
+            return self._ids[identity]
+        sequence = self.store_raw(subject_of(self.pool, event), encode(event))
+        if identity is not None:
+            self._ids[identity] = sequence
+            if len(self._ids) > MESSAGE_IDS_MAX:
+                self._ids.popitem(last=False)
+        return sequence
+
+    def at(self, sequence: Sequence) -> _Stored | None:
+        index = sequence - self._first
+        return self._entries[index] if 0 <= index < len(self._entries) else None
+
+    async def changed(self) -> None:
+        """Wait until something was stored or happened."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def serve(self, subject: str, served: "_Served") -> None:
+        self._handlers.setdefault(subject, []).append(served)
+
+    def unserve(self, subject: str, served: "_Served") -> None:
+        self._handlers[subject].remove(served)
+
+    def ask(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+        """Raises NoResponderError."""
+        served = self._handlers.get(subject) if self.available else None
+        if not served:
+            nobody = f"nobody serves {subject}"
+            raise NoResponderError(nobody)
+        for one in served:
+            one.offer(payload, answer)
+
+    def _drop_oldest(self) -> None:
+        self._bytes -= len(self._entries.popleft().payload)
+        self._first += 1
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLink:
+    log: "MemoryLog"
+    commands: "MemoryCommands"
+
+
+class _Writes:
+    """What one client has not yet written."""
+
+    def __init__(self, broker: MemoryBroker, clock: Clock, name: str, listener: LogListener, window_max: int) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._name = name
+        self._listener = listener
+        self._window_max = window_max
+        self._held: deque[LogEvent] = deque()
+        self._lost = 0
+        self._lost_reason = ""
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def put(self, event: LogEvent) -> None:
+        if self._broker.available:
+            self.write(event)
+            self.mark_loss()
+        elif len(self._held) < self._window_max:
+            self._held.append(event)
+            self.idle.clear()
+        else:
+            self._lose("too many writes wait for their confirmation")
+
+    def write(self, event: LogEvent) -> Sequence | None:
+        """The stored sequence, or None where the fault lost it."""
+        fault = self._broker.fault(event)
+        if fault == "lose":
+            self._lose("lost by a fault")
+            return None
+        sequence = self._broker.store(event)
+        if fault == "duplicate":
+            self._broker.store_raw(subject_of(self._broker.pool, event), encode(event))
+        self._listener.appended(type(event).__name__)
+        return sequence
+
+    def resume(self) -> None:
+        while self._held:
+            self.write(self._held.popleft())
+        self.mark_loss()
+        self.idle.set()
+
+    def mark_loss(self) -> None:
+        """Say in the log how many writes it misses."""
+        count, self._lost = self._lost, 0
+        if count:
+            self._broker.store(
+                WritesLost(at=self._clock.now(), writer=self._name, count=count, reason=self._lost_reason)
+            )
+
+    def _lose(self, reason: str) -> None:
+        self._lost += 1
+        self._lost_reason = reason
+        self._listener.lost(1, reason)
+
+
+class MemoryLog(EventLog):
+    """One client's view of the broker's stream."""
+
+    def __init__(self, broker: MemoryBroker, writes: _Writes, listener: LogListener) -> None:
+        self._broker = broker
+        self._writes = writes
+        self._listener = listener
+
+    @override
+    async def append(self, event: LogEvent) -> Sequence:
+        sequence = self._writes.write(event) if self._broker.available else None
+        if sequence is None:
+            unavailable = "the write was not confirmed"
+            raise LogUnavailableError(unavailable)
+        return sequence
+
+    @override
+    def append_soon(self, event: LogEvent) -> None:
+        self._writes.put(event)
+
+    @override
+    async def flush(self, timeout: Seconds) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writes.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @override
+    async def extent(self) -> LogExtent:
+        if not self._broker.available:
+            unavailable = "the broker is away"
+            raise LogUnavailableError(unavailable)
+        return self._broker.extent
+
+    @override
+    async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
+        reader = _Reader(self._broker, start, kinds)
+        while True:
+            found = reader.next() if self._broker.available else None
+            if found is None:
+                await self._broker.changed()
+                continue
+            if isinstance(found, LogReset):
+                self._listener.reset(found.reason)
+            elif found.event is None:
+                self._listener.undecodable(found.subject, found.problem)
+            yield found
+
+
+class _Reader:
+    def __init__(self, broker: MemoryBroker, start: Sequence, kinds: tuple[str, ...]) -> None:
+        self._broker = broker
+        self._position = start - 1
+        self._identity: str | None = None
+        self._last: _Stored | None = None
+        self._prefixes = tuple(f"{SUBJECT_ROOT}.{broker.pool}.{kind}" for kind in kinds)
+
+    def next(self) -> LogEntry | LogReset | None:
+        extent = self._broker.extent
+        broken = self._broken(extent)
+        self._identity = extent.identity
+        if broken:
+            self._position, self._last = extent.first - 1, None
+            return LogReset(extent.first, broken)
+        while (stored := self._broker.at(self._position + 1)) is not None:
+            self._position += 1
+            self._last = stored
+            if self._wanted(stored.subject):
+                return _entry(self._position, stored)
+        return None
+
+    def _broken(self, extent: LogExtent) -> str:
+        if self._identity not in (None, extent.identity):
+            return "the log was recreated"
+        if extent.last < self._position:
+            return f"the log ends at {extent.last}, but {self._position} was read"
+        if extent.first > self._position + 1:
+            return f"entries {self._position + 1} to {extent.first - 1} were dropped before they were read"
+        if self._last is not None and self._broker.at(self._position) not in (None, self._last):
+            return f"the log went on differently after entry {self._position}"
+        return ""
+
+    def _wanted(self, subject: str) -> bool:
+        return not self._prefixes or any(subject == p or subject.startswith(p + ".") for p in self._prefixes)
+
+
+def _entry(sequence: Sequence, stored: _Stored) -> LogEntry:
+    try:
+        return LogEntry(sequence, stored.subject, stored.payload, decode_event(stored.payload))
+    except UndecodableError as error:
+        return LogEntry(sequence, stored.subject, stored.payload, None, str(error))
+
+
+class _Served:
+    """A handler with the commands that wait for it."""
+
+    def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
+        self._subject = subject
+        self._handler = handler
+        self._listener = listener
+        self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+
+    def offer(self, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+        try:
+            self._waiting.put_nowait((payload, answer))
+        except asyncio.QueueFull:
+            self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
+
+    async def work(self) -> None:
+        while True:
+            payload, answer = await self._waiting.get()
+            try:
+                command = decode_command(payload)
+            except UndecodableError as error:
+                self._listener.undecodable(self._subject, str(error))
+                continue
+            try:
+                await self._handler(command, _Answer(answer))
+            except Exception as error:  # noqa: BLE001 - one bad command must not end the service
+                self._listener.handler_failed(self._subject, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A Reply: the first one counts."""
+
+    _answer: asyncio.Future[bytes]
+
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer if isinstance(answer, bytes) else encode(answer))
+
+
+class MemoryCommands(Commands):
+    """One client's commands."""
+
+    def __init__(self, broker: MemoryBroker, listener: LogListener) -> None:
+        self._broker = broker
+        self._listener = listener
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self._broker.available
+
+    @override
+    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+        answer = await self.request_bytes(subject, encode(command), timeout=timeout)
+        try:
+            return decode_command(answer)
+        except UndecodableError as error:
+            self._listener.undecodable(subject, str(error))
+            not_understood = f"the answer on {subject} was not understood: {error}"
+            raise CommandTimeoutError(not_understood) from error
+
+    @override
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._broker.ask(subject, payload, answer)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError as error:
+            no_answer = f"no answer on {subject} within {timeout:g} s"
+            raise CommandTimeoutError(no_answer) from error
+
+    @override
+    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler)
+
+    @asynccontextmanager
+    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+        served = _Served(subject, handler, self._listener)
+        work = asyncio.create_task(served.work())
+        self._broker.serve(subject, served)
+        try:
+            yield
+        finally:
+            self._broker.unserve(subject, served)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)

@@ -1,0 +1,577 @@
+"""vLLM's KV events, read off ZMQ: what one engine's cache stored and removed, in order and without holes.
+
+Owns the wire form (three PUB frames, the replay socket, msgpack in its two shapes) and continuity: batches carry
+a sequence, what is missing is asked from the replay socket, and what cannot be had is said as an `EngineGap`.
+It knows nothing about pool keys or the log; engine hashes pass through untouched.
+
+PUB/SUB gives no promise: a slow joiner misses the beginning, a full buffer drops silently, and an engine that
+restarts begins again at sequence 0. One question to the replay socket settles all three: "everything from the
+last batch I saw on". If that batch comes back byte for byte, the engine is still the same one and what follows it
+was missed; if it is another, or there is none, the engine is a new one; if the answer begins later, the rest has
+left the engine's buffer. It is asked after a hole, after a reconnect, and whenever the engine is silent for a
+while, because the last batch before a silence may be the one that was dropped.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from pointsman.primitives import Seconds, Sequence
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""A larger ZMQ frame closes the connection; a larger payload does not decode."""
+EVENTS_PER_BATCH_MAX = 65_536
+BLOCKS_PER_EVENT_MAX = 65_536
+TOKENS_PER_EVENT_MAX = 4_194_304
+HASH_BYTES_MAX = 64
+
+RECEIVE_QUEUE_MAX = 100_000
+"""Batches that wait inside ZMQ for us; as many as vLLM's publisher keeps on its side."""
+REPLAY_ATTEMPTS_MAX = 3
+REPLAY_FRAME_SECONDS = 2.0
+"""Longest wait for the next frame of a replay; vLLM looks at its replay socket every 0.1 s."""
+REPLAY_SECONDS_MAX = 30.0
+REPLAY_BATCHES_MAX = 1_000_000
+REPLAY_REST_SECONDS = 15.0
+"""How long a replay socket that did not answer is left alone, so that live batches do not wait for it."""
+CONNECT_SECONDS_MAX = 5.0
+MESSAGES_PER_TURN_MAX = 16
+"""Messages taken before other tasks of the process get their turn."""
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 10_000
+
+SEQUENCE_BYTES = 8
+END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+
+EngineHash = int | bytes
+"""How the engine names a block. Opaque, and of no meaning outside this engine."""
+
+_Hash = int | Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES_MAX)]
+_Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=BLOCKS_PER_EVENT_MAX)]
+_Tokens = Annotated[list[int], msgspec.Meta(max_length=TOKENS_PER_EVENT_MAX)]
+
+
+class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
+    """Consecutive blocks became resident after `parent_block_hash` (None: they start a prompt).
+
+    Field order is the engine's, because older engines send fields by position. `extra_keys` has one entry a block:
+    what besides tokens went into its hash (LoRA name, multimodal identifiers, cache salt).
+    """
+
+    block_hashes: _Hashes
+    parent_block_hash: _Hash | None
+    token_ids: _Tokens
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
+    """One copy of each of these blocks was evicted."""
+
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    """The prefix cache was reset."""
+
+
+EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAttached:
+    """Reading begins. `exact`: what follows is everything since the engine's start."""
+
+    exact: bool
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRestarted:
+    """The engine behind the endpoint is a new one, its cache began empty. `exact` as in EngineAttached."""
+
+    exact: bool
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBatch:
+    """One message. `undecodable` of its events were lost to us, for the reason in `problem`; `unknown` ones are of
+    a type that we do not know and need not (`problem` names the last)."""
+
+    sequence: Sequence
+    timestamp: Seconds
+    events: tuple[EngineEvent, ...]
+    dp_rank: int = 0
+    undecodable: int = 0
+    unknown: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGap:
+    """`missed` batches are gone for good. What comes next may build on blocks we never heard of."""
+
+    missed: int
+    reason: str
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReplayed:
+    """`recovered` batches had been missed and were got back; they came just before this."""
+
+    recovered: int
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNoise:
+    """A message that is none of vLLM's."""
+
+    reason: str
+    dp_rank: int = 0
+
+
+EngineItem = EngineAttached | EngineRestarted | EngineBatch | EngineGap | EngineReplayed | EngineNoise
+
+
+@dataclass(frozen=True, slots=True)
+class KvEndpoint:
+    """Where one engine (one data-parallel rank of it) publishes. `replay` may be empty: then nothing missed can be
+    had again."""
+
+    publish: str
+    replay: str = ""
+    dp_rank: int = 0
+
+    @property
+    def publish_address(self) -> str:
+        return dialled(self.publish)
+
+    @property
+    def replay_address(self) -> str:
+        return dialled(self.replay)
+
+
+def dialled(endpoint: str) -> str:
+    """The address to dial for an endpoint as the engine's own configuration writes it: `*` means this machine."""
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:"):
+        if endpoint.startswith(wildcard):
+            return "tcp://127.0.0.1:" + endpoint.removeprefix(wildcard)
+    return endpoint
+
+
+class _ReplayError(Exception):
+    """The replay socket did not answer as it should, within its bounds."""
+
+
+class _ReplaySocket:
+    """Asks one engine for past batches. Each question has its own connection: late answers cannot meet a new one."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._context = context
+        self._address = address
+
+    async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        """Batches from `start` on that the engine still has. Raises _ReplayError."""
+        deadline = time.monotonic() + REPLAY_SECONDS_MAX
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            _bound(socket)
+            socket.connect(self._address)
+            await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+            for _ in range(REPLAY_BATCHES_MAX):
+                sequence, payload = await self._next(socket, deadline)
+                if sequence == END_OF_REPLAY:
+                    return
+                yield int.from_bytes(sequence, "big"), payload
+            msg = f"more than {REPLAY_BATCHES_MAX} batches"
+            raise _ReplayError(msg)
+        finally:
+            socket.close(linger=0)
+
+    async def _next(self, socket: zmq.asyncio.Socket, deadline: float) -> tuple[bytes, bytes]:
+        """Sequence and payload stand last; what precedes them (delimiter, topic) differs between versions."""
+        seconds = min(REPLAY_FRAME_SECONDS, deadline - time.monotonic())
+        if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
+            msg = "no answer in time"
+            raise _ReplayError(msg)
+        frames = await socket.recv_multipart()
+        if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
+            msg = f"an answer of {len(frames)} frames without a sequence"
+            raise _ReplayError(msg)
+        return frames[-2], frames[-1]
+
+
+class _LiveSocket:
+    """The subscription, and whether the connection under it is still the one it was."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._socket = context.socket(zmq.SUB)
+        _bound(self._socket)
+        for option, value in (
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 1_000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.subscribe(b"")
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
+        self._socket.connect(address)
+
+    async def connected(self, seconds: Seconds) -> bool:
+        """Wait for the connection to stand, at most `seconds`."""
+        return bool(await self._monitor.poll(int(seconds * 1000))) and self.reconnected()
+
+    def reconnected(self) -> bool:
+        """Whether a connection came up since the last call."""
+        came_up = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))
+                came_up = came_up or event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return came_up
+
+    async def arrival(self, seconds: Seconds) -> bool:
+        """Wait until something can be received, at most `seconds`."""
+        return bool(await self._socket.poll(int(seconds * 1000)))
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, if one is here."""
+        try:
+            return self._queue.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def discard(self) -> None:
+        """Drop what is here: it may be from before a reconnect, and the replay has it."""
+        for _ in range(RECEIVE_QUEUE_MAX):
+            if self.receive() is None:
+                return
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one answer of the replay socket turned out to be."""
+
+    known_hole: Sequence | None = None
+    """Where the answer before this one had a hole: if this one has it too, it is the engine's."""
+    hole: Sequence | None = None
+    empty: bool = True
+    torn: bool = False
+    new_engine: bool = False
+    recovered: int = 0
+
+
+class ZmqKvEvents:
+    """One engine's events: iterate `items` once.
+
+    With data parallelism each rank has its own cache and endpoint: one of these for each.
+    """
+
+    def __init__(self, endpoint: KvEndpoint, *, idle_check_seconds: Seconds = 2.0) -> None:
+        """`idle_check_seconds`: after so long a silence the replay socket is asked whether it is one."""
+        self._endpoint = endpoint
+        self._rank = endpoint.dp_rank
+        self._idle_check_seconds = idle_check_seconds
+        self._replay: _ReplaySocket | None = None
+        self._replay_rests_until = 0.0
+        self._replay_gave = False
+        self._expected: Sequence | None = None
+        """The sequence that comes next; None while not even the first is known."""
+        self._last_fingerprint: int | None = None
+        self._last_live: Sequence = -1
+        self._unproven = False
+        """Whether the connection was lost, and not yet shown to lead to the same engine as before."""
+
+    async def items(self) -> AsyncGenerator[EngineItem, None]:
+        """For ever: EngineAttached, then batches in order, with gaps and restarts where they happened.
+
+        Its sockets live as long as the iteration: close it (`aclosing`) to let go of them.
+        """
+        context = zmq.asyncio.Context()
+        live = _LiveSocket(context, self._endpoint.publish_address)
+        if self._endpoint.replay:
+            self._replay = _ReplaySocket(context, self._endpoint.replay_address)
+        try:
+            await live.connected(CONNECT_SECONDS_MAX)
+            async for item in self._begin(EngineAttached):
+                yield item
+            async for item in self._follow(live):
+                yield item
+        finally:
+            live.close()
+            context.destroy(linger=0)
+
+    async def _follow(self, live: _LiveSocket) -> AsyncIterator[EngineItem]:
+        for turn in itertools.count():
+            if turn % MESSAGES_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
+            if live.reconnected():
+                self._on_reconnect(live)
+            if self._unproven and self._can_replay:
+                async for item in self._resume():
+                    yield item
+            frames = live.receive()
+            if frames is not None:
+                async for item in self._on_message(frames):
+                    yield item
+            elif not await live.arrival(self._idle_check_seconds):
+                async for item in self._resume():
+                    yield item
+
+    @property
+    def _can_replay(self) -> bool:
+        return self._replay is not None and time.monotonic() >= self._replay_rests_until
+
+    def _on_reconnect(self, live: _LiveSocket) -> None:
+        """It may be another engine now. What is queued may be the old one's; the replay has what is worth having."""
+        self._last_live = -1
+        if self._replay is not None:
+            self._unproven = True
+            live.discard()
+
+    async def _on_message(self, frames: list[bytes]) -> AsyncIterator[EngineItem]:
+        if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
+            yield EngineNoise(f"a message of {len(frames)} frames without a sequence", self._rank)
+            return
+        sequence, payload = int.from_bytes(frames[1], "big"), frames[2]
+        if self._expected is None:
+            self._expected = sequence
+        if sequence <= self._last_live or (self._replay is None and sequence < self._expected):
+            async for item in self._on_step_back(sequence):
+                yield item
+        self._last_live = sequence
+        if sequence > self._expected:
+            async for item in self._resume(ahead=True):
+                yield item
+        if sequence > self._expected:
+            yield EngineGap(sequence - self._expected, "not replayed", self._rank)
+            self._expected = sequence
+        if sequence == self._expected:
+            yield self._take(sequence, payload)
+
+    async def _on_step_back(self, sequence: Sequence) -> AsyncIterator[EngineItem]:
+        """A sequence that was passed already: sent twice, or counted anew by an engine that restarted. The replay
+        tells which; without one it is taken for a restart."""
+        if self._replay is not None:
+            async for item in self._resume():
+                yield item
+        else:
+            self._expected = sequence
+            yield EngineRestarted(exact=sequence == 0, dp_rank=self._rank)
+
+    async def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> AsyncIterator[EngineItem]:
+        """Follow the engine from its first batch, or from the oldest that it still has."""
+        self._expected, self._last_fingerprint = None, None
+        self._unproven = False
+        for _ in range(REPLAY_ATTEMPTS_MAX):
+            if not self._can_replay or self._replay is None:
+                break
+            try:
+                async with aclosing(self._replay.batches(0)) as batches:
+                    async for sequence, payload in batches:
+                        self._replay_gave = True
+                        if self._expected is None:
+                            self._expected = sequence
+                            yield announcement(exact=sequence == 0, dp_rank=self._rank)
+                        if sequence != self._expected:
+                            break
+                        yield self._take(sequence, payload)
+            except _ReplayError:
+                if self._expected is None:
+                    continue
+            if self._expected is None:
+                self._expected = 0
+                yield announcement(exact=True, dp_rank=self._rank)
+            else:
+                async for item in self._resume():  # the answer may have had a hole
+                    yield item
+            return
+        if self._replay is not None:
+            self._rest_replay()
+        yield announcement(exact=False, dp_rank=self._rank)
+
+    async def _resume(self, *, ahead: bool = False) -> AsyncIterator[EngineItem]:
+        """Ask for everything from the last batch seen on, and go on from what that says.
+
+        Gives what was missed, a gap where the engine has it no more, or the beginning of a new engine. `ahead`: a
+        later batch was seen, so an empty answer does not mean a new engine.
+        """
+        failures, hole = 0, None
+        while self._expected is not None and self._can_replay:
+            expected = self._expected
+            answer = _Answer(known_hole=hole)
+            try:
+                async for item in self._read_answer(answer):
+                    yield item
+            except _ReplayError:
+                answer.torn = True
+            if answer.recovered:
+                yield EngineReplayed(answer.recovered, self._rank)
+            if not answer.torn:
+                async for item in self._conclude(answer, ahead=ahead):
+                    yield item
+                return
+            hole = answer.hole
+            failures = failures + 1 if self._expected == expected else 0
+            if failures == REPLAY_ATTEMPTS_MAX:
+                self._rest_replay()
+
+    async def _read_answer(self, answer: "_Answer") -> AsyncIterator[EngineItem]:
+        """One answer, as far as it is whole. Raises _ReplayError."""
+        assert self._replay is not None
+        assert self._expected is not None
+        async with aclosing(self._replay.batches(max(0, self._expected - 1))) as batches:
+            async for sequence, payload in batches:
+                self._replay_gave = True
+                if answer.empty and self._is_new_engine(sequence, payload):
+                    answer.new_engine = True
+                    return
+                if sequence > self._expected:
+                    if not answer.empty and self._expected != answer.known_hole:
+                        answer.torn, answer.hole = True, self._expected  # lost on its way? once more will tell
+                        return
+                    yield EngineGap(sequence - self._expected, "left the engine's buffer", self._rank)
+                    self._expected = sequence
+                answer.empty = False
+                if sequence == self._expected:
+                    yield self._take(sequence, payload)
+                    answer.recovered += 1
+
+    async def _conclude(self, answer: "_Answer", *, ahead: bool) -> AsyncIterator[EngineItem]:
+        """What a whole answer says of the engine itself."""
+        behind = answer.empty and not ahead and bool(self._expected) and (self._replay_gave or self._unproven)
+        self._unproven = False
+        if answer.new_engine or behind:  # behind: it has not come as far as we have seen
+            async for item in self._begin(EngineRestarted):
+                yield item
+
+    def _is_new_engine(self, sequence: Sequence, payload: bytes) -> bool:
+        """Whether the first batch of an answer shows another engine than the one we followed. Where the buffer does
+        not reach back far enough to tell, a connection that was never lost means the same one."""
+        assert self._expected is not None
+        if sequence == self._expected - 1:
+            return hash(payload) != self._last_fingerprint
+        return self._unproven and sequence > self._expected
+
+    def _rest_replay(self) -> None:
+        self._replay_rests_until = time.monotonic() + REPLAY_REST_SECONDS
+
+    def _take(self, sequence: Sequence, payload: bytes) -> EngineBatch:
+        self._expected = sequence + 1
+        self._last_fingerprint = hash(payload)
+        return decode_batch(sequence, payload, dp_rank=self._rank)
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=EVENTS_PER_BATCH_MAX)]
+    data_parallel_rank: int | None = None
+
+
+class _BatchAsMap(_Batch, array_like=False):
+    pass
+
+
+class _StoredByPosition(BlockStored, array_like=True, tag="BlockStored"):
+    pass
+
+
+class _RemovedByPosition(BlockRemoved, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedByPosition(AllBlocksCleared, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _AnyMap(msgspec.Struct):
+    type: str
+
+
+_batch = msgspec.msgpack.Decoder(_Batch)
+_batch_map = msgspec.msgpack.Decoder(_BatchAsMap)
+_event_map: msgspec.msgpack.Decoder[EngineEvent] = msgspec.msgpack.Decoder(
+    BlockStored | BlockRemoved | AllBlocksCleared
+)
+_event_array: msgspec.msgpack.Decoder[EngineEvent] = msgspec.msgpack.Decoder(
+    _StoredByPosition | _RemovedByPosition | _ClearedByPosition
+)
+_any_map = msgspec.msgpack.Decoder(_AnyMap)
+_any_array = msgspec.msgpack.Decoder(list[Any])
+_KNOWN_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+def decode_batch(sequence: Sequence, payload: bytes, *, dp_rank: int = 0) -> EngineBatch:
+    """What a payload says; what of it does not decode is counted in the batch, never raised."""
+    try:
+        if len(payload) > MESSAGE_BYTES_MAX:
+            return EngineBatch(sequence, 0.0, (), dp_rank, undecodable=1, problem=f"{len(payload)} bytes are too many")
+        batch = (_batch_map if _is_map(payload) else _batch).decode(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return EngineBatch(sequence, 0.0, (), dp_rank, undecodable=1, problem=str(error))
+    events: list[EngineEvent] = []
+    undecodable = unknown = 0
+    problem = ""
+    for raw in batch.events:
+        try:
+            events.append((_event_map if _is_map(raw) else _event_array).decode(raw))
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            kind = _type_of(raw)
+            if kind is None or kind in _KNOWN_TYPES:
+                undecodable += 1
+                problem = f"{kind}: {error}"
+            else:
+                unknown += 1
+                problem = problem or f"unknown type {kind}"
+    return EngineBatch(sequence, batch.ts, tuple(events), dp_rank, undecodable, unknown, problem)
+
+
+def _is_map(encoded: bytes | msgspec.Raw) -> bool:
+    """Whether a msgpack value begins as a map (fixmap, map 16, map 32)."""
+    with memoryview(encoded) as view:
+        return len(view) > 0 and (0x80 <= view[0] <= 0x8F or view[0] in (0xDE, 0xDF))
+
+
+def _type_of(raw: msgspec.Raw) -> str | None:
+    """The tag of an event that did not decode, where it has one at all."""
+    try:
+        if _is_map(raw):
+            return _any_map.decode(raw).type
+        tag = _any_array.decode(raw)[:1]
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return tag[0] if tag and isinstance(tag[0], str) else None
+
+
+def _bound(socket: zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)

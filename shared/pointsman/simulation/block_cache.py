@@ -1,0 +1,385 @@
+"""The KV cache of one engine, block by block, as vLLM manages it.
+
+A request holds blocks. One that is full gets a hash, chained over all tokens before it, and is then *cached*: others
+may hold it too, and after the last one let go it stays, in case it is asked for again, until its place is needed.
+Requests let go of their blocks tail first, so that the order of eviction takes leaves before their parents and what
+is cached is always closed under prefixes.
+
+Hashes are the engine's own (`BlockHasher`, or whatever a simulation brings along): opaque 64-bit numbers that mean
+nothing outside this engine. They are never Pointsman's block keys.
+
+One thing is simpler than in vLLM: when two requests compute the same block at once, the second copy is given back as
+soon as it is full, where vLLM keeps both. So a hash is stored once and removed once, and the events of this cache,
+folded into a plain set, are what it holds.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from sys import byteorder
+from typing import Protocol
+
+from typing_extensions import override
+
+from pointsman.primitives import Tokens
+
+BlockHash = int
+"""Chained hash of a full block, 64 bits, in the engine's own scheme."""
+
+HASH_BYTES = 8
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIdentity:
+    """What keeps equal tokens apart: the LoRA adapter, and the salt that separates tenants."""
+
+    lora: str = ""
+    cache_salt: str = ""
+
+    def extra_keys(self, *, first_block: bool) -> tuple[str, ...] | None:
+        """What enters a block's hash beside its tokens, as vLLM reports it: the salt only in the first block."""
+        keys = (*((self.lora,) if self.lora else ()), *((self.cache_salt,) if first_block and self.cache_salt else ()))
+        return keys or None
+
+
+ANYONE = PromptIdentity()
+"""No adapter, no salt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCached:
+    """Consecutive blocks of one prefix are now held. `parent` is None where the first one starts a prompt.
+
+    `tokens` are those of all the blocks, empty where the chain was given as hashes.
+    """
+
+    parent: BlockHash | None
+    hashes: Sequence[BlockHash]
+    tokens: Sequence[int]
+    identity: PromptIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksEvicted:
+    """These blocks are no longer held; in the order in which they went."""
+
+    hashes: Sequence[BlockHash]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset:
+    """Nothing is held any more."""
+
+
+CacheChange = RunCached | BlocksEvicted | CacheReset
+
+
+class BlockHasher:
+    """Chains block hashes over token ids, salted by `seed` as an engine's process salts its own."""
+
+    def __init__(self, *, block_tokens: Tokens, seed: int = 0) -> None:
+        self.block_tokens = block_tokens
+        self._root = blake2b(f"engine-{seed}".encode(), digest_size=HASH_BYTES).digest()
+
+    def extend(self, parent: BlockHash | None, tokens: "array[int]", identity: PromptIdentity) -> list[BlockHash]:
+        """Hashes of the whole blocks in `tokens` (array of unsigned 32-bit), chained after `parent`."""
+        data = _little_endian(tokens)
+        width = self.block_tokens * tokens.itemsize
+        previous = self._root if parent is None else parent.to_bytes(HASH_BYTES, "little")
+        hashes = []
+        for start in range(0, len(data) - width + 1, width):
+            extra = identity.extra_keys(first_block=parent is None and start == 0)
+            suffix = repr(extra).encode() if extra else b""
+            block = previous + data[start : start + width] + suffix
+            previous = blake2b(block, digest_size=HASH_BYTES).digest()
+            hashes.append(int.from_bytes(previous, "little"))
+        return hashes
+
+
+TokenSource = Callable[[int, int], Sequence[int]]
+"""The generated tokens from `start` to `stop`, counted from the first generated one."""
+
+
+class BlockChain(Protocol):
+    """The blocks of one request's tokens, prompt first, as far as they were asked for."""
+
+    @property
+    def hashes(self) -> list[BlockHash]: ...
+
+    @property
+    def identity(self) -> PromptIdentity: ...
+
+    def extend_to(self, blocks: int) -> None:
+        """Make sure that the first `blocks` blocks have their hashes."""
+        ...
+
+    def tokens(self, first: int, last: int) -> Sequence[int]:
+        """Token ids of blocks `first` to `last` (exclusive); empty where the tokens are not known."""
+        ...
+
+
+class TokenChain(BlockChain):
+    """A chain hashed from token ids: those of the prompt, then those that will be generated."""
+
+    def __init__(self, prompt: Sequence[int], *, generated: TokenSource, hasher: BlockHasher, identity: PromptIdentity):
+        """Hashes the prompt's whole blocks. Raises ValueError when a token id does not fit 32 bits."""
+        try:
+            self._tokens = array("I", prompt)
+        except (OverflowError, TypeError) as error:
+            msg = "token ids must be integers from 0 to 4294967295"
+            raise ValueError(msg) from error
+        self._prompt_length = len(prompt)
+        self._generated = generated
+        self._hasher = hasher
+        self._identity = identity
+        self._hashes = hasher.extend(None, self._tokens, identity)
+
+    @property
+    @override
+    def hashes(self) -> list[BlockHash]:
+        return self._hashes
+
+    @property
+    @override
+    def identity(self) -> PromptIdentity:
+        return self._identity
+
+    @override
+    def extend_to(self, blocks: int) -> None:
+        if blocks <= len(self._hashes):
+            return
+        width = self._hasher.block_tokens
+        known = len(self._tokens)
+        if blocks * width > known:
+            missing = self._generated(known - self._prompt_length, blocks * width - self._prompt_length)
+            self._tokens.extend(missing)
+        parent = self._hashes[-1] if self._hashes else None
+        fresh = self._tokens[len(self._hashes) * width : blocks * width]
+        self._hashes += self._hasher.extend(parent, fresh, self._identity)
+
+    @override
+    def tokens(self, first: int, last: int) -> Sequence[int]:
+        width = self._hasher.block_tokens
+        return self._tokens[first * width : last * width].tolist()
+
+
+class OpaqueChain(BlockChain):
+    """A chain that a simulation brings along as hashes. What is generated gets hashes that nobody else has."""
+
+    def __init__(self, hashes: Sequence[BlockHash], *, unique: int) -> None:
+        """`unique` tells this request's generated blocks from all others'."""
+        self._hashes = list(hashes)
+        self._unique = unique
+
+    @property
+    @override
+    def hashes(self) -> list[BlockHash]:
+        return self._hashes
+
+    @property
+    @override
+    def identity(self) -> PromptIdentity:
+        return ANYONE
+
+    @override
+    def extend_to(self, blocks: int) -> None:
+        while len(self._hashes) < blocks:
+            previous = self._hashes[-1] if self._hashes else 0
+            self._hashes.append(_scrambled(previous ^ _scrambled(self._unique)))
+
+    @override
+    def tokens(self, first: int, last: int) -> Sequence[int]:
+        return ()
+
+
+class EvictionOrder(Protocol):
+    """The cached blocks that no request holds, and which of them goes first."""
+
+    def add(self, hashes: Iterable[BlockHash]) -> None:
+        """The last holder let go of these blocks, in this order: of one request, tail first."""
+        ...
+
+    def discard(self, block: BlockHash) -> None:
+        """The block is held again."""
+        ...
+
+    def take(self, count: int) -> list[BlockHash]:
+        """Give up `count` blocks, first the one that goes first. There are at least as many."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+class LeastRecentlyUsed(EvictionOrder):
+    """vLLM's free queue: who was let go longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[BlockHash, None] = OrderedDict()
+
+    @override
+    def add(self, hashes: Iterable[BlockHash]) -> None:
+        self._queue.update(dict.fromkeys(hashes))
+
+    @override
+    def discard(self, block: BlockHash) -> None:
+        del self._queue[block]
+
+    @override
+    def take(self, count: int) -> list[BlockHash]:
+        popped = self._queue.popitem
+        return [popped(last=False)[0] for _ in range(count)]
+
+    @override
+    def clear(self) -> None:
+        self._queue.clear()
+
+    @override
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"lru": LeastRecentlyUsed}
+"""Eviction policies by name."""
+
+
+class BlockCache:
+    """A fixed number of blocks: some *private* (held by one request, not full yet), the rest cached or empty.
+
+    Every change is also an event, kept until `take_changes`.
+    """
+
+    def __init__(self, *, blocks_max: int, order: EvictionOrder | None = None) -> None:
+        self.blocks_max = blocks_max
+        self._holders: dict[BlockHash, int] = {}
+        self._unheld: EvictionOrder = LeastRecentlyUsed() if order is None else order
+        self._private = 0
+        self._changes: list[CacheChange] = []
+
+    @property
+    def blocks_free(self) -> int:
+        """Blocks that a request could get now: empty ones, and cached ones that nobody holds."""
+        return self.blocks_max - self._private - len(self._holders) + len(self._unheld)
+
+    @property
+    def blocks_held(self) -> int:
+        """Blocks that requests hold."""
+        return self.blocks_max - self.blocks_free
+
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._holders
+
+    def __len__(self) -> int:
+        """Cached blocks, held or not."""
+        return len(self._holders)
+
+    def cached(self) -> set[BlockHash]:
+        """All cached blocks: a copy."""
+        return set(self._holders)
+
+    def hit(self, hashes: Sequence[BlockHash], *, blocks_max: int) -> int:
+        """How many leading blocks are cached, at most `blocks_max`."""
+        holders = self._holders
+        count = 0
+        for block in islice(hashes, blocks_max):
+            if block not in holders:
+                break
+            count += 1
+        return count
+
+    def free_beside(self, hashes: Iterable[BlockHash]) -> int:
+        """`blocks_free` as it would be after `hold(hashes)`; all of them are cached."""
+        holders = self._holders
+        return self.blocks_free - sum(1 for block in hashes if not holders[block])
+
+    def hold(self, hashes: Iterable[BlockHash]) -> None:
+        """One more request holds these cached blocks."""
+        holders = self._holders
+        for block in hashes:
+            if not holders[block]:
+                self._unheld.discard(block)
+            holders[block] += 1
+
+    def allocate(self, count: int) -> bool:
+        """Take `count` private blocks, evicting where needed. False, and nothing happened, when there are not so many."""
+        evict = count - (self.blocks_max - self._private - len(self._holders))
+        if evict > len(self._unheld):
+            return False
+        if evict > 0:
+            self._evict(evict)
+        self._private += count
+        return True
+
+    def fill(self, chain: BlockChain, first: int, last: int) -> None:
+        """A request's private blocks `first` to `last` (exclusive) of `chain` are full: they are cached from now on,
+        held by the request. Of a block that is cached already the request's own copy is given back."""
+        hashes = chain.hashes
+        fresh_from = first
+        for index in range(first, last):
+            if hashes[index] in self._holders:
+                self._announce(chain, fresh_from, index)
+                self.hold((hashes[index],))
+                fresh_from = index + 1
+            else:
+                self._holders[hashes[index]] = 1
+        self._announce(chain, fresh_from, last)
+        self._private -= last - first
+
+    def release(self, hashes: Sequence[BlockHash], *, private: int) -> None:
+        """A request lets go of its cached blocks (given from the first on) and of `private` private ones."""
+        holders = self._holders
+        let_go = []
+        for block in reversed(hashes):
+            left = holders[block] - 1
+            holders[block] = left
+            if not left:
+                let_go.append(block)
+        self._unheld.add(let_go)
+        self._private -= private
+
+    def reset(self) -> bool:
+        """Drop everything that is cached. False, and nothing happened, while a request holds blocks."""
+        if self.blocks_held:
+            return False
+        self._holders.clear()
+        self._unheld.clear()
+        self._changes.append(CacheReset())
+        return True
+
+    def take_changes(self) -> list[CacheChange]:
+        """What changed since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _evict(self, count: int) -> None:
+        evicted = self._unheld.take(count)
+        for block in evicted:
+            del self._holders[block]
+        self._changes.append(BlocksEvicted(evicted))
+
+    def _announce(self, chain: BlockChain, first: int, last: int) -> None:
+        if first == last:
+            return
+        parent = chain.hashes[first - 1] if first else None
+        run = RunCached(parent, chain.hashes[first:last], chain.tokens(first, last), chain.identity)
+        self._changes.append(run)
+
+
+def _little_endian(tokens: "array[int]") -> bytes:
+    if byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _scrambled(value: int) -> int:
+    """A 64-bit mix without fixed points worth worrying about (splitmix64's finaliser)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,470 @@
+"""`pointsman bench-gateway`: what the ingress and the scheduler add to a direct call of the same engine.
+
+Both ways are taken in turn within one run, with the same bytes over kept-alive connections of the same bare client, so
+that a noisy machine disturbs both alike; the figure is the median of the paired differences. Prompts repeat, so that
+the engine has them cached and its own time is small and equal on both ways.
+
+Wall times depend on the machine and on what else it does; instructions hardly do. Where `perf` may count, it counts
+those that the ingress and the scheduler execute, less what they execute when idle.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pointsman.tooling.discovery import FleetFile, find_fleet
+
+WARM_UP_REQUESTS = 20
+TOKEN_IDS_BYTES = 40_000
+TOKEN_IDS = range(10_000, 30_000)
+STREAM_TOKENS = 64
+STREAMS_AT_ONCE = 8
+PERF_REQUESTS_MIN = 200
+IDLE_SECONDS = 2.0
+REQUEST_SECONDS_MAX = 60.0
+GENEROUS_SLO_MS = 10_000_000
+"""So that nothing is refused at full load: what is measured is the way, not the engines."""
+
+
+class BenchError(click.ClickException):
+    """The measurement cannot be made; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server to call, by its base URL."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> "Target":
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.hostname is None:
+            message = f"{url!r} is no URL"
+            raise BenchError(message)
+        return cls(parts.hostname, parts.port or 80)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, ready to be sent to any server."""
+
+    name: str
+    path: str
+    body: bytes
+
+    def to(self, target: Target) -> bytes:
+        head = (
+            f"POST {self.path} HTTP/1.1\r\nhost: {target.host}:{target.port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(self.body)}\r\nx-slo-ttft-ms: {GENEROUS_SLO_MS}\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    head: bytes
+    body: bytes
+
+    def header(self, name: str) -> str:
+        for line in self.head.split(b"\r\n"):
+            key, _, value = line.partition(b":")
+            if key.strip().lower() == name.encode():
+                return value.strip().decode()
+        return ""
+
+
+@dataclass
+class Added:
+    """Milliseconds of one kind of body, direct and through the gateway."""
+
+    direct_p50_ms: float
+    gateway_p50_ms: float
+    added_p50_ms: float
+    added_p90_ms: float
+    requests: int
+    elsewhere: int
+    """Requests that the gateway sent to another engine than the direct calls; they are left out."""
+
+
+@dataclass
+class Instructions:
+    """Thousands of instructions, user and kernel together."""
+
+    per_request_k: float
+    per_chunk_k: float | None
+
+
+@dataclass
+class Figures:
+    added: dict[str, Added] = field(default_factory=dict)
+    requests_per_s: dict[str, float] = field(default_factory=dict)
+    concurrency: int = 0
+    instructions: dict[str, Instructions] = field(default_factory=dict)
+    not_measured: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "added": {name: vars(added) for name, added in self.added.items()},
+            "requests_per_s": self.requests_per_s,
+            "concurrency": self.concurrency,
+            "instructions": {name: vars(counted) for name, counted in self.instructions.items()},
+            "not_measured": self.not_measured,
+        }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured. `engines`: URL by instance name; `pids`: process by service."""
+
+    gateway: Target
+    engines: dict[str, Target]
+    pids: dict[str, int]
+    model: str
+    requests: int
+    concurrency: int
+
+
+@click.command("bench-gateway", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--url", help="The gateway; by default that of the fleet on this machine.")
+@click.option("--engine-url", help="The engine to call directly; by default the one that the gateway uses.")
+@click.option("--ingress-pid", type=int, help="Process whose instructions are counted; by default found.")
+@click.option("--scheduler-pid", type=int, help="Process whose instructions are counted; by default found.")
+@click.option("--model", help="Model to ask for; by default the fleet's.")
+@click.option("--nats", metavar="URL", help="Measure the fleet on this nats-server.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Measure the fleet of this directory.")
+@click.option(
+    "--requests", default=500, show_default=True, type=click.IntRange(10, 100_000), help="Pairs of each kind."
+)
+@click.option(
+    "--concurrency", default=64, show_default=True, type=click.IntRange(1, 1024), help="Of the throughput run."
+)
+@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
+def bench_gateway_command(
+    url: str | None,
+    engine_url: str | None,
+    ingress_pid: int | None,
+    scheduler_pid: int | None,
+    model: str | None,
+    nats: str | None,
+    data: Path | None,
+    requests: int,
+    concurrency: int,
+    out: Path | None,
+) -> None:
+    """Measure what the gateway adds to a direct call of the same engine.
+
+    \b
+    Latency at concurrency 1 (a small chat, and 40 kB of token ids), requests a second at full load, and, where
+    `perf` may count, instructions per request and per streamed chunk of the ingress and of the scheduler.
+      pointsman bench-gateway                                         the fleet that runs on this machine
+      pointsman bench-gateway --url http://HOST:8080 --engine-url http://HOST:8000 --model NAME
+    """
+    named = {"ingress": ingress_pid, "scheduler": scheduler_pid}
+    fleet = None if url and engine_url and model else find_fleet(nats, data)
+    pids = _pids(fleet) | {role: pid for role, pid in named.items() if pid}
+    setup = Setup(
+        gateway=Target.of(url or (fleet.ingress if fleet else "")),
+        engines={"": Target.of(engine_url)} if engine_url else _engines(fleet),
+        pids=pids,
+        model=model or (fleet.model if fleet else ""),
+        requests=requests,
+        concurrency=concurrency,
+    )
+    figures = asyncio.run(measure(setup))
+    _print(figures)
+    if out is not None:
+        out.write_text(json.dumps(figures.as_json(), indent=2) + "\n")
+
+
+async def measure(setup: Setup, console: Console | None = None) -> Figures:
+    """All figures, one after the other. Raises BenchError where a server does not answer as it should."""
+    figures = Figures(concurrency=setup.concurrency)
+    asks = [_small(setup.model), _token_ids(setup.model)]
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("latency", total=len(asks) + 2 + 1)
+        engine = await _same_engine(setup, asks[0])
+        for ask in asks:
+            figures.added[ask.name] = await _added(setup, ask)
+            progress.advance(task)
+        progress.update(task, description=f"requests/s at concurrency {setup.concurrency}")
+        for name, target in (("direct", engine), ("gateway", setup.gateway)):
+            figures.requests_per_s[name] = await _throughput(target, asks[0], setup)
+            progress.advance(task)
+        progress.update(task, description="instructions")
+        await _count_instructions(setup, asks[0], figures)
+        progress.advance(task)
+    return figures
+
+
+# Latency
+
+
+async def _added(setup: Setup, ask: Ask) -> Added:
+    """Direct and gateway in turn, and who goes first in turn too."""
+    engine = await _same_engine(setup, ask)
+    expected = ""
+    direct: list[float] = []
+    gateway: list[float] = []
+    elsewhere = 0
+    async with connection(engine) as to_engine, connection(setup.gateway) as to_gateway:
+        for number in range(-WARM_UP_REQUESTS, setup.requests):
+            first_direct = number % 2 == 0
+            before = await _timed(to_engine, ask) if first_direct else None
+            through, answer = await _timed(to_gateway, ask)
+            straight, _ = before or await _timed(to_engine, ask)
+            instance = answer.header("x-pointsman-instance")
+            expected = expected or instance
+            if number < 0:
+                continue
+            if instance != expected:
+                elsewhere += 1
+                continue
+            direct.append(straight)
+            gateway.append(through)
+    added = sorted(g - d for g, d in zip(gateway, direct, strict=True))
+    if not added:
+        message = "the gateway never used the engine that was called directly"
+        raise BenchError(message)
+    return Added(
+        direct_p50_ms=statistics.median(direct),
+        gateway_p50_ms=statistics.median(gateway),
+        added_p50_ms=statistics.median(added),
+        added_p90_ms=added[int(len(added) * 0.9)],
+        requests=len(added),
+        elsewhere=elsewhere,
+    )
+
+
+async def _timed(link: "Connection", ask: Ask) -> tuple[float, Answer]:
+    started = time.perf_counter()
+    answer = await link.ask(ask)
+    return (time.perf_counter() - started) * 1000, answer
+
+
+async def _same_engine(setup: Setup, ask: Ask) -> Target:
+    """The engine to which the gateway sends this prompt, once it has settled."""
+    if "" in setup.engines:
+        return setup.engines[""]
+    async with connection(setup.gateway) as link:
+        used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
+    instance = used[-1]
+    if instance not in setup.engines:
+        message = f"the gateway used {instance!r}, whose URL is not known; name it with --engine-url"
+        raise BenchError(message)
+    return setup.engines[instance]
+
+
+# Throughput
+
+
+async def _throughput(target: Target, ask: Ask, setup: Setup) -> float:
+    """Requests a second, every connection asking again as soon as it is answered."""
+    total = max(setup.requests, 10 * setup.concurrency)
+    await _together(target, ask, setup.concurrency, setup.concurrency)
+    started = time.perf_counter()
+    await _together(target, ask, total, setup.concurrency)
+    return total / (time.perf_counter() - started)
+
+
+async def _together(target: Target, ask: Ask, total: int, concurrency: int) -> None:
+    turns = iter(range(total))
+    await asyncio.gather(*(_in_turn(target, ask, turns) for _ in range(concurrency)))
+
+
+async def _in_turn(target: Target, ask: Ask, turns: Iterator[int]) -> None:
+    async with connection(target) as link:
+        for _ in turns:
+            await link.ask(ask)
+
+
+# Instructions
+
+
+async def _count_instructions(setup: Setup, ask: Ask, figures: Figures) -> None:
+    perf = shutil.which("perf")
+    if perf is None or not setup.pids:
+        figures.not_measured = "instructions: " + ("no process ids known" if perf else "perf is not installed")
+        return
+    requests = max(PERF_REQUESTS_MIN, min(setup.requests, 1000))
+    long, short = _stream(setup.model, STREAM_TOKENS), _stream(setup.model, 1)
+    streams = STREAMS_AT_ONCE * 3
+    for name, pid in setup.pids.items():
+        count = _Perf(perf, pid)
+        try:
+            idle = await count.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
+            single = await _busy(count, idle, lambda: _together(setup.gateway, ask, requests, 1))
+            await _together(setup.gateway, long, STREAMS_AT_ONCE, STREAMS_AT_ONCE)
+            many = await _busy(count, idle, lambda: _together(setup.gateway, long, streams, STREAMS_AT_ONCE))
+            few = await _busy(count, idle, lambda: _together(setup.gateway, short, streams, STREAMS_AT_ONCE))
+        except PerfError as error:
+            figures.not_measured = f"instructions: {error}"
+            return
+        per_chunk = (many - few) / streams / (STREAM_TOKENS - 1) / 1000 if name == "ingress" else None
+        figures.instructions[name] = Instructions(single / requests / 1000, per_chunk)
+
+
+async def _busy(count: "_Perf", idle_per_s: float, work: Callable[[], Awaitable[None]]) -> float:
+    """Instructions of `work`, without those that would have been executed anyway."""
+    started = time.perf_counter()
+    counted = await count.during(work)
+    return counted - idle_per_s * (time.perf_counter() - started)
+
+
+class PerfError(Exception):
+    """perf cannot count here."""
+
+
+class _Perf:
+    """Counts the instructions of one process."""
+
+    def __init__(self, perf: str, pid: int) -> None:
+        self._perf = perf
+        self._pid = pid
+
+    async def during(self, work: Callable[[], Awaitable[None]]) -> float:
+        """Raises PerfError."""
+        arguments = ["stat", "-x", ",", "-e", "instructions:u,instructions:k", "-p", str(self._pid)]
+        process = await asyncio.create_subprocess_exec(
+            self._perf, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await asyncio.sleep(0.2)
+            await work()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            _, output = await process.communicate()
+        return _counted(output.decode(errors="replace"))
+
+
+def _counted(output: str) -> float:
+    fields = [line.split(",") for line in output.splitlines() if "instructions" in line]
+    numbers = [float(row[0]) for row in fields if row[0].strip().isdigit()]
+    if len(numbers) < 2:
+        message = "perf may not count here: " + (output.strip().splitlines() or ["it said nothing"])[-1][:200]
+        raise PerfError(message)
+    return sum(numbers)
+
+
+# A client that does as little as possible
+
+
+class Connection:
+    """One kept-alive connection. Answers are read whole; a stream until its last chunk."""
+
+    def __init__(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._target = target
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Raises BenchError unless the answer is 200."""
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                self._writer.write(ask.to(self._target))
+                answer = await self._answer()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            message = f"{self._target.host}:{self._target.port} did not answer: {str(error) or type(error).__name__}"
+            raise BenchError(message) from error
+        if answer.status != 200:
+            message = f"{ask.path} answered {answer.status}: {answer.body[:300].decode(errors='replace')}"
+            raise BenchError(message)
+        return answer
+
+    async def _answer(self) -> Answer:
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        answer = Answer(int(head[9:12]), head, b"")
+        length = answer.header("content-length")
+        body = await self._reader.readexactly(int(length)) if length else await self._chunks()
+        return Answer(answer.status, head, body)
+
+    async def _chunks(self) -> bytes:
+        parts = []
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            parts.append((await self._reader.readexactly(size + 2))[:-2])
+        await self._reader.readexactly(2)
+        return b"".join(parts)
+
+
+@asynccontextmanager
+async def connection(target: Target) -> AsyncIterator[Connection]:
+    """Raises BenchError when nobody listens there."""
+    try:
+        reader, writer = await asyncio.open_connection(target.host, target.port, limit=4 * 1024 * 1024)
+    except OSError as error:
+        message = f"nothing answers at {target.host}:{target.port}: {error.strerror or error}"
+        raise BenchError(message) from error
+    try:
+        yield Connection(target, reader, writer)
+    finally:
+        writer.close()
+
+
+# What is asked, of whom
+
+
+def _small(model: str) -> Ask:
+    body = {"model": model, "messages": [{"role": "user", "content": "Say one word."}], "max_tokens": 1}
+    return Ask("small", "/v1/chat/completions", json.dumps(body).encode())
+
+
+def _token_ids(model: str) -> Ask:
+    tokens = random.Random(40).choices(TOKEN_IDS, k=TOKEN_IDS_BYTES // 7)
+    body = {"model": model, "prompt": tokens, "max_tokens": 1}
+    return Ask("token_ids_40kb", "/v1/completions", json.dumps(body).encode())
+
+
+def _stream(model: str, tokens: int) -> Ask:
+    body = {"model": model, "prompt": [*TOKEN_IDS[:64]], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return Ask(f"stream_{tokens}", "/v1/completions", json.dumps(body).encode())
+
+
+def _engines(fleet: FleetFile | None) -> dict[str, Target]:
+    processes = fleet.of_role("engine") if fleet else []
+    return {process.name: Target.of(process.url) for process in processes if process.url}
+
+
+def _pids(fleet: FleetFile | None) -> dict[str, int]:
+    if fleet is None:
+        return {}
+    return {p.role: p.pid for p in fleet.processes if p.role in ("ingress", "scheduler") and p.pid}
+
+
+def _print(figures: Figures) -> None:
+    console = Console()
+    latency = Table(
+        "body", "direct p50", "gateway p50", "added p50", "added p90", "pairs", title="Latency, one at a time"
+    )
+    for name, added in figures.added.items():
+        numbers = (added.direct_p50_ms, added.gateway_p50_ms, added.added_p50_ms, added.added_p90_ms)
+        latency.add_row(name, *(f"{value:.2f} ms" for value in numbers), str(added.requests))
+    console.print(latency)
+    rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
+    console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
+    if figures.instructions:
+        work = Table("process", "per request", "per streamed chunk", title="Instructions, thousands")
+        for name, counted in figures.instructions.items():
+            chunk = "" if counted.per_chunk_k is None else f"{counted.per_chunk_k:,.0f}"
+            work.add_row(name, f"{counted.per_request_k:,.0f}", chunk)
+        console.print(work)
+    if figures.not_measured:
+        console.print(f"not measured: {figures.not_measured}")

@@ -1,0 +1,65 @@
+"""The command `pointsman`: what people type. Each subcommand is imported only when it is asked for, so that
+`pointsman --help` and `pointsman up` start at once.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+
+import click
+from typing_extensions import override
+
+COMMANDS = {
+    "up": ("pointsman.tooling.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
+    "fleet": ("pointsman.tooling.fleet", "fleet_command", "Show the instances of a running fleet."),
+    "tap": ("pointsman.tooling.tap", "tap_command", "Print what goes into the log, live."),
+    "bench": ("pointsman.tooling.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
+    "bench-gateway": (
+        "pointsman.tooling.bench_gateway",
+        "bench_gateway_command",
+        "Measure what the ingress and the scheduler add to a direct call.",
+    ),
+    "bench-index": ("pointsman.tooling.bench_index", "bench_index_command", "Measure the prefix index."),
+}
+"""Name to module, attribute, and the line that `pointsman --help` shows."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports them when they are run."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, click.Command):
+            message = f"{module}.{attribute} is no command"
+            raise TypeError(message)
+        return found
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(version("pointsman"), prog_name="pointsman")
+def main() -> None:
+    """Route LLM requests to the engine that already holds their prefix, and write down why.
+
+    \b
+    Begin with:
+      pointsman up                      a fleet of simulated engines, in the foreground until Ctrl-C
+    and in another terminal:
+      pointsman fleet --watch           who is there, how loaded, how well known
+      pointsman tap                     every event and decision, as it happens
+      pointsman bench --workload chat   requests, and how well they were served
+
+    A command finds the fleet that runs on this machine by itself; with several, or with one elsewhere, say
+    --data DIR or --nats URL. Each command's own --help has examples, and the POINTSMAN_* variable of each setting.
+    """

@@ -1,0 +1,120 @@
+"""Answers as vLLM writes them. What is the same in every chunk of a stream is rendered once per request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pointsman.primitives import Tokens
+
+DONE = b"data: [DONE]\n\n"
+FINISH_REASON = "length"
+_TEXT_MARK = "\x00text\x00"
+
+encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What names an answer."""
+
+    id: str
+    created: int
+    model: str
+
+
+def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens | None) -> dict[str, Any]:
+    """`cached` None where prompt token details are off."""
+    details = None if cached is None else {"cached_tokens": cached}
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": details,
+    }
+
+
+class ChunkFrames:
+    """Server-sent events of one streamed answer."""
+
+    def __init__(
+        self, heading: Heading, *, object_name: str, opening: dict[str, Any] | None, delta: dict[str, Any]
+    ) -> None:
+        """`opening`: the choice of a first chunk without text, if there is one. `delta`: the choice of all others, in
+        which `_TEXT_MARK` stands for the text."""
+        self._heading = {"id": heading.id, "object": object_name, "created": heading.created, "model": heading.model}
+        self.opening = b"" if opening is None else self._event([opening])
+        self._head, self._tail = self._around_text(delta, finish_reason=None)
+        _, self._last_tail = self._around_text(delta, finish_reason=FINISH_REASON)
+
+    def text(self, json_text: str, *, last: bool) -> bytes:
+        """A chunk with this text, which is escaped already."""
+        return self._head + json_text.encode() + (self._last_tail if last else self._tail)
+
+    def usage(self, numbers: dict[str, Any]) -> bytes:
+        return self._event([], usage=numbers)
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + encode({**self._heading, "choices": choices, **more}) + b"\n\n"
+
+    def _around_text(self, delta: dict[str, Any], *, finish_reason: str | None) -> tuple[bytes, bytes]:
+        head, _, tail = self._event([{**delta, "finish_reason": finish_reason}]).partition(encode(_TEXT_MARK)[1:-1])
+        return head, tail
+
+
+def completion_frames(heading: Heading) -> ChunkFrames:
+    delta = {"index": 0, "text": _TEXT_MARK, "logprobs": None, "finish_reason": None, "stop_reason": None}
+    return ChunkFrames(heading, object_name="text_completion", opening=None, delta=delta)
+
+
+def chat_frames(heading: Heading) -> ChunkFrames:
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    delta = {"index": 0, "delta": {"content": _TEXT_MARK}, "logprobs": None, "finish_reason": None, "stop_reason": None}
+    return ChunkFrames(heading, object_name="chat.completion.chunk", opening=opening, delta=delta)
+
+
+def whole_completion(heading: Heading, text: str, numbers: dict[str, Any]) -> bytes:
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": FINISH_REASON, "stop_reason": None}
+    return _whole(heading, "text_completion", choice, numbers)
+
+
+def whole_chat(heading: Heading, text: str, numbers: dict[str, Any]) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH_REASON, "stop_reason": None}
+    return _whole(heading, "chat.completion", choice, numbers)
+
+
+def model_list(model: str, *, created: int, max_model_len: Tokens) -> bytes:
+    card = {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "pointsman-engine-sim",
+        "root": model,
+        "parent": None,
+        "max_model_len": max_model_len,
+        "permission": [],
+    }
+    return encode({"object": "list", "data": [card]})
+
+
+def error_event(body: bytes) -> bytes:
+    """An error object inside a stream that has begun."""
+    return b"data: " + body + b"\n\n"
+
+
+def _whole(heading: Heading, object_name: str, choice: dict[str, Any], numbers: dict[str, Any]) -> bytes:
+    return encode(
+        {
+            "id": heading.id,
+            "object": object_name,
+            "created": heading.created,
+            "model": heading.model,
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": numbers,
+            "prompt_logprobs": None,
+            "kv_transfer_params": None,
+        }
+    )

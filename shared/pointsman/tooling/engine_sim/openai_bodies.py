@@ -1,0 +1,232 @@
+"""Request bodies, decoded and checked as vLLM checks them; refusals in vLLM's words.
+
+Unknown fields are ignored, as vLLM ignores them. What a simulation cannot do (several choices, echo) is refused
+instead of being done wrong; sampling parameters are checked and have no further effect.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pointsman.primitives import Tokens
+
+COMPLETION_TOKENS_DEFAULT = 16
+"""OpenAI's, and vLLM's."""
+
+CHAT_TOKENS_DEFAULT = 128
+"""Where vLLM would go on until the model ends its answer: a simulated one never does."""
+
+MODEL_VOCABULARY = 152_064
+"""Token ids below this are taken even where the tokenizer knows fewer, as vLLM takes all that the model has rows for."""
+
+
+class ApiError(Exception):
+    """What the client is told instead of an answer."""
+
+    def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+
+    @property
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+
+    @property
+    def wants_stream(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionBody(_Generate, frozen=True, kw_only=True):
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    echo: bool | None = None
+
+
+class ChatBody(_Generate, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_completion = msgspec.json.Decoder(CompletionBody)
+_chat = msgspec.json.Decoder(ChatBody)
+_tokenize = msgspec.json.Decoder(TokenizeBody)
+_detokenize = msgspec.json.Decoder(DetokenizeBody)
+_one_prompt: msgspec.json.Decoder[str | list[int] | None] = msgspec.json.Decoder(str | list[int] | None)
+_several_texts = msgspec.json.Decoder(list[str])
+_several_token_prompts = msgspec.json.Decoder(list[list[int]])
+
+
+def parse_completion(body: bytes) -> CompletionBody:
+    """Raises ApiError."""
+    parsed: CompletionBody = _decoded(_completion, body)
+    _check_sampling(parsed)
+    if parsed.echo:
+        raise ApiError(400, "echo is not supported by the simulated engine", param="echo")
+    return parsed
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """Raises ApiError."""
+    parsed: ChatBody = _decoded(_chat, body)
+    _check_sampling(parsed)
+    if parsed.max_completion_tokens is not None:
+        _check_at_least_one("max_completion_tokens", parsed.max_completion_tokens)
+    return parsed
+
+
+def parse_tokenize(body: bytes) -> TokenizeBody:
+    """Raises ApiError."""
+    parsed: TokenizeBody = _decoded(_tokenize, body)
+    if (parsed.prompt is None) == (parsed.messages is None):
+        raise ApiError(400, "give either prompt or messages", kind="Bad Request")
+    return parsed
+
+
+def parse_detokenize(body: bytes) -> DetokenizeBody:
+    """Raises ApiError."""
+    parsed: DetokenizeBody = _decoded(_detokenize, body)
+    return parsed
+
+
+def prompt_of(body: CompletionBody) -> str | list[int]:
+    """The one prompt, as text or as token ids. Raises ApiError."""
+    try:
+        prompt = _one_prompt.decode(body.prompt)
+    except msgspec.DecodeError:
+        return _only(body.prompt)
+    if prompt is None:
+        raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+    if isinstance(prompt, list) and not prompt:
+        raise _empty_prompt()
+    return prompt
+
+
+def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
+    """Raises ApiError for a prompt that is empty or holds ids that the model does not have."""
+    if not tokens:
+        raise _empty_prompt()
+    highest = max(tokens)
+    if min(tokens) < 0 or highest >= max(vocab_size, MODEL_VOCABULARY):
+        raise ApiError(400, f"Token id {min(tokens) if min(tokens) < 0 else highest} is out of vocabulary")
+
+
+def output_tokens(*, asked: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
+    """How many tokens to generate. Raises ApiError when prompt and output do not fit the model."""
+    wanted = asked or 0
+    if prompt + max(wanted, 1) > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
+            f"tokens and your prompt contains at least {prompt} input tokens, for a total of at least {prompt + wanted} "
+            "tokens. Please reduce the length of the input prompt or the number of requested output tokens. "
+            f"(parameter=input_tokens, value={prompt})"
+        )
+        raise ApiError(400, message, param="input_tokens")
+    return wanted or min(default, max_model_len - prompt)
+
+
+def unknown_model(name: str) -> ApiError:
+    return ApiError(404, f"The model `{name}` does not exist.", kind="NotFoundError", param="model")
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, str(error), kind="Bad Request") from error
+
+
+def _only(raw: msgspec.Raw) -> str | list[int]:
+    """The only one of a list of prompts."""
+    prompts: list[str] | list[list[int]]
+    try:
+        prompts = _several_texts.decode(raw)
+    except msgspec.DecodeError:
+        try:
+            prompts = _several_token_prompts.decode(raw)
+        except msgspec.DecodeError as error:
+            message = "prompt must be a string or a list of token ids"
+            raise ApiError(400, message, kind="Bad Request", param="prompt") from error
+    if len(prompts) != 1:
+        message = f"the simulated engine takes one prompt a request, not {len(prompts)}"
+        raise ApiError(400, message, param="prompt")
+    return prompts[0]
+
+
+def _check_sampling(body: _Generate) -> None:
+    if (body.n or 1) != 1 or (body.best_of or 1) != 1:
+        raise ApiError(400, "the simulated engine gives one choice: n and best_of must be 1", param="n")
+    if body.max_tokens is not None:
+        _check_at_least_one("max_tokens", body.max_tokens)
+    if body.min_tokens is not None and body.min_tokens < 0:
+        message = f"min_tokens must be greater than or equal to 0, got {body.min_tokens}."
+        raise ApiError(400, message, param="min_tokens")
+    if body.temperature is not None and body.temperature < 0:
+        message = f"temperature must be non-negative, got {body.temperature}."
+        raise ApiError(400, message, param="temperature")
+    if body.top_p is not None and not 0 < body.top_p <= 1:
+        raise ApiError(400, f"top_p must be in (0, 1], got {body.top_p}.", param="top_p")
+    if body.cache_salt == "":
+        message = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise ApiError(400, message, kind="Bad Request")
+    if body.stream_options is not None and not body.stream:
+        message = "Stream options can only be defined when `stream=True`."
+        raise ApiError(400, message, kind="Bad Request")
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ApiError(400, f"{name} must be at least 1, got {value}.", param=name)
+
+
+def _empty_prompt() -> ApiError:
+    return ApiError(400, "The decoder prompt cannot be empty")

@@ -1,0 +1,162 @@
+"""`pointsman fleet`: the fleet as the scheduler knows it, as a table or as JSON.
+
+Asks the leader over the command channel and reads nothing from the log, so it costs the same on a fleet of any age.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.log_link import open_link
+from pointsman.chassis.settings import FleetSettings
+from pointsman.chassis.telemetry import configure_logging
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed, InstanceDescribed
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import Commands, CommandTimeoutError, LogUnavailableError, NoResponderError
+from pointsman.primitives import PoolName
+from pointsman.tooling.discovery import fleet_settings
+
+ANSWER_SECONDS = 3.0
+WATCH_SECONDS = 1.0
+CONNECT_POLL_SECONDS = 0.01
+PIPE_WIDTH = 120
+STYLES = {"exact": "green", "degraded": "yellow", "blind": "red", "suspected": "red", "draining": "yellow"}
+
+
+class NoAnswerError(click.ClickException):
+    """The fleet's scheduler did not answer; the message says what to look at."""
+
+
+@click.command("fleet", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C; with --json, a line each.")
+@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
+@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | None, pool: str | None) -> None:
+    """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
+
+    \b
+    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'.
+      pointsman fleet                                the fleet that runs on this machine
+      pointsman fleet --watch                        the same, live
+      pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
+      pointsman fleet --nats nats://10.0.0.5:4222    one that runs elsewhere
+    """
+    configure_logging("error", "text")
+    settings = fleet_settings(nats, data, pool)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_show(settings, as_json=as_json, watch=watch))
+
+
+async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="fleet") as link:
+        await _connected(link.commands, settings)
+        if not watch:
+            fleet = await _ask(link.commands, settings)
+            print(_as_json(fleet, indent=2)) if as_json else _console().print(_table(fleet))
+        elif as_json:
+            await _repeat(link.commands, settings, lambda fleet: print(_as_json(fleet, indent=0), flush=True))
+        else:
+            with Live(Text("asking the scheduler ..."), auto_refresh=False) as live:
+                await _repeat(link.commands, settings, lambda fleet: live.update(_table(fleet), refresh=True))
+
+
+async def _connected(commands: Commands, settings: FleetSettings) -> None:
+    """The link is made in the background; people rather wait a moment than hear that it is not there yet."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while not commands.connected:
+        if time.monotonic() > deadline:
+            message = f"no nats-server answers at {settings.nats}"
+            raise NoAnswerError(message)
+        await asyncio.sleep(CONNECT_POLL_SECONDS)
+
+
+async def _repeat(commands: Commands, settings: FleetSettings, show: Callable[[FleetDescribed], None]) -> None:
+    while True:
+        show(await _ask(commands, settings))
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+async def _ask(commands: Commands, settings: FleetSettings) -> FleetDescribed:
+    subject = fleet_view_subject(PoolName(settings.pool))
+    try:
+        answer = await commands.request(subject, DescribeFleet(), timeout=ANSWER_SECONDS)
+    except NoResponderError as error:
+        message = f"no scheduler serves the pool '{settings.pool}' on {settings.nats}; look at its log, or name the pool with --pool"
+        raise NoAnswerError(message) from error
+    except (CommandTimeoutError, LogUnavailableError) as error:
+        message = (
+            f"the scheduler of the pool '{settings.pool}' did not answer within {ANSWER_SECONDS:g} s ({settings.nats})"
+        )
+        raise NoAnswerError(message) from error
+    if not isinstance(answer, FleetDescribed):
+        message = f"the scheduler answered with a {type(answer).__name__}; is it of this version?"
+        raise NoAnswerError(message)
+    return msgspec.structs.replace(answer, instances=sorted(answer.instances, key=_by_number))
+
+
+def _by_number(instance: InstanceDescribed) -> tuple[int, str]:
+    """engine-2 before engine-10."""
+    return len(instance.instance), instance.instance
+
+
+def _console() -> Console:
+    """As wide as the terminal, and wide enough where there is none."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
+    content = msgspec.to_builtins(fleet)
+    del content["type"]
+    encoded = msgspec.json.encode(content)
+    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+
+
+def _table(fleet: FleetDescribed) -> RenderableType:
+    speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"pool {fleet.pool}: {fleet.policy}{speed}",
+        caption=f"{fleet.scheduler}, term {fleet.term}, log as of {fleet.as_of}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("instance", no_wrap=True)
+    table.add_column("URL", overflow="fold")
+    for column in ("since", "status", "knowledge"):
+        table.add_column(column, no_wrap=True)
+    for column in ("pending", "in prefill", "decoding", "cached blocks"):
+        table.add_column(column, justify="right")
+    for instance in fleet.instances:
+        table.add_row(*_row(instance))
+    return table
+
+
+def _row(instance: InstanceDescribed) -> tuple[RenderableType, ...]:
+    since = datetime.fromtimestamp(instance.epoch / 1000, UTC).astimezone()
+    return (
+        instance.instance,
+        instance.url,
+        f"{since:%H:%M:%S}",
+        Text(instance.status, style=STYLES.get(instance.status, "")),
+        Text(instance.knowledge, style=STYLES.get(instance.knowledge, "")),
+        str(instance.pending),
+        str(instance.in_prefill),
+        str(instance.decoding),
+        str(instance.cached_blocks),
+    )

@@ -1,0 +1,178 @@
+"""The life of one child process: logged to its own file, out of the terminal's reach, never outliving us.
+
+A child has its own process group, so that a Ctrl-C in the terminal reaches only `up`, which then stops the fleet in
+its order; and the kernel kills it when `up` dies, however it dies (on Linux).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sysconfig
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from http import HTTPStatus
+from pathlib import Path
+
+from typing_extensions import override
+
+from pointsman.chassis.embedded_nats import NatsStartError, start_nats
+from pointsman.chassis.lifeline import lifeline
+from pointsman.tooling.up.plan import ProcessPlan
+from pointsman.tooling.up.ports import LOOPBACK
+from pointsman.tooling.up.probe import NoAnswerError, http_get
+
+RESTARTS_PER_MINUTE_MAX = 5
+FIRST_RESTART_WAIT_SECONDS = 0.5
+POLL_SECONDS = 0.05
+READY_PROBE_SECONDS = 2.0
+TAIL_LINES = 15
+
+
+class MissingScriptError(Exception):
+    """A console script is not where Python installs them."""
+
+
+START_ERRORS = (MissingScriptError, NatsStartError, OSError)
+"""What starting a process may raise."""
+
+
+class ChildProcess(ABC):
+    """One process of the fleet. Not started until `start`."""
+
+    def __init__(self, *, name: str, role: str, url: str, log_file: Path) -> None:
+        self.name = name
+        self.role = role
+        self.url = url
+        self.log_file = log_file
+        self.waiting_for = ""
+        """What it last said that it still needs before it is ready."""
+
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE_MAX)
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Run it. Raises START_ERRORS."""
+
+    @abstractmethod
+    async def is_ready(self) -> bool:
+        """Whether it can do its work."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and before it was started."""
+        return self._process.poll() if self._process else None
+
+    async def exited(self) -> int:
+        """Wait until it has ended and return its exit code; negative is the signal that killed it."""
+        while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
+            await asyncio.sleep(POLL_SECONDS)
+        return code
+
+    def restart_wait(self) -> float | None:
+        """Seconds to wait before it may be started once more, doubling; None when it died too often in a minute."""
+        now = time.monotonic()
+        recent = [at for at in self._restarts if now - at < 60]
+        if len(recent) >= RESTARTS_PER_MINUTE_MAX:
+            return None
+        self._restarts.append(now)
+        return FIRST_RESTART_WAIT_SECONDS * float(2 ** len(recent))
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self._process and self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def log_tail(self) -> list[str]:
+        """The last lines that it logged."""
+        try:
+            lines = self.log_file.read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+        return lines[-TAIL_LINES:]
+
+
+class ServiceProcess(ChildProcess):
+    """A process that is run from its console script and answers on its `ready_path`."""
+
+    def __init__(self, plan: ProcessPlan, logs: Path) -> None:
+        super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
+        self._plan = plan
+
+    @override
+    async def start(self) -> None:
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [str(console_script(self._plan.script)), *self._plan.arguments]
+        with self.log_file.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self._plan.environment,
+                process_group=0,
+                preexec_fn=lifeline(),
+            )
+
+    @override
+    async def is_ready(self) -> bool:
+        try:
+            status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
+        except NoAnswerError:
+            return False
+        self.waiting_for = "" if status == HTTPStatus.OK else _missing(body)
+        return status == HTTPStatus.OK
+
+
+class NatsProcess(ChildProcess):
+    """The fleet's own nats-server, at the same port and with the same store each time it is started."""
+
+    def __init__(self, *, port: int, store: Path) -> None:
+        super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
+        self._port = port
+        self._store = store
+
+    @override
+    async def start(self) -> None:
+        self._process = (await start_nats(self._store, self._port)).process
+
+    @override
+    async def is_ready(self) -> bool:
+        return self.exit_code is None  # start_nats returns when it answers
+
+
+def console_script(name: str) -> Path:
+    """Where Python installed a console script. Raises MissingScriptError."""
+    path = Path(sysconfig.get_path("scripts")) / name
+    if not path.exists():
+        message = f"{name} is not in {path.parent}; install Pointsman into this Python again (make setup)"
+        raise MissingScriptError(message)
+    return path
+
+
+def described_exit(code: int) -> str:
+    """An exit code as people read it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _missing(body: bytes) -> str:
+    """What a process says that it waits for."""
+    try:
+        missing = json.loads(body)["missing"]
+        return ", ".join(f"{part}: {reason}" for part, reason in missing.items())
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return "not ready"

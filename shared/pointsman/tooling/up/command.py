@@ -1,0 +1,268 @@
+"""The command `pointsman up`: checks what was asked for, starts the fleet, shows it, and stops it on Ctrl-C."""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Coroutine, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pointsman.chassis.settings import command
+from pointsman.policies.routing import DEFAULT_ROUTING
+from pointsman.tooling.discovery import FleetFile, FleetProcess, announce, data_dir_held
+from pointsman.tooling.up.child import START_ERRORS, NatsProcess, ServiceProcess
+from pointsman.tooling.up.display import StartDisplay, print_fleet
+from pointsman.tooling.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, processes
+from pointsman.tooling.up.ports import LOOPBACK, free_ports, is_free
+from pointsman.tooling.up.probe import NoAnswerError, accepts_connections, http_get
+from pointsman.tooling.up.runner import FleetRunner, FleetStartError
+from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
+
+ENGINE_ANSWER_SECONDS = 5.0
+REFRESH_SECONDS = 0.1
+SECRET_FILE = "secret"
+SECRET_BYTES = 32
+
+
+@command(UpSettings, name="up", table="up")
+def up_command(settings: UpSettings) -> None:
+    """Start a whole fleet on this machine, each part a process of its own, and run it until Ctrl-C.
+
+    \b
+    Without anything else it simulates the engines, so nothing but Python is needed:
+      pointsman up                                   4 simulated engines behind http://127.0.0.1:8080/v1
+      pointsman up --engines 8 --speed 20            8 of them, 20 times faster than real time
+      pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
+      pointsman up --engine 'http://gpu:8000#kv=tcp://gpu:5557&replay=tcp://gpu:5558'       in front of vLLM
+
+    Settings of single services come from their tables in the file that --config names ([scheduler], [worker], ...)
+    or from their own POINTSMAN_* variables, which are handed through.
+    """
+    config: Path | None = click.get_current_context().params["config"]
+    sys.exit(
+        asyncio.run(
+            run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), Console(highlight=False))
+        )
+    )
+
+
+async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
+    """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException for what cannot be started."""
+    engines = checked(settings)
+    with data_dir_held(data), _runtime_directory() as runtime:
+        _check_port(settings)
+        ports = free_ports(ports_needed(settings, len(engines)) + 1)
+        plan = FleetPlan(
+            settings=settings,
+            data=data,
+            nats=settings.nats or f"nats://{LOOPBACK}:{ports[-1]}",
+            nats_port=ports[-1],
+            model=await _model(settings, engines),
+            secret=_secret(settings, data / SECRET_FILE),
+            config=config,
+            runtime=runtime,
+            ports=tuple(ports[:-1]),
+            engines=tuple(engines),
+        )
+        await _check_nats(settings)
+        return await _Session(plan, console).run()
+
+
+class _Session:
+    """One run of the fleet, from its first process to its last."""
+
+    def __init__(self, plan: FleetPlan, console: Console) -> None:
+        logs = plan.data / "logs"
+        logs.mkdir(exist_ok=True)
+        self._plan = plan
+        self._console = console
+        self._started_at = time.time()
+        self._stop = asyncio.Event()
+        nats = [] if plan.settings.nats else [NatsProcess(port=plan.nats_port, store=plan.data / "nats")]
+        services = [ServiceProcess(process, logs) for process in processes(plan)]
+        self._runner = FleetRunner([*nats, *services], tell=self._tell, changed=self._announce)
+        self._running = False
+
+    async def run(self) -> int:
+        """Start, keep and stop; 1 when the fleet could not be started."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        try:
+            if await self._unless_stopped(self._start()):
+                await self._unless_stopped(self._keep())
+        except (FleetStartError, *START_ERRORS) as error:
+            self._tell(f"the fleet could not be started: {error}", "red")
+            if isinstance(error, FleetStartError):
+                for line in error.tail:
+                    self._tell(f"  | {line}", "dim")
+            return 1
+        else:
+            return 0
+        finally:
+            self._running = False
+            await self._runner.stop()
+            self._console.print("stopped")
+
+    async def _start(self) -> None:
+        with self._start_display() as live:
+            ticking = asyncio.ensure_future(_tick(live))
+            try:
+                await self._runner.start(seconds_max=self._plan.settings.start_seconds_max)
+            finally:
+                ticking.cancel()
+        self._running = True
+        self._announce()
+        print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
+
+    async def _keep(self) -> None:
+        await self._runner.keep(restart=self._plan.settings.restart)
+        await self._stop.wait()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do the work, or leave it when asked to stop; whether it was done. Raises what the work raises."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._tell("killing what is left", "yellow")
+            self._runner.kill()
+            return
+        self._stop.set()
+        self._tell("stopping (Ctrl-C again kills) ...", "dim")
+
+    def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
+        """A live display on a terminal, a single line elsewhere. No thread refreshes it: see child._die_with_parent."""
+        if self._console.is_terminal:
+            return Live(StartDisplay(self._runner), console=self._console, auto_refresh=False, transient=True)
+        self._tell(f"starting the fleet: {len(self._runner.children)} processes", "")
+        return contextlib.nullcontext()
+
+    def _tell(self, line: str, style: str) -> None:
+        self._console.print(Text(line, style=style), soft_wrap=True)
+
+    def _announce(self) -> None:
+        if self._running:
+            try:
+                announce(self._fleet_file())
+            except OSError as error:
+                self._tell(f"other commands will need --nats or --data: {error}", "yellow")
+
+    def _fleet_file(self) -> FleetFile:
+        plan, settings = self._plan, self._plan.settings
+        own = [
+            FleetProcess(name=child.name, role=child.role, pid=child.pid, url=child.url)
+            for child in self._runner.children
+        ]
+        running = [FleetProcess(name="nats", role="nats", pid=0, url=plan.nats)] if settings.nats else []
+        running += [
+            FleetProcess(name=f"engine-{number}", role="engine", pid=0, url=engine.url)
+            for number, engine in enumerate(plan.engines, 1)
+        ]
+        return FleetFile(
+            nats=plan.nats,
+            ingress=plan.ingress_url,
+            pool=settings.pool,
+            model=plan.model,
+            policy=settings.policy or _policy_in(plan.config),
+            speed=settings.speed,
+            slo_ttft=settings.slo_ttft,
+            block_tokens=settings.block_tokens,
+            secret_file=str(plan.data / SECRET_FILE),
+            data=str(plan.data),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            processes=[*running, *own],
+        )
+
+
+async def _tick(live: Live | None) -> None:
+    while live is not None:
+        live.refresh()
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+@contextlib.contextmanager
+def _runtime_directory() -> Iterator[Path]:
+    """A private directory for sockets; short, as the path of a Unix socket has at most 107 bytes."""
+    directory = tempfile.mkdtemp(prefix="pointsman-")
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_port(settings: UpSettings) -> None:
+    if not is_free(settings.port, settings.host):
+        message = f"port {settings.port} on {settings.host} is taken; choose another one with --port"
+        raise click.ClickException(message)
+
+
+async def _check_nats(settings: UpSettings) -> None:
+    if settings.nats and not await accepts_connections(settings.nats, timeout=ENGINE_ANSWER_SECONDS):
+        message = f"no nats-server answers at {settings.nats}; start it, or leave --nats away to have one started"
+        raise click.ClickException(message)
+
+
+async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
+    """The model that the fleet serves: as asked for, or what the first engine says. Every engine must answer."""
+    served = [await _model_of(engine) for engine in engines]
+    if settings.model or not served:
+        return settings.model or SIMULATED_MODEL
+    if len(set(served)) > 1:
+        message = f"the engines serve different models ({', '.join(sorted(set(served)))}); a pool has one: see --model"
+        raise click.ClickException(message)
+    return served[0]
+
+
+async def _model_of(engine: EngineAddress) -> str:
+    try:
+        status, body = await http_get(f"{engine.url}/v1/models", timeout=ENGINE_ANSWER_SECONDS)
+        if status == HTTPStatus.OK:
+            return str(json.loads(body)["data"][0]["id"])
+        problem = f"/v1/models answers {status}"
+    except NoAnswerError as error:
+        problem = str(error)
+    except (ValueError, LookupError, TypeError):
+        problem = "/v1/models names no model"
+    message = f"the engine {engine.url} is of no use: {problem}"
+    raise click.ClickException(message)
+
+
+def _secret(settings: UpSettings, file: Path) -> str:
+    """The deployment's secret: as given, or made once for each data directory; kept in a file only the owner reads."""
+    if settings.secret is None and file.exists():
+        return file.read_text().strip()
+    secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
+    file.touch(mode=0o600)
+    file.chmod(0o600)
+    file.write_text(secret + "\n")
+    return secret
+
+
+def _policy_in(config: Path | None) -> str:
+    """The policy that the scheduler takes from its own table, else its default."""
+    table = tomllib.loads(config.read_text()).get("scheduler", {}) if config else {}
+    return str(table.get("policy", DEFAULT_ROUTING))

@@ -1,0 +1,37 @@
+"""Ports for the processes of a fleet.
+
+They are taken from below the range that the kernel gives to outgoing connections, so that a process that is started
+again finds its port free. Two fleets that start at once may still choose the same; the later one then says so.
+"""
+
+import random
+import socket
+
+LOWEST = 20_000
+HIGHEST = 32_000
+LOOPBACK = "127.0.0.1"
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a process could listen on the port now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that are free on the loopback. Raises RuntimeError when there are not so many."""
+    first = random.randrange(LOWEST, HIGHEST)
+    found: list[int] = []
+    for step in range(HIGHEST - LOWEST):
+        if len(found) == count:
+            return found
+        port = LOWEST + (first - LOWEST + step) % (HIGHEST - LOWEST)
+        if is_free(port):
+            found.append(port)
+    message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
+    raise RuntimeError(message)

@@ -1,0 +1,284 @@
+"""The scheduler as a service, over the in-memory log: its commands, its log, its restart, its care for silence."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.commands import (
+    CancelAnswered,
+    CancelRequest,
+    DescribeFleet,
+    FleetDescribed,
+    ResyncAnswered,
+    ResyncCache,
+    RouteGranted,
+    RouteRejected,
+)
+from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, resync_subject, route_subject
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import CommandTimeoutError, LogEntry, Reply
+from pointsman.primitives import InstanceId, PoolName, RequestId
+from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.settings import SchedulerSettings
+from tests.support.events import first_token, joined, reported, route, stored
+
+POOL = PoolName("default")
+WAIT_SECONDS = 5.0
+
+
+@dataclass
+class World:
+    """A broker, and what tests do to it from outside."""
+
+    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
+    clock: ScaledClock = field(default_factory=ScaledClock)
+
+    def __post_init__(self) -> None:
+        self.client = self.broker.client(name="test", clock=self.clock)
+
+    @asynccontextmanager
+    async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
+        chosen = SchedulerSettings(**{"speed": 1.0} | settings)
+        link = self.broker.client(name=name, clock=self.clock)
+        board = HealthBoard()
+        service = SchedulerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=self.clock,
+            board=board,
+            settings=chosen,
+            policies=policy_set(routing=chosen.policy, prefill_window_tokens=chosen.prefill_window_tokens),
+            name=name,
+        )
+        async with Supervisor() as supervisor:
+            supervisor.start(service.run(), name="fold")
+            supervisor.start(service.keep_house(), name="house")
+            supervisor.start(service.heal(), name="heal")
+            await eventually(lambda: board.ready)
+            yield service
+
+    async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> AnyCommand:
+        fields = {"arrived_at": self.clock.now()} | fields
+        return await self.client.commands.request(route_subject(POOL), route(request, keys, **fields), timeout=timeout)
+
+    async def waits(self, request: str, keys: list[int], **fields: Any) -> bool:
+        """Whether the request gets no answer for now."""
+        try:
+            await self.route(request, keys, timeout=0.2, **fields)
+        except CommandTimeoutError:
+            return True
+        return False
+
+    async def append(self, *events: LogEvent) -> None:
+        for event in events:
+            await self.client.log.append(event)
+
+    async def events(self) -> list[LogEvent]:
+        """Everything in the log."""
+        last = (await self.client.log.extent()).last
+        found: list[LogEvent] = []
+        if last:
+            async for entry in self.client.log.read(1):
+                assert isinstance(entry, LogEntry)
+                assert entry.event is not None
+                found.append(entry.event)
+                if entry.sequence >= last:
+                    break
+        return found
+
+    async def kinds(self) -> list[str]:
+        return [type(event).__name__ for event in await self.events()]
+
+    def joined(self, instance: str, **fields: Any) -> LogEvent:
+        return joined(instance, at=self.clock.now(), **fields)
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_is_granted_and_the_log_says_why() -> None:
+    world = World()
+    await world.append(world.joined("a"), stored("a", 1, [1, 2]))
+    async with world.scheduler():
+        granted = await world.route("r", [1, 2, 3])
+
+        assert isinstance(granted, RouteGranted)
+        assert (granted.instance, granted.url, granted.hit_tokens) == ("a", "http://a", 128)
+        assert await world.kinds() == [
+            "InstanceJoined",
+            "BlocksStored",
+            "LeaderElected",
+            "RequestArrived",
+            "RequestPlaced",
+            "RequestGranted",
+        ]
+        stamps = [event.stamp for event in await world.events() if event.stamp]
+        assert [(stamp.term, stamp.number, stamp.as_of) for stamp in stamps] == [(1, 1, 3), (1, 2, 3), (1, 3, 3)]
+
+
+async def test_a_command_that_comes_twice_is_answered_twice_and_decided_once() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler():
+        first, second = await world.route("r", [1]), await world.route("r", [1])
+
+        assert first == second
+        assert (await world.kinds()).count("RequestPlaced") == 1
+
+
+async def test_what_does_not_fit_the_window_waits_for_the_first_token_before_it() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10):
+        await world.route("first", [1])
+        assert await world.waits("second", [2])
+        await world.append(first_token("first", "a", at=world.clock.now()))
+
+        assert isinstance(await world.route("second", [2]), RouteGranted)
+
+
+async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is_not() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10):
+        await world.route("granted", [1])
+        assert await world.waits("waiting", [2])
+        answers = [
+            await world.client.commands.request(
+                cancel_subject(POOL), CancelRequest(request=RequestId(name), reason="gone"), timeout=WAIT_SECONDS
+            )
+            for name in ("granted", "waiting", "waiting")
+        ]
+
+        assert [a.ended for a in answers if isinstance(a, CancelAnswered)] == [False, True, True]
+        assert (await world.kinds()).count("RequestCancelled") == 1
+
+
+async def test_an_engine_that_failed_a_request_is_not_asked_again() -> None:
+    world = World()
+    await world.append(world.joined("a"), world.joined("b"))
+    async with world.scheduler():
+        first = await world.route("r", [1])
+        assert isinstance(first, RouteGranted)
+        second = await world.route("r", [1], attempt=2, excluded=[first.instance])
+        third = await world.route("r", [1], attempt=3, excluded=[InstanceId("a"), InstanceId("b")])
+
+        assert isinstance(second, RouteGranted)
+        assert second.instance != first.instance
+        assert isinstance(third, RouteRejected)
+        assert (third.status, third.reason) == (503, "no_instance")
+
+
+async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
+    world = World()
+    await world.append(world.joined("a"), stored("a", 1, [1, 2]))
+    async with world.scheduler("one", prefill_window_tokens=10):
+        await world.route("running", [1, 2])
+        assert await world.waits("waiting", [7])
+    async with world.scheduler("two", prefill_window_tokens=10) as second:
+        assert await world.waits("waiting", [7])
+        again = await world.route("running", [1, 2])
+        await world.append(first_token("running", "a", at=world.clock.now()))
+        granted = await world.route("waiting", [7])
+
+        assert isinstance(again, RouteGranted)
+        assert isinstance(granted, RouteGranted)
+        assert second.state.index.keys(InstanceId("a")) == {1, 2}
+        assert second.state.term == 2
+        assert (await world.kinds()).count("RequestArrived") == 2
+
+
+async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10, suspect_seconds=0.4, leave_seconds=60.0):
+        await world.route("running", [1])
+        assert await world.waits("waiting", [2])
+        await eventually(lambda: _alive(world, "b"))
+        granted = await world.route("waiting", [2])
+
+        assert isinstance(granted, RouteGranted)
+        assert granted.instance == "b"
+        assert {"InstanceSuspected", "RequestMigrated"} <= set(await world.kinds())
+
+
+async def _alive(world: World, instance: str) -> bool:
+    """Let an instance join and report until another has been suspected."""
+    kinds = await world.kinds()
+    if kinds.count("InstanceJoined") == 1:
+        await world.append(world.joined(instance))
+    await world.append(reported(instance, 0, [], at=world.clock.now()))
+    await asyncio.sleep(0.1)
+    return "InstanceSuspected" in kinds
+
+
+async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=10, waiter_seconds=0.3):
+        await world.route("running", [1])
+        assert await world.waits("orphan", [2])
+
+        await eventually(lambda: _contains(world, "RequestCancelled"))
+
+
+async def _contains(world: World, kind: str) -> bool:
+    return kind in await world.kinds()
+
+
+async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
+    world = World()
+    asked: list[ResyncCache] = []
+
+    async def answer(command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, ResyncCache)
+        asked.append(command)
+        await world.append(reported("a", 3, [1]))
+        await reply(ResyncAnswered(instance=command.instance, accepted=True))
+
+    await world.append(world.joined("a"), stored("a", 1, [1]), stored("a", 3, [1]))
+    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.scheduler() as service:
+        await eventually(lambda: asked and not service.state.fleet[InstanceId("a")].doubt)
+
+        assert asked[0].reason == "cache events 2 to 2 are missing"
+
+
+async def test_the_fleet_is_described_to_who_asks() -> None:
+    world = World()
+    await world.append(world.joined("a"), stored("a", 1, [1, 2]))
+    async with world.scheduler():
+        await world.route("r", [1])
+        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+
+        assert isinstance(described, FleetDescribed)
+        (instance,) = described.instances
+        assert (instance.instance, instance.status, instance.in_prefill, instance.cached_blocks) == ("a", "ready", 1, 2)
+
+
+async def test_a_log_that_was_recreated_is_read_anew() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler() as service:
+        await world.route("r", [1])
+        world.broker.recreate()
+        await world.append(world.joined("b", epoch=2))
+        await eventually(lambda: [i.id for i in service.state.fleet.instances] == ["b"])
+
+        granted = await world.route("s", [1])
+        assert isinstance(granted, RouteGranted)
+        assert granted.instance == "b"

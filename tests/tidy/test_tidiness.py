@@ -1,0 +1,80 @@
+"""What a stranger would trip over: modules without a word, links that lead nowhere, names that nobody documented."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from pointsman.chassis import telemetry
+from pointsman.contracts.codec import LogEvent
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/*.md"), *ROOT.glob("deploy/**/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(ROOT)))
+def test_a_module_says_what_it_is(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [match[1] for match in LINK.finditer(page.read_text())]
+
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+
+    assert not missing
+
+
+def test_every_event_and_field_is_documented() -> None:
+    page = (ROOT / "docs/events.md").read_text()
+
+    missing = [
+        f"{event.__name__}.{field.encode_name}"
+        for event in get_args(LogEvent)
+        for field in msgspec.structs.fields(event)
+        if field.name not in {"at", "stamp"} and f"`{field.encode_name}`" not in section(page, event.__name__)
+    ]
+
+    assert not missing
+
+
+def section(page: str, name: str) -> str:
+    """The part of docs/events.md under the heading of one event."""
+    _, _, rest = page.partition(f"\n### {name}\n")
+    return rest.partition("\n### ")[0]
+
+
+def test_every_metric_is_documented() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    declared = [metric for metric in vars(telemetry).values() if hasattr(metric, "describe")]
+    names = {sample.name for metric in declared if metric is not telemetry.REGISTRY for sample in metric.describe()}
+
+    assert {name for name in names if f"`{name}" not in page} == set()
+
+
+def test_every_service_has_a_readme() -> None:
+    services = [path for path in (ROOT / "services").iterdir() if path.is_dir()]
+
+    assert [s.name for s in services if not (s / "README.md").exists()] == []
+
+
+def test_lock_files_name_no_host() -> None:
+    locks = list((ROOT / "deploy").glob("requirements*.txt"))
+
+    assert locks
+    assert [lock.name for lock in locks if "://" in lock.read_text()] == []
+
+
+def test_tracked_files_name_no_path_of_one_machine() -> None:
+    home = str(ROOT.parent) + "/"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+
+    assert [f.name for f in files if f.is_file() and home in f.read_text(errors="replace")] == []
