@@ -26,9 +26,13 @@ lint: setup
 test: lint
 	$(BIN)/pytest $(ARGS)
 
-lock: ## compile deploy/requirements.txt from pyproject.toml, with hashes and without index lines
-	$(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-trusted-host \
-	  --no-emit-find-links --no-header --extra dev --output-file deploy/requirements.txt pyproject.toml deploy/build.in
+COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
+  --no-emit-trusted-host --no-emit-find-links --no-header
+
+# What `make setup` installs, and the part of it that a container needs: with hashes, without index lines.
+lock:
+	$(COMPILE) --extra dev --output-file deploy/requirements.txt pyproject.toml deploy/build.in
+	$(COMPILE) --build-deps-for wheel -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
 
 clean:
 	rm -rf .venv .pointsman .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -74,7 +74,7 @@ EVENTS: list[LogEvent] = [
         engine_block_tokens=16,
         kv_capacity_tokens=1000000,
         max_model_len=131072,
-        prefill=PrefillCost(fixed_s=0.004, per_token_s=0.0001, per_token_squared_s=3e-9),
+        prefill=PrefillCost(fixed_s=0.004, per_token_s=0.0001, per_token_squared_s=3e-9, floor_s=0.027),
         speed=4.0,
         engine_version="0.32.0",
         cache="unknown",

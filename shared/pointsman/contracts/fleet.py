@@ -15,14 +15,16 @@ from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to prefill tokens `cached..total` of a prompt, alone on the engine:
 
-    `fixed_s + per_token_s * (total - cached) + per_token_squared_s * (total^2 - cached^2)`
+    `fixed_s + max(floor_s, per_token_s * (total - cached) + per_token_squared_s * (total^2 - cached^2))`
 
-    (Mooncake, FAST'25, Eq. 1: linear layers grow with n, attention with n squared.)
+    (Mooncake, FAST'25, Eq. 1: linear layers grow with n, attention with n squared. The floor is what reading the
+    weights once takes, however few tokens there are.)
     """
 
     fixed_s: Seconds
     per_token_s: Seconds
     per_token_squared_s: Seconds
+    floor_s: Seconds = 0.0
 
 
 class FleetEvent(Event, frozen=True, kw_only=True):

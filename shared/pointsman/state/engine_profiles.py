@@ -33,6 +33,7 @@ class EngineProfile:
             fixed_s=self.step_overhead_s,
             per_token_s=self.layers * self.linear_factor * self.hidden**2 / self.flops_per_s,
             per_token_squared_s=self.layers * self.attention_factor * self.hidden / self.flops_per_s,
+            floor_s=self.weight_bytes / self.memory_bytes_per_s,
         )
 
 
@@ -74,8 +75,5 @@ DEFAULT_PROFILE = "qwen2.5-7b-910b4"
 
 def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
     """Seconds to prefill tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
-    return (
-        cost.fixed_s
-        + cost.per_token_s * (total - cached)
-        + cost.per_token_squared_s * (total * total - cached * cached)
-    )
+    computed = cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)
+    return cost.fixed_s + max(cost.floor_s, computed)

@@ -18,7 +18,7 @@ ROLE_NOTES = {
     "scheduler": "decides where requests go",
     "ingress": "OpenAI-compatible HTTP",
     "rebalancer": "moves requests; idle for now",
-    "scaler": "sizes the fleet; manual for now",
+    "scaler": "counts instances; manual yet",
     "recorder": "archives the log into SQL",
     "engine": "simulated engine",
     "worker": "agent beside an engine",

@@ -1,0 +1,302 @@
+"""`pointsman up` as a whole, and its parts where the whole would take too long."""
+
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from typing_extensions import override
+
+from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
+from pointsman.tooling.discovery import find_fleet
+from pointsman.tooling.up.child import RESTARTS_PER_MINUTE_MAX, ChildProcess
+from pointsman.tooling.up.plan import SOCKET_PATH_MAX, FleetPlan, ports_needed, processes
+from pointsman.tooling.up.runner import FleetRunner, FleetStartError
+from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
+from tests.support.compose import settings_type_of
+from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+
+STOP_SECONDS_PROMISED = 5.0
+
+# The plan: what is started, and what it is told
+
+
+def plan_of(settings: UpSettings, *engines: EngineAddress) -> FleetPlan:
+    return FleetPlan(
+        settings=settings,
+        data=Path("/data"),
+        nats="nats://127.0.0.1:1",
+        nats_port=1,
+        model="m",
+        secret="s",
+        config=None,
+        runtime=Path("/run/p"),
+        ports=tuple(range(ports_needed(settings, len(engines)))),
+        engines=engines,
+    )
+
+
+def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_value_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = UpSettings(
+        policy="round_robin", admission="none", order="fcfs", kv_blocks=100, block_tokens=96, slo_ttft=3.0
+    )
+    for process in processes(plan_of(asked)):
+        with monkeypatch.context() as patched:
+            for name, value in process.environment.items():
+                patched.setenv(name, value)
+            command = click.Command(process.script, params=list(options(settings_type_of(process.script))))
+            accepted = command.make_context(process.script, list(process.arguments)).params
+
+        told = {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in process.environment}
+        assert told <= set(accepted), process.name
+
+
+def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> None:
+    planned = {process.name: process for process in processes(plan_of(UpSettings(engines=2)))}
+
+    for number in (1, 2):
+        engine, worker = planned[f"engine-{number}"], planned[f"worker-{number}"]
+        events = json.loads(engine.arguments[engine.arguments.index("--kv-events-config") + 1])
+        assert worker.environment["POINTSMAN_ENGINE_URL"] == engine.url
+        assert worker.environment["POINTSMAN_KV_ENDPOINT"] == events["endpoint"]
+        assert worker.environment["POINTSMAN_KV_REPLAY_ENDPOINT"] == events["replay_endpoint"]
+        assert len(events["replay_endpoint"].removeprefix("ipc://")) <= SOCKET_PATH_MAX
+
+
+def test_engines_named_by_url_get_workers_and_are_not_started() -> None:
+    settings = UpSettings(engine="http://a:8000#kv=tcp://a:5557&replay=tcp://a:5558, http://b:8000/")
+
+    engines = checked(settings)
+    planned = processes(plan_of(settings, *engines))
+
+    assert engines == [EngineAddress("http://a:8000", "tcp://a:5557", "tcp://a:5558"), EngineAddress("http://b:8000")]
+    assert [process.name for process in planned if process.role in {"engine", "worker"}] == ["worker-1", "worker-2"]
+    assert "POINTSMAN_TOKENIZER" not in planned[1].environment
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        UpSettings(engine="vllm"),
+        UpSettings(engine="http://a:8000#zmq=tcp://a:1"),
+        UpSettings(engines=0),
+        UpSettings(speed=0.0),
+        UpSettings(pool="My Pool"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(settings: UpSettings) -> None:
+    with pytest.raises(click.BadParameter):
+        checked(settings)
+
+
+# The runner, with children that take no time
+
+
+class Script(ChildProcess):
+    """A child that runs a line of Python, ready as soon as it runs."""
+
+    def __init__(self, directory: Path, code: str, role: str = "worker") -> None:
+        super().__init__(name="child", role=role, url="", log_file=directory / "child.log")
+        self._code = code
+
+    @override
+    async def start(self) -> None:
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen([sys.executable, "-c", self._code], stdout=log, stderr=log, process_group=0)
+
+    @override
+    async def is_ready(self) -> bool:
+        return self.exit_code is None and "ready" in self.log_file.read_text()
+
+
+def runner_of(*children: ChildProcess) -> tuple[FleetRunner, list[str]]:
+    said: list[str] = []
+    return FleetRunner(children, tell=lambda line, _: said.append(line), changed=lambda: None), said
+
+
+async def test_a_process_that_cannot_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    runner, _ = runner_of(Script(tmp_path, "print('no such disk'); raise SystemExit(3)"))
+
+    with pytest.raises(FleetStartError, match="child ended with exit code 3 before it was ready") as caught:
+        await runner.start(seconds_max=10)
+
+    assert caught.value.tail == ["no such disk"]
+
+
+async def test_a_process_that_keeps_dying_is_restarted_loudly_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointsman.tooling.up.child.FIRST_RESTART_WAIT_SECONDS", 0.001)
+    child = Script(tmp_path, "print('ready')")
+    runner, said = runner_of(child)
+    await child.start()
+
+    await runner.keep(restart=True)
+
+    assert sum("was started again" in line for line in said) == RESTARTS_PER_MINUTE_MAX
+    assert sum("ended with exit code 0" in line for line in said) == RESTARTS_PER_MINUTE_MAX + 1
+    assert said[-1] == "✗ child stays down: it died too often in a minute"
+
+
+async def test_without_restart_a_death_is_told_and_left(tmp_path: Path) -> None:
+    child = Script(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    runner, said = runner_of(child)
+    await child.start()
+
+    await runner.keep(restart=False)
+
+    assert "was killed by SIGKILL" in said[0]
+    assert said[1].endswith("stays down: --no-restart")
+
+
+async def test_who_does_not_stop_in_time_is_killed_and_named(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    )
+    child = Script(tmp_path, deaf, role="nats")
+    runner, said = runner_of(child)
+    await runner.start(seconds_max=10)
+
+    await runner.stop()
+
+    assert child.exit_code == -signal.SIGKILL
+    assert said == ["killed, for not stopping in time: child"]
+
+
+# What is refused
+
+
+def test_a_taken_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    with server:
+        refused = up_fails(tmp_path, "--port", str(server.server_port))
+
+    assert f"port {server.server_port} on 127.0.0.1 is taken; choose another one with --port" in refused
+
+
+def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    assert "the engine http://127.0.0.1:9 is of no use" in up_fails(tmp_path, "--engine", "http://127.0.0.1:9")
+
+
+def test_a_nats_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    assert "no nats-server answers at nats://127.0.0.1:9" in up_fails(tmp_path, "--nats", "nats://127.0.0.1:9")
+
+
+def up_fails(directory: Path, *arguments: str) -> str:
+    with pointsman_up(directory, *arguments) as up:
+        up.process.wait(20)
+        assert up.process.returncode == 1, up.output
+        return " ".join(up.output.split())
+
+
+# The whole fleet
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with pointsman_up(tmp_path_factory.mktemp("fleet"), "--engines", "1", "--speed", "50") as up:
+        up.wait_for("Stop +Ctrl-C")
+        yield up
+
+
+def test_a_second_fleet_with_the_same_data_directory_is_refused(fleet: RunningUp, tmp_path: Path) -> None:
+    assert f"the data directory {fleet.data} is in use by the fleet that pid {fleet.process.pid} runs" in up_fails(
+        tmp_path, "--data", str(fleet.data)
+    )
+
+
+def test_the_curl_line_that_it_prints_streams_an_answer(fleet: RunningUp) -> None:
+    line = fleet.wait_for(r"curl -N .*")[0]
+
+    answer = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+
+    assert answer.stdout.startswith("data: "), answer
+    assert answer.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
+    command = [POINTSMAN, "fleet", "--json", "--data", str(fleet.data)]
+
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+    (instance,) = json.loads(answer.stdout)["instances"]
+    assert (instance["instance"], instance["status"]) == ("engine-1", "ready")
+    assert instance["url"] == find_fleet(data=fleet.data).of_role("engine")[0].url
+    assert {"epoch", "knowledge", "pending", "in_prefill", "decoding", "cached_blocks"} <= set(instance)
+
+
+def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -> None:
+    secret = fleet.data / "secret"
+
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert secret.read_text().strip() not in fleet.output
+    assert find_fleet(data=fleet.data).pid == fleet.process.pid
+
+
+def test_an_engine_that_dies_is_reported_and_comes_back_under_a_new_pid(fleet: RunningUp) -> None:
+    dead = find_fleet(data=fleet.data).of_role("engine")[0].pid
+
+    os.kill(dead, signal.SIGKILL)
+
+    fleet.wait_for(
+        rf"engine-1 \(pid {dead}\) was killed by SIGKILL; its log is {re.escape(str(fleet.data))}/logs/engine-1.log"
+    )
+    fleet.wait_for("engine-1 was started again as pid")
+    assert find_fleet(data=fleet.data).of_role("engine")[0].pid != dead
+
+
+def test_an_interrupt_stops_everything_in_time(fleet: RunningUp) -> None:
+    pids = [process.pid for process in find_fleet(data=fleet.data).processes]
+
+    seconds = fleet.stop()
+
+    assert fleet.process.returncode == 0, fleet.output
+    assert seconds < STOP_SECONDS_PROMISED, fleet.output
+    assert "killed, for not stopping in time" not in fleet.output
+    assert not alive(pids)
+
+
+def test_nothing_survives_a_killed_up(tmp_path: Path) -> None:
+    with pointsman_up(tmp_path, "--engines", "1") as up:
+        up.wait_for("starting the fleet")
+        pids = wait_for_children(up.process.pid)
+
+        up.process.kill()
+        up.process.wait()
+
+        deadline = time.monotonic() + 5
+        while alive(pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(pids)
+
+
+def wait_for_children(pid: int) -> list[int]:
+    """The children of a process once there are several; nats-server is the first."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    while len(pids := [int(child) for child in listed.read_text().split()]) < 5:
+        time.sleep(0.02)
+    return pids
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if pid and Path(f"/proc/{pid}").exists() and "Z" not in state_of(pid)]
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

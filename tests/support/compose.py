@@ -1,0 +1,66 @@
+"""docker-compose.yml as a test reads it: with its defaults filled in, and each service's settings beside it."""
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+
+from pointsman.chassis.settings import ENVIRONMENT_PREFIX, ProcessSettings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+SETTINGS_MODULES = {"pointsman-engine-sim": "pointsman.tooling.engine_sim.settings"}
+VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::?(?P<kind>[-?])(?P<rest>[^}]*))?\}")
+
+
+@dataclass(frozen=True)
+class OwnService:
+    """A service that runs one of our console scripts."""
+
+    name: str
+    script: str
+    flags: dict[str, str]
+    environment: dict[str, str]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {name: value for name, value in self.environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
+
+
+def compose_services() -> dict[str, dict[str, Any]]:
+    """The file's services, merge keys resolved and variables at their defaults; required ones become `required`."""
+    content = VARIABLE.sub(_default, COMPOSE_FILE.read_text())
+    services: dict[str, dict[str, Any]] = yaml.safe_load(content)["services"]
+    return services
+
+
+def own_services() -> list[OwnService]:
+    return [
+        OwnService(
+            name=name,
+            script=service["command"][0],
+            flags=dict(argument.split("=", 1) for argument in service["command"][1:]),
+            environment={key: str(value) for key, value in service["environment"].items()},
+        )
+        for name, service in compose_services().items()
+        if service["command"][0].startswith("pointsman")
+    ]
+
+
+def settings_type_of(script: str) -> type[ProcessSettings]:
+    """The settings of a console script: the one dataclass of its `settings` module that is of a process."""
+    module = import_module(SETTINGS_MODULES.get(script, f"{script.replace('-', '_')}.settings"))
+    found = [
+        member
+        for member in vars(module).values()
+        if isinstance(member, type) and issubclass(member, ProcessSettings) and member.__module__ == module.__name__
+    ]
+    assert len(found) == 1, f"{module.__name__} has {len(found)} settings types"
+    return found[0]
+
+
+def _default(variable: re.Match[str]) -> str:
+    return (variable["rest"] or "") if variable["kind"] == "-" else "required"

@@ -1,0 +1,170 @@
+"""An engine that does as a test says: answers like vLLM, or fails in one of the ways that engines fail.
+
+Every request takes the next entry of `script`, or answers properly when the script is empty. What came in, and how
+many requests were given up by their client, is there to be looked at.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from aiohttp import web
+
+
+class Behaviour(StrEnum):
+    ANSWERS = "answers"
+    REFUSES = "refuses"
+    """400 with an OpenAI error."""
+    ERRS = "errs"
+    """500."""
+    RESETS = "resets"
+    """Closes the connection instead of answering."""
+    RESETS_AFTER_HEAD = "resets_after_head"
+    """Sends the status and headers of a stream, then closes."""
+    BREAKS_OFF = "breaks_off"
+    """Closes in the middle of a stream, or of a body."""
+    HANGS = "hangs"
+    """Never says anything."""
+    HANGS_AFTER_FIRST = "hangs_after_first"
+    """Streams one chunk and then nothing."""
+
+
+@dataclass(frozen=True)
+class Received:
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+
+@dataclass
+class FakeEngine:
+    """Use with `running_engine`. Tokens of a text are its bytes; each answer has `output_tokens` tokens."""
+
+    url: str = ""
+    output_tokens: int = 3
+    cached_tokens: int = 64
+    has_tokenize: bool = True
+    script: deque[Behaviour] = field(default_factory=deque)
+    received: list[Received] = field(default_factory=list)
+    given_up: int = 0
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.received.append(Received(request.path, body, {k.lower(): v for k, v in request.headers.items()}))
+        behaviour = self.script.popleft() if self.script else Behaviour.ANSWERS
+        try:
+            return await self._behave(behaviour, request, json.loads(body))
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        if not self.has_tokenize:
+            return web.Response(status=404)
+        asked = await request.json()
+        text = asked.get("prompt") or "".join(f"{m['role']}:{m['content']}" for m in asked["messages"])
+        tokens = list(text.encode())
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 1000})
+
+    async def _behave(self, behaviour: Behaviour, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        match behaviour:
+            case Behaviour.ANSWERS if asked.get("stream"):
+                return await self._stream(request, asked)
+            case Behaviour.ANSWERS:
+                return web.json_response({"id": "x", "choices": [{"text": "answer"}], "usage": self._usage(asked)})
+            case Behaviour.REFUSES:
+                return web.json_response({"error": {"message": "the engine says no", "code": 400}}, status=400)
+            case Behaviour.ERRS:
+                return web.Response(status=500, text="engine down")
+            case Behaviour.HANGS:
+                await asyncio.Event().wait()
+            case Behaviour.RESETS:
+                _transport(request).abort()
+            case Behaviour.RESETS_AFTER_HEAD:
+                await self._head(request)
+                _transport(request).abort()
+            case Behaviour.BREAKS_OFF if not asked.get("stream"):
+                half = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
+                await half.prepare(request)
+                await half.write(b'{"choices": [')
+                _transport(request).abort()
+            case Behaviour.BREAKS_OFF | Behaviour.HANGS_AFTER_FIRST:
+                stream = await self._head(request)
+                await stream.write(_event({"choices": [{"text": "first"}]}))
+                if behaviour is Behaviour.HANGS_AFTER_FIRST:
+                    await asyncio.Event().wait()
+                _transport(request).abort()
+        return web.Response(status=500)
+
+    async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        stream = await self._head(request)
+        for number in range(self.output_tokens):
+            await stream.write(_event({"choices": [{"text": f"t{number}"}]}))
+            await asyncio.sleep(0)
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            await stream.write(_event({"choices": [], "usage": self._usage(asked)}))
+        await stream.write(b"data: [DONE]\n\n")
+        return stream
+
+    async def _head(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await stream.prepare(request)
+        return stream
+
+    def _usage(self, asked: dict[str, Any]) -> dict[str, Any]:
+        prompt = asked.get("prompt") or asked.get("messages")
+        return {
+            "prompt_tokens": len(prompt or ""),
+            "completion_tokens": min(self.output_tokens, asked.get("max_tokens") or self.output_tokens),
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@asynccontextmanager
+async def running_engine() -> AsyncIterator[FakeEngine]:
+    """A fake engine on a free port of the loopback."""
+    engine = FakeEngine()
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    app.router.add_post("/v1/completions", engine.complete)
+    app.router.add_post("/v1/chat/completions", engine.complete)
+    app.router.add_post("/tokenize", engine.tokenize)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    engine.url = f"http://{host}:{port}"
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+def _event(fields: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def _transport(request: web.Request) -> asyncio.Transport:
+    transport = request.transport
+    assert isinstance(transport, asyncio.Transport)
+    return transport
+
+
+async def eventually(condition: Any, *, seconds: float = 5.0) -> None:
+    """Wait until `condition()` holds; fails the test when it does not in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - the condition is any expression of the test
+                await asyncio.sleep(0.01)
+    assert condition(), "did not happen in time"

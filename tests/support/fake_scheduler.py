@@ -1,0 +1,112 @@
+"""A scheduler that does as a test says: grants the first engine that is not excluded, rejects, or holds back.
+
+It keeps the promises that an ingress relies on: a repeated command is answered like the first, and a cancelled
+request that was still held back is ended by the scheduler.
+"""
+
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from pointsman.contracts import subjects
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import (
+    CancelAnswered,
+    CancelRequest,
+    DescribeFleet,
+    FleetDescribed,
+    RouteGranted,
+    RouteRejected,
+    RouteRequest,
+)
+from pointsman.ports import Commands, Reply
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+
+
+class FakeScheduler:
+    """Serves the commands while its context is open. `engines`: URL by instance, in order of preference."""
+
+    def __init__(self, commands: Commands, pool: PoolName, engines: dict[InstanceId, str]) -> None:
+        self.engines = engines
+        self.holds_back = False
+        self.rejection: tuple[int, str, float] | None = None
+        """Status, reason and retry-after (engine seconds) for every request, or None to grant."""
+        self.knowledge = "exact"
+        self.ended: set[str] = set()
+        """Ids of requests that have ended already."""
+        self.asked: list[RouteRequest] = []
+        self.cancelled: list[CancelRequest] = []
+        self._granted: set[RequestId] = set()
+        self._commands = commands
+        self._pool = pool
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for subject, handler in (
+            (subjects.route_subject(self._pool), self._route),
+            (subjects.cancel_subject(self._pool), self._cancel),
+            (subjects.fleet_view_subject(self._pool), self._describe),
+        ):
+            await self._open.enter_async_context(self._commands.serve(subject, handler))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def _route(self, command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, RouteRequest)
+        self.asked.append(command)
+        if not self.holds_back:
+            await reply(self._decide(command))
+
+    def _decide(self, command: RouteRequest) -> RouteGranted | RouteRejected:
+        if command.request in self.ended:
+            return self._reject(command, 503, "already_ended", 0.0)
+        if self.rejection is not None:
+            return self._reject(command, *self.rejection)
+        left = [instance for instance in self.engines if instance not in command.excluded]
+        if not left:
+            return self._reject(command, 503, "no_engines", 1.0)
+        self._granted.add(command.request)
+        return RouteGranted(
+            request=command.request,
+            attempt=command.attempt,
+            instance=left[0],
+            url=self.engines[left[0]],
+            hit_tokens=128,
+            predicted_ttft=0.25,
+            knowledge=self.knowledge,
+        )
+
+    def _reject(self, command: RouteRequest, status: int, reason: str, retry_after: float) -> RouteRejected:
+        return RouteRejected(
+            request=command.request,
+            attempt=command.attempt,
+            status=status,
+            reason=reason,
+            detail="the test says so",
+            retry_after=retry_after,
+        )
+
+    async def _cancel(self, command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, CancelRequest)
+        self.cancelled.append(command)
+        await reply(CancelAnswered(request=command.request, ended=command.request not in self._granted))
+
+    async def _describe(self, command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, DescribeFleet)
+        await reply(
+            FleetDescribed(
+                instances=[],
+                pool=self._pool,
+                policy="fake",
+                admission="none",
+                ordering="fcfs",
+                scheduler="fake",
+                term=Term(1),
+                as_of=0,
+                speed=1.0,
+            )
+        )

@@ -1,0 +1,66 @@
+"""`pointsman up` run as people run it: a process of its own, spoken to by signals, listened to line by line."""
+
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pointsman.tooling.up.ports import free_ports
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 10.0
+POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
+
+
+class RunningUp:
+    """A `pointsman up` whose output goes to a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, data: Path, port: int) -> None:
+        self.process = process
+        self.data = data
+        self.port = port
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def wait_for(self, pattern: str, seconds: float = START_SECONDS_MAX) -> re.Match[str]:
+        """Wait until the output matches; fails with the output when it does not in time or the process ended."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.output)):
+            ended = self.process.poll() is not None
+            assert not ended, f"pointsman up ended without saying '{pattern}':\n{self.output}"
+            assert time.monotonic() < deadline, f"no '{pattern}' within {seconds} s:\n{self.output}"
+            time.sleep(0.05)
+        return found
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> float:
+        """Send the signal and wait for the end; the seconds that it took."""
+        started = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(STOP_SECONDS_MAX)
+        return time.monotonic() - started
+
+
+@contextmanager
+def pointsman_up(directory: Path, *arguments: str) -> Iterator[RunningUp]:
+    """Run `pointsman up` with a data directory, a state home and a port of its own; it has ended afterwards."""
+    data, output = directory / "data", directory / "output.txt"
+    port = free_ports(1)[0]
+    command = [POINTSMAN, "up", "--data", str(data), "--port", str(port), *arguments]
+    with tempfile.TemporaryDirectory(prefix="pm-") as sockets, output.open("wb") as sink:
+        environment = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "TMPDIR": sockets, "COLUMNS": "200"}
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment)
+        try:
+            yield RunningUp(process, output, data, port)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -1,0 +1,339 @@
+"""The block translator against a slow, obvious twin, and its rules one by one."""
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import reduce
+from operator import xor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent
+from pointsman.contracts.block_keys import KeyChain, unpack_keys
+from pointsman.contracts.cache import Run
+from pointsman.primitives import BlockKey
+from pointsman_worker.translator import BlockTranslator, Changes
+
+WIDTH = 2
+"""Tokens in an engine block."""
+
+Prefix = tuple[int, ...]
+
+
+def chain_of(span: int) -> KeyChain:
+    return KeyChain(secret=b"secret", model="m", block_tokens=span * WIDTH)
+
+
+def engine_hash(prefix: Prefix) -> int:
+    """An engine's hash of a block, here simply a name for all tokens up to its end."""
+    return hash(prefix) & (1 << 64) - 1
+
+
+def stored(prefix: Prefix, first: int = 0, **fields: Any) -> BlockStored:
+    """The blocks of `prefix` from block `first` on."""
+    ends = range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)
+    event = BlockStored(
+        block_hashes=[engine_hash(prefix[:end]) for end in ends],
+        parent_block_hash=engine_hash(prefix[: first * WIDTH]) if first else None,
+        token_ids=list(prefix[first * WIDTH :]),
+        block_size=WIDTH,
+        medium="GPU",
+    )
+    for name, value in fields.items():
+        setattr(event, name, value)
+    return event
+
+
+def removed(*prefixes: Prefix, **fields: Any) -> BlockRemoved:
+    return BlockRemoved(block_hashes=[engine_hash(prefix) for prefix in prefixes], **fields)
+
+
+def prompt(blocks: int, *, start: int = 1) -> Prefix:
+    return tuple(range(start, start + blocks * WIDTH))
+
+
+class Twin:
+    """The same rules with nothing clever: prefixes instead of hashes, everything looked at again each time."""
+
+    def __init__(self, span: int) -> None:
+        self.span = span
+        self.chain = chain_of(span)
+        self.copies: Counter[Prefix] = Counter()
+        self.known: set[Prefix] = set()
+        self.parked: list[tuple[list[Prefix], set[Prefix]]] = []
+
+    def apply_stored(self, prefix: Prefix, first: int) -> None:
+        self._store_or_park([prefix[:end] for end in range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)])
+        late: list[Prefix] = []
+        while ready := [entry for entry in self.parked if self._above(entry[0][0]) in self.known]:
+            self.parked.remove(ready[0])
+            self._store_or_park(ready[0][0])
+            late.extend(ready[0][1])
+        for gone in late:
+            self.copies[gone] -= 1
+        self._forget()
+
+    def apply_removed(self, prefix: Prefix) -> None:
+        if self.copies[prefix] > 0:
+            self.copies[prefix] -= 1
+            self._forget()
+            return
+        for blocks, gone in self.parked:
+            if prefix in blocks and prefix not in gone:
+                gone.add(prefix)
+                return
+
+    def apply_cleared(self) -> None:
+        self.copies.clear()
+        self.known.clear()
+        self.parked.clear()
+
+    def keys(self) -> set[BlockKey]:
+        return {
+            self.chain.extend(self.chain.root(), prefix)[-1]
+            for prefix in self.known
+            if len(prefix) % (self.span * WIDTH) == 0 and all(self.copies[part] > 0 for part in self._span_of(prefix))
+        }
+
+    def _store_or_park(self, blocks: list[Prefix]) -> None:
+        above = self._above(blocks[0])
+        if above and above not in self.known:
+            self.parked.append((blocks, set()))
+            return
+        self.known.update(blocks)
+        self.copies.update(blocks)
+
+    def _above(self, prefix: Prefix) -> Prefix:
+        return prefix[:-WIDTH]
+
+    def _span_of(self, prefix: Prefix) -> list[Prefix]:
+        """The blocks of the same span up to this one."""
+        start = (len(prefix) - 1) // (self.span * WIDTH) * self.span * WIDTH
+        return [prefix[:end] for end in range(start + WIDTH, len(prefix) + 1, WIDTH)]
+
+    def _forget(self) -> None:
+        """Keep only blocks that are held, or that a kept one of the same span stands on."""
+        self.known = {part for held in self.known if self.copies[held] > 0 for part in self._span_of(held)}
+
+
+def folded(keys: set[BlockKey], changes: Changes) -> set[BlockKey]:
+    """A plain set after these changes; every removed key was there, every stored one was not."""
+    keys = set() if changes.cleared else set(keys)
+    assert keys.issuperset(changes.removed)
+    keys.difference_update(changes.removed)
+    for key in keys_in(changes.stored):
+        assert key not in keys
+        keys.add(key)
+    return keys
+
+
+def keys_in(runs: Iterable[Run]) -> list[BlockKey]:
+    return [key for run in runs for key in unpack_keys(run.keys)]
+
+
+def assert_parents_first(runs: list[Run]) -> None:
+    members = set(keys_in(runs))
+    seen: set[int] = set()
+    for run in runs:
+        assert run.parent not in members or run.parent in seen
+        seen.update(unpack_keys(run.keys))
+
+
+# A small world of prompts that branch early and late, so that blocks meet, spans are shared and parents go missing.
+trunks = ((1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 2, 1, 1, 1), (1, 2, 2, 2, 2, 3), (3, 1, 1))
+prompts = st.builds(
+    lambda trunk, blocks: tuple(token for bit in trunk[:blocks] for token in (bit, 7)),
+    st.sampled_from(trunks),
+    st.integers(1, 9),
+)
+steps = st.one_of(
+    st.tuples(st.just("store"), prompts, st.integers(0, 4)),
+    st.tuples(st.just("store"), prompts, st.just(0)),
+    st.tuples(st.just("remove"), prompts, st.just(0)),
+    st.tuples(st.just("take"), st.just(()), st.just(0)),
+    st.tuples(st.sampled_from(["clear"] + ["snapshot"] * 2), st.just(()), st.just(0)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(span=st.sampled_from([1, 2, 4]), history=st.lists(steps, max_size=60))
+def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int, history: list[Any]) -> None:
+    translator, twin = BlockTranslator(chain_of(span), WIDTH), Twin(span)
+    told: set[BlockKey] = set()
+    for step, prefix, first in [*history, ("take", (), 0)]:
+        if step == "store":
+            first = min(first, len(prefix) // WIDTH - 1)
+            translator.apply(stored(prefix, first))
+            twin.apply_stored(prefix, first)
+        elif step == "remove":
+            translator.apply(removed(prefix))
+            twin.apply_removed(prefix)
+        elif step == "clear":
+            translator.apply(AllBlocksCleared())
+            twin.apply_cleared()
+        elif step == "snapshot":
+            runs = translator.take_snapshot()
+            told = set(keys_in(runs))
+            assert_parents_first(runs)
+        else:
+            changes = translator.take_changes()
+            told = folded(told, changes)
+            assert_parents_first(changes.stored)
+
+        assert translator.held_keys() == twin.keys()
+        if step in ("take", "snapshot"):
+            assert told == twin.keys()
+            assert (translator.count, translator.digest) == (len(told), reduce(xor, told, 0))
+            assert not translator.changed
+
+
+def test_keys_are_those_the_ingress_chains() -> None:
+    chain = chain_of(2)
+    translator = BlockTranslator(chain, WIDTH)
+    tokens = prompt(7)
+    translator.apply(stored(tokens[: 3 * WIDTH]))
+    translator.apply(stored(tokens, 3))
+
+    (run,) = translator.take_changes().stored
+
+    assert unpack_keys(run.keys) == chain.extend(chain.root(), tokens)
+    assert run.parent == 0
+
+
+def test_salt_and_adapter_enter_the_root() -> None:
+    chain = chain_of(1)
+    translator = BlockTranslator(chain, WIDTH)
+    tokens = prompt(2)
+    translator.apply(stored(tokens, extra_keys=[["poet", "salt"], ["poet"]], lora_name="poet", lora_id=1))
+
+    root = chain.root(lora="poet", cache_salt="salt")
+
+    assert translator.held_keys() == set(chain.extend(root, tokens))
+
+
+def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follows() -> None:
+    chain = chain_of(1)
+    translator = BlockTranslator(chain, WIDTH)
+    tokens = prompt(4)
+    translator.apply(stored(tokens[: 3 * WIDTH], extra_keys=[None, [["image", 3]], None]))
+    translator.apply(stored(tokens, 3))
+    assert translator.held_keys() == set(chain.extend(chain.root(), tokens[:WIDTH]))
+
+    translator.apply(removed(tokens, tokens[: 3 * WIDTH], tokens[: 2 * WIDTH], tokens[:WIDTH]))
+
+    assert translator.held_keys() == set()
+    assert translator.tally.keyless == 3
+
+
+def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    tokens = prompt(1)
+    translator.apply(stored(tokens))
+    translator.apply(stored(tokens))
+    translator.apply(removed(tokens))
+    assert len(translator.held_keys()) == 1
+
+    translator.apply(removed(tokens))
+    translator.apply(removed(tokens))
+
+    assert translator.held_keys() == set()
+
+
+def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    tokens = prompt(1)
+    translator.apply(stored(tokens))
+    translator.apply(stored(tokens))
+    translator.doubt()
+    assert len(translator.held_keys()) == 1
+
+    translator.apply(removed(tokens))
+
+    assert translator.held_keys() == set()
+
+
+def test_in_doubt_no_more_is_believed_to_be_held_than_the_engine_has_blocks() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, engine_blocks_max=4)
+    translator.apply(stored(prompt(3)))
+    translator.doubt()
+    translator.apply(stored(prompt(1)))
+
+    translator.apply(stored(prompt(2, start=100)))
+
+    chain = chain_of(1)
+    oldest_doubtful_gone = {*chain.extend(chain.root(), prompt(3))} - {chain.extend(chain.root(), prompt(2))[-1]}
+    assert translator.held_keys() == oldest_doubtful_gone | {*chain.extend(chain.root(), prompt(2, start=100))}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"medium": "CPU", "token_ids": []},
+        {"medium": "STORAGE"},
+        {"kv_cache_spec_kind": "sliding_window", "group_idx": 1},
+        {"kv_cache_spec_kind": "mamba"},
+    ],
+)
+def test_other_tiers_and_groups_change_nothing(fields: dict[str, Any]) -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    translator.apply(stored(prompt(2), group_idx=0, kv_cache_spec_kind="full_attention", medium="gpu"))
+    before = translator.held_keys()
+
+    translator.apply(stored(prompt(4), **fields))
+    gone = removed(prompt(1), prompt(2), medium=fields.get("medium"), group_idx=fields.get("group_idx", 2))
+    translator.apply(gone)
+
+    assert translator.held_keys() == before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"block_size": 3},
+        {"token_ids": []},
+        {"token_ids": [1, 2, 3]},
+        {"token_ids": [1, -2]},
+        {"token_ids": [1, 1 << 40]},
+    ],
+)
+def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: dict[str, Any]) -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+
+    translator.apply(stored(prompt(1), **fields))
+
+    assert translator.held_keys() == set()
+    assert translator.tally.misfits == 1
+
+
+def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
+    for start in (100, 200, 300):
+        translator.apply(stored(prompt(3, start=start), 1))
+    assert (translator.parked_blocks, translator.tally.parked_dropped) == (4, 2)
+
+    for start in (100, 200, 300):
+        translator.apply(stored(prompt(1, start=start)))
+
+    assert translator.parked_blocks == 0
+    assert len(translator.held_keys()) == 1 + 3 + 3
+
+
+def test_a_pool_block_must_be_whole_engine_blocks() -> None:
+    with pytest.raises(ValueError, match="no multiple"):
+        BlockTranslator(KeyChain(secret=b"", model="m", block_tokens=5), 2)
+
+
+def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    kept, passing = prompt(1), prompt(1, start=50)
+    events: list[EngineEvent] = [stored(kept), stored(passing), removed(passing)]
+    for event in events:
+        translator.apply(event)
+    first = translator.take_changes()
+    translator.apply(removed(kept))
+    translator.apply(stored(kept))
+
+    assert len(keys_in(first.stored)) == 1
+    assert not translator.take_changes()

@@ -1,0 +1,136 @@
+"""Finding a fleet: by data directory, by NATS URL, or because it is the only one here."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pointsman.tooling.discovery import (
+    FLEET_FILE,
+    FleetFile,
+    FleetInUseError,
+    FleetProcess,
+    NoFleetError,
+    SeveralFleetsError,
+    announce,
+    data_dir_held,
+    find_fleet,
+    fleet_settings,
+    read_fleet_file,
+    running_fleets,
+)
+
+StartFleet = Callable[[str], FleetFile]
+
+
+@pytest.fixture(autouse=True)
+def own_state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[StartFleet]:
+    """Starts fleets that hold their data directory as `pointsman up` does, until the test ends."""
+    with ExitStack() as stack:
+
+        def start(name: str) -> FleetFile:
+            data = tmp_path / name
+            stack.enter_context(data_dir_held(data))
+            fleet = fleet_in(data)
+            announce(fleet)
+            return fleet
+
+        yield start
+
+
+def fleet_in(data: Path) -> FleetFile:
+    secret = data / "secret"
+    secret.write_text(f"secret of {data.name}\n")
+    return FleetFile(
+        nats=f"nats://127.0.0.1/{data.name}",
+        ingress="http://127.0.0.1:8080",
+        pool="default",
+        model="m",
+        policy="dualmap",
+        speed=20.0,
+        slo_ttft=5.0,
+        block_tokens=32,
+        secret_file=str(secret),
+        data=str(data),
+        pid=1,
+        started_at=1.0,
+        processes=[FleetProcess("engine-1", "engine", 2, "http://127.0.0.1:8000")],
+    )
+
+
+def test_the_only_fleet_on_this_machine_needs_no_name(started: StartFleet) -> None:
+    fleet = started("a")
+
+    assert find_fleet() == fleet
+
+
+def test_a_fleet_is_found_by_its_data_directory_and_by_its_nats(started: StartFleet, tmp_path: Path) -> None:
+    first, second = started("a"), started("b")
+
+    assert find_fleet(data=tmp_path / "a") == first
+    assert find_fleet(nats=second.nats) == second
+
+
+def test_several_fleets_are_listed_with_what_to_type(started: StartFleet, tmp_path: Path) -> None:
+    started("a")
+    started("b")
+
+    with pytest.raises(SeveralFleetsError) as caught:
+        find_fleet()
+
+    assert f"--data {tmp_path / 'a'}" in caught.value.message
+    assert f"--data {tmp_path / 'b'}" in caught.value.message
+
+
+def test_without_a_fleet_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(NoFleetError, match="pointsman up"):
+        find_fleet()
+    with pytest.raises(NoFleetError, match=f"pointsman up --data {tmp_path}"):
+        find_fleet(data=tmp_path)
+
+
+def test_a_fleet_that_died_without_a_word_is_not_found_and_its_pointer_goes(tmp_path: Path) -> None:
+    data = tmp_path / "a"
+    data.mkdir()
+    announce(fleet_in(data))
+
+    assert running_fleets() == []
+    assert not list((tmp_path / "state").rglob("*.path"))
+
+
+def test_a_data_directory_serves_one_fleet_at_a_time(started: StartFleet, tmp_path: Path) -> None:
+    started("a")
+
+    with pytest.raises(FleetInUseError, match="in use by the fleet that pid 1 runs"), data_dir_held(tmp_path / "a"):
+        pass
+
+
+def test_a_fleet_that_ends_takes_its_traces_away(tmp_path: Path) -> None:
+    with data_dir_held(tmp_path):
+        announce(fleet_in(tmp_path))
+
+    assert not (tmp_path / FLEET_FILE).exists()
+    with data_dir_held(tmp_path):
+        pass
+
+
+def test_the_fleet_file_names_the_secret_but_does_not_hold_it(started: StartFleet, tmp_path: Path) -> None:
+    fleet = started("a")
+
+    assert "secret of a" not in (tmp_path / "a" / FLEET_FILE).read_text()
+    assert fleet.settings().secret == "secret of a"
+    assert read_fleet_file(tmp_path / "a") == fleet
+
+
+def test_a_fleet_elsewhere_is_joined_by_its_nats_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_SPEED", "7")
+
+    settings = fleet_settings(nats="nats://elsewhere:4222", pool="gpu")
+
+    assert (settings.nats, settings.pool, settings.speed) == ("nats://elsewhere:4222", "gpu", 7.0)

@@ -1,0 +1,153 @@
+"""The small parts of the ingress: keys that let clients in, request ids, usage, and the view of the fleet."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman_ingress.call import RequestIds
+from pointsman_ingress.keys import Keys
+from pointsman_ingress.openai_errors import Refusal, rejected
+from pointsman_ingress.proxy import Usage, usage_in
+from pointsman_ingress.tenants import Keyring, KeysFileError
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer(key: str) -> dict[bytes, bytes]:
+    return {b"authorization": b"Bearer " + key.encode()}
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"# who may ask\n\nalice {digest('sk-1')}\nalice {digest('sk-2')}\nbob {digest('sk-3')}\n")
+    return path
+
+
+def test_a_key_names_its_tenant(keys_file: Path) -> None:
+    keyring = Keyring(keys_file, ScaledClock())
+
+    assert [keyring.tenant(bearer(key)) for key in ("sk-1", "sk-2", "sk-3")] == ["alice", "alice", "bob"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, bearer("sk-4"), bearer(""), bearer(digest("sk-1")), {b"authorization": b"Basic sk-1"}]
+)
+def test_anything_else_is_turned_away(keys_file: Path, headers: dict[bytes, bytes]) -> None:
+    with pytest.raises(Refusal) as refusal:
+        Keyring(keys_file, ScaledClock()).tenant(headers)
+
+    assert refusal.value.status == 401
+    assert "sk-" not in refusal.value.message
+
+
+def test_without_a_file_everybody_is_let_in_without_a_name() -> None:
+    assert Keyring(None, ScaledClock()).tenant({}) is None
+
+
+def test_a_keys_file_with_a_plain_key_in_it_is_refused_without_repeating_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("alice sk-secret\n")
+
+    with pytest.raises(KeysFileError, match="line 1") as error:
+        Keyring(path, ScaledClock())
+    assert "sk-secret" not in str(error.value)
+
+
+# Writing a small file in an async test blocks nobody.
+# ruff: noqa: ASYNC240
+
+
+async def test_a_key_that_is_taken_out_stops_working_without_a_restart(keys_file: Path) -> None:
+    keyring = Keyring(keys_file, ImpatientClock(stop_after=2))
+    keys_file.write_text(f"bob {digest('sk-3')}\n")
+    os.utime(keys_file, ns=(1, 1))
+
+    with pytest.raises(StopFollowingError):
+        await keyring.follow()
+
+    assert keyring.tenant(bearer("sk-3")) == "bob"
+    with pytest.raises(Refusal):
+        keyring.tenant(bearer("sk-1"))
+
+
+async def test_a_keys_file_that_breaks_leaves_the_old_keys_in_force(keys_file: Path) -> None:
+    keyring = Keyring(keys_file, ImpatientClock(stop_after=3))
+    keys_file.write_text("nonsense\n")
+
+    with pytest.raises(StopFollowingError):
+        await keyring.follow()
+
+    assert keyring.tenant(bearer("sk-1")) == "alice"
+
+
+def test_a_request_keeps_its_clients_id_unless_that_was_used_before() -> None:
+    ids = RequestIds()
+
+    assert ids.take("mine") == "mine"
+    assert ids.take("mine") != "mine"
+
+
+@pytest.mark.parametrize("wanted", ["", "a b", "a.b", "ä", "x" * 65, "a\nb"])
+def test_an_id_that_cannot_be_a_subject_is_replaced(wanted: str) -> None:
+    ids = RequestIds()
+
+    assert len({ids.take(wanted), ids.take(wanted), wanted}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "usage"),
+    [
+        (
+            b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}',
+            Usage(7, 2, 4),
+        ),
+        (b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":null}}', Usage(7, 2, -1)),
+        (b'{"usage":null}', Usage()),
+        (b"{}", Usage()),
+        (b"no json", Usage()),
+    ],
+)
+def test_usage_is_what_the_engine_says_or_unknown(answer: bytes, usage: Usage) -> None:
+    assert usage_in(answer) == usage
+
+
+def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
+    waits = [
+        dict(rejected(429, "overloaded", "", retry_after_wall=wall).headers)[b"retry-after"] for wall in (0, 0.2, 1.2)
+    ]
+
+    assert waits == [b"1", b"1", b"2"]
+
+
+def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:
+    keys = Keys(secret=b"s", block_tokens=4)
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    assert len(keys.packed("m", tokens)) == 16
+    assert keys.last("m", tokens) == keys.packed("m", tokens)[8:]
+    assert len({keys.packed("m", tokens), keys.packed("n", tokens), keys.packed("m", tokens, cache_salt="a")}) == 3
+
+
+class StopFollowingError(Exception):
+    """Ends a loop that would go on for ever."""
+
+
+class ImpatientClock(ScaledClock):
+    """Sleeps for no time, and only so often."""
+
+    def __init__(self, *, stop_after: int) -> None:
+        super().__init__()
+        self._left = stop_after
+
+    @override
+    async def sleep_wall(self, seconds: float) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise StopFollowingError

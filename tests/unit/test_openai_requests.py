@@ -1,0 +1,151 @@
+"""What the ingress reads out of OpenAI bodies and headers, and what it refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pointsman_ingress.openai_errors import Refusal
+from pointsman_ingress.openai_requests import (
+    Chat,
+    Objectives,
+    Texts,
+    Tokenised,
+    objectives,
+    parse_chat,
+    parse_completion,
+    session_of,
+    tenant_of,
+)
+
+DEFAULTS = Objectives(5.0, 0.1)
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({**HELLO, **fields}).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def refusal_of(parse: Any, body: bytes) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        parse(body)
+    return raised.value
+
+
+def test_fields_we_do_not_know_are_no_concern() -> None:
+    asked = parse_chat(chat(logit_bias={"1": 2}, something_new=[1, {"a": None}], stream=True))
+
+    assert asked.stream
+    assert asked.model == "m"
+
+
+def test_the_newer_name_of_the_output_bound_wins() -> None:
+    asked = parse_chat(chat(max_tokens=7, max_completion_tokens=9))
+
+    assert asked.output_tokens == 9
+
+
+def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_demand_them() -> None:
+    asked = parse_completion(completion(prompt="x"))
+
+    assert (asked.output_tokens, asked.output_demanded) == (16, False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("text", Texts(["text"])),
+        (["one", "two"], Texts(["one", "two"])),
+        ([1, 2, 3], Tokenised([[1, 2, 3]])),
+        ([[1, 2], [3]], Tokenised([[1, 2], [3]])),
+    ],
+)
+def test_a_prompt_may_be_text_or_token_ids_alone_or_in_a_batch(prompt: Any, expected: Any) -> None:
+    assert parse_completion(completion(prompt=prompt)).prompt == expected
+
+
+@pytest.mark.parametrize("prompt", [None, [], [[]], [1, "two"], [1, [2]], [-1], [1 << 32], [1.5], {"a": 1}, 7])
+def test_any_other_prompt_is_refused(prompt: Any) -> None:
+    assert refusal_of(parse_completion, completion(prompt=prompt)).status == 400
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "hi"}', b'{"messages": []}', b"{}"]
+)
+def test_what_is_no_chat_is_refused(body: bytes) -> None:
+    assert refusal_of(parse_chat, body).status == 400
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [-1, 0, -(2**70), "8", 1.5])
+def test_an_output_bound_must_be_a_positive_integer(name: str, value: Any) -> None:
+    refusal = refusal_of(parse_chat, chat(**{name: value}))
+
+    assert refusal.status == 400
+    assert json.loads(refusal.body)["error"]["type"] == "invalid_request_error"
+
+
+def test_deep_nesting_is_refused_and_not_a_crash() -> None:
+    body = b'{"messages": [' + b'{"content":' * 100_000
+
+    assert refusal_of(parse_chat, body).status == 400
+
+
+def test_template_arguments_reach_the_prompt() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = parse_chat(
+        chat(
+            tools=tools,
+            add_generation_prompt=False,
+            continue_final_message=True,
+            chat_template_kwargs={"enable_thinking": False},
+        )
+    )
+
+    assert asked.prompt == Chat(
+        HELLO["messages"],  # type: ignore[arg-type]
+        tools=tools,
+        add_generation_prompt=False,
+        continue_final_message=True,
+        chat_template_kwargs={"enable_thinking": False},
+    )
+
+
+def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain() -> None:
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}
+    text = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+
+    certain = [
+        parse_chat(chat(messages=[text])),
+        parse_chat(chat(messages=[picture])),
+        parse_chat(chat(chat_template="{{ messages }}")),
+    ]
+
+    assert [asked.prompt.text_only for asked in certain if isinstance(asked.prompt, Chat)] == [True, False, False]
+
+
+def test_objectives_come_from_either_family_of_headers() -> None:
+    assert objectives({}, DEFAULTS) == DEFAULTS
+    assert objectives({b"x-slo-ttft-ms": b"250"}, DEFAULTS) == Objectives(0.25, 0.1)
+    assert objectives({b"x-llm-d-slo-tpot-ms": b"20.5"}, DEFAULTS) == Objectives(5.0, 0.0205)
+
+
+@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b""])
+def test_an_objective_that_is_no_positive_number_is_refused(value: bytes) -> None:
+    with pytest.raises(Refusal):
+        objectives({b"x-slo-ttft-ms": value}, DEFAULTS)
+
+
+def test_a_tenant_is_who_the_fairness_header_or_the_user_field_says() -> None:
+    assert tenant_of({b"x-llm-d-inference-fairness-id": b"team-a"}, "bob") == "team-a"
+    assert tenant_of({}, "bob") == "bob"
+    assert tenant_of({}, "") == "anonymous"
+
+
+def test_names_are_freed_of_what_could_break_a_log_or_a_header() -> None:
+    assert session_of({b"x-session-id": b"a\x00b\xff" + b"c" * 500}, "") == "ab" + "c" * 124
+    assert tenant_of({}, "eve\r\nx-admin: 1") == "evex-admin: 1"

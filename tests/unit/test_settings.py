@@ -1,0 +1,106 @@
+"""Settings: flag over environment over the service's table over the file's top over the default."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from pointsman.chassis.settings import FleetSettings, ProcessSettings, command, environment, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrchestraSettings(FleetSettings, ProcessSettings):
+    tempo: int = setting(60, "Beats a minute.")
+    key: str = setting("c", "What to play in.", choices=("c", "g"))
+    players: tuple[str, ...] = setting((), "Who plays.")
+    encore: bool = setting(False, "Play on.")
+    conductor: str | None = setting(None, "Who leads.")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "fleet.toml"
+    file.write_text('tempo = 70\npool = "blue"\nkv_endpoint = "of another service"\n[orchestra]\ntempo = 80\n')
+    return file
+
+
+def run(*arguments: str, **variables: str) -> tuple[Result, OrchestraSettings | None]:
+    seen: list[OrchestraSettings] = []
+
+    @command(OrchestraSettings, name="orchestra", table="orchestra")
+    def main(settings: OrchestraSettings) -> None:
+        """Play."""
+        seen.append(settings)
+
+    result = CliRunner(env=variables).invoke(main, list(arguments))
+    return result, seen[0] if seen else None
+
+
+def settled(*arguments: str, **variables: str) -> OrchestraSettings:
+    result, settings = run(*arguments, **variables)
+    assert settings is not None, result.output
+    return settings
+
+
+def test_a_flag_wins_over_the_environment_the_table_the_top_and_the_default(config: Path) -> None:
+    file = ("--config", str(config))
+
+    assert settled().tempo == 60
+    assert settled(*file).tempo == 80
+    assert settled(*file, POINTSMAN_TEMPO="90").tempo == 90
+    assert settled(*file, "--tempo", "100", POINTSMAN_TEMPO="90").tempo == 100
+
+
+def test_keys_at_the_top_of_the_file_are_for_every_service_that_knows_them(config: Path) -> None:
+    assert settled("--config", str(config)).pool == "blue"
+    assert settled(POINTSMAN_CONFIG=str(config)).pool == "blue"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("[orchestra]\ntemp = 1", "[orchestra] has no setting temp"),
+        ("tempo = ", "is not valid TOML"),
+        ("[orchestra]\ntempo = 'fast'", "'fast' is not a valid integer"),
+        ("[orchestra]\nkey = 'h'", "'h' is not one of 'c', 'g'"),
+    ],
+)
+def test_a_file_that_cannot_be_followed_is_refused_and_told_why(tmp_path: Path, content: str, complaint: str) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(content)
+
+    result, settings = run("--config", str(file))
+
+    assert settings is None
+    assert result.exit_code == click.UsageError.exit_code
+    assert complaint in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    result, settings = run("--config", "/nonexistent/fleet.toml")
+
+    assert settings is None
+    assert "cannot read /nonexistent/fleet.toml" in result.output
+
+
+def test_settings_handed_over_as_environment_arrive_unchanged() -> None:
+    settings = OrchestraSettings(tempo=3, players=("ann", "bob"), encore=True, speed=20.0, conductor="cy")
+
+    received = settled(**environment(vars(settings)))
+
+    assert received == settings
+
+
+def test_what_is_none_is_not_handed_over() -> None:
+    assert environment({"conductor": None, "tempo": 3}) == {"POINTSMAN_TEMPO": "3"}
+
+
+def test_help_teaches_every_setting_with_its_variable_and_hides_the_secret() -> None:
+    output = run("--help", POINTSMAN_SECRET="hush")[0].output
+
+    assert "POINTSMAN_TEMPO" in output
+    assert "--encore / --no-encore" in output
+    assert "pointsman-development" not in output
+    assert "hush" not in output
