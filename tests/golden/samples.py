@@ -168,7 +168,7 @@ EVENTS: list[LogEvent] = [
     ),
     RequestFailed(at=AT, request=REQUEST, reason="engine went away", status=502, instance=ENGINE),
     RequestCancelled(at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE),
-    LeaderElected(at=AT, term=Term(3), scheduler="scheduler-1", as_of=40),
+    LeaderElected(at=AT, term=Term(3), scheduler="scheduler-1", as_of=40, pool={"block_tokens": 64}),
     WritesLost(at=AT, writer="scheduler-1", count=3, reason="no answer"),
     ScaleDecided(
         at=AT, policy="slo_attainment", settings={"target": 0.9}, current=4, wanted=5, reason="attainment is 0.8"
@@ -205,7 +205,7 @@ COMMANDS: list[AnyCommand] = [
     RouteRejected(request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5),
     CancelRequest(request=REQUEST, reason="client went away"),
     CancelAnswered(request=REQUEST, ended=True),
-    ResyncCache(instance=ENGINE, reason="digest differs"),
+    ResyncCache(instance=ENGINE, reason="digest differs", rejoin=True),
     ResyncAnswered(instance=ENGINE, accepted=True, detail="snapshot follows"),
     DescribeFleet(),
     FleetDescribed(

@@ -254,19 +254,6 @@ def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() ->
     assert translator.held_keys() == set()
 
 
-def test_in_doubt_no_more_is_believed_to_be_held_than_the_engine_has_blocks() -> None:
-    translator = BlockTranslator(chain_of(1), WIDTH, engine_blocks_max=4)
-    translator.apply(stored(prompt(3)))
-    translator.doubt()
-    translator.apply(stored(prompt(1)))
-
-    translator.apply(stored(prompt(2, start=100)))
-
-    chain = chain_of(1)
-    oldest_doubtful_gone = {*chain.extend(chain.root(), prompt(3))} - {chain.extend(chain.root(), prompt(2))[-1]}
-    assert translator.held_keys() == oldest_doubtful_gone | {*chain.extend(chain.root(), prompt(2, start=100))}
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -2,6 +2,7 @@
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheSnapshot, Run
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
@@ -156,3 +157,40 @@ def test_a_prefill_that_nobody_sees_end_leaves_the_window_when_it_must_be_over()
     assert early == []
     assert [type(event).__name__ for event in late] == ["PrefillFinished", "RequestGranted"]
     assert state.correction(A) == 1.0
+
+
+def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefill_was_assumed_over() -> None:
+    state = state_with(joined("a"), joined("b"))
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    dispatcher.route(route("r", [1, 2], streaming=False), now=0.0)
+    first = state.workload.requests[RequestId("r")].instance
+    dispatcher.grant_waiting(first, now=1.0)
+    again = dispatcher.route(route("r", [1, 2], streaming=False, attempt=2, excluded=[first]), now=1.0)
+    state.apply(reported("a", 0, [], at=10.0))
+
+    assert [type(event).__name__ for event in again] == ["RequestPlaced", "RequestGranted"]
+    assert state.workload.lines[first].requests == 0
+    assert state.hits(keys(1, 2)) == {state.workload.requests[RequestId("r")].instance: 2}
+
+
+def test_a_request_that_an_ingress_sent_by_itself_waits_in_no_queue() -> None:
+    state = state_with(joined("a"), joined("b"))
+    dispatcher = Dispatcher(state, policy_set(routing="round_robin", prefill_window_tokens=10), term=Term(1))
+    for name in ("one", "two", "three"):
+        dispatcher.route(route(name, [1]), now=0.0)
+    state.apply(RequestGranted(at=1.0, request=RequestId("three"), instance=InstanceId("b")))
+
+    three = state.workload.requests[RequestId("three")]
+    assert (three.stage, three.instance) == (Stage.PREFILL, "b")
+    assert not state.workload.lines[A].pending
+
+
+def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> None:
+    state = state_with(
+        joined("a"), InstanceLeft(at=0.0, instance=A, epoch=Epoch(1), reason="silent"), reported("a", 0, [])
+    )
+    strangers = dict(state.strangers)
+    state.apply(joined("a", epoch=2))
+
+    assert strangers == {"a": 0.0}
+    assert state.strangers == {}

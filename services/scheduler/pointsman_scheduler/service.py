@@ -7,7 +7,7 @@ decisions when they come back through the log.
 """
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -19,6 +19,7 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
+    FleetDescribed,
     ResyncCache,
     RouteGranted,
     RouteRejected,
@@ -54,6 +55,8 @@ LEADERSHIP = "leadership"
 HOUSEKEEPING_WALL_SECONDS = 0.25
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
+LEADER_ANSWERS_WALL_SECONDS = 1.0
+STAND_BY_WALL_SECONDS = 0.5
 TAKE_OVER_RETRY_WALL_SECONDS = 0.5
 
 REJECTION_STATUS = {"no_instance": 503, "queue_full": 429, "slo_ttft": 429, "slo_unreachable": 429}
@@ -96,8 +99,8 @@ class SchedulerService:
         self._leading = AsyncExitStack()
         self._waiters: dict[RequestId, Waiter] = {}
         self._gauges = FleetGauges()
-        self._led_since: Seconds = 0.0
-        self._led_since_wall: Seconds = 0.0
+        self._listens_since: Seconds = 0.0
+        self._listens_since_wall: Seconds = 0.0
         self.state = self._empty_state()
         self.dispatcher: Dispatcher | None = None
         """Present while this scheduler leads."""
@@ -105,16 +108,17 @@ class SchedulerService:
 
     async def run(self) -> None:
         """Fold, lead, serve; ends only by cancellation or failure."""
-        async with self._commands.serve(fleet_view_subject(self._pool), self._on_describe):
-            try:
-                await self._fold()
-            finally:
-                await self._leading.aclose()
+        try:
+            await self._fold()
+        finally:
+            await self._leading.aclose()
 
     async def keep_house(self) -> None:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
         while True:
             await self._clock.sleep_wall(HOUSEKEEPING_WALL_SECONDS)
+            if not self._commands.connected:
+                self._listen_from_now()
             if self.dispatcher is not None:
                 await self._check_liveness(self.dispatcher)
             if self.dispatcher is not None:
@@ -129,7 +133,10 @@ class SchedulerService:
                 continue
             for instance in self.state.fleet.instances:
                 if instance.doubt:
-                    await self._resync(instance)
+                    await self._resync(instance.id, instance.doubt)
+            for stranger, heard_at in list(self.state.strangers.items()):
+                if self._clock.now() - heard_at < self._settings.suspect_seconds * self._clock.speed:
+                    await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
 
     # Folding
 
@@ -147,6 +154,7 @@ class SchedulerService:
     async def _fold(self) -> None:
         end = await self._end_of_log()
         if end == 0:
+            await self._stand_by()
             await self._take_over()
         async for entry in self._log.read(1):
             if isinstance(entry, LogReset):
@@ -155,7 +163,29 @@ class SchedulerService:
             else:
                 await self._take_in(entry)
             if self.dispatcher is None and self.state.sequence >= end:
-                await self._take_over()
+                if await self._stand_by():
+                    end = await self._end_of_log()
+                if self.state.sequence >= end:
+                    await self._take_over()
+
+    async def _stand_by(self) -> bool:
+        """Wait while another scheduler leads this pool; whether there was one."""
+        stood_by = False
+        while True:
+            try:
+                answer = await self._commands.request(
+                    fleet_view_subject(self._pool), DescribeFleet(), timeout=LEADER_ANSWERS_WALL_SECONDS
+                )
+            except NoResponderError:
+                return stood_by
+            except CommandTimeoutError:
+                answer = None
+            if not stood_by:
+                leader = answer.scheduler if isinstance(answer, FleetDescribed) else "one that does not answer"
+                log.info("standing_by", leader=leader)
+                self._board.missing(LEADERSHIP, f"another scheduler leads: {leader}")
+            stood_by = True
+            await self._clock.sleep_wall(STAND_BY_WALL_SECONDS)
 
     async def _end_of_log(self) -> Sequence:
         return await end_of_log(self._log, clock=self._clock, board=self._board, part=LEADERSHIP)
@@ -164,7 +194,13 @@ class SchedulerService:
         """Lead from here on. The log says so before the first decision does."""
         state = self.state
         term = Term(state.term + 1)
-        event = LeaderElected(at=self._clock.now(), term=term, scheduler=self._name, as_of=state.sequence)
+        event = LeaderElected(
+            at=self._clock.now(),
+            term=term,
+            scheduler=self._name,
+            as_of=state.sequence,
+            pool=asdict(state.settings),
+        )
         while True:
             try:
                 await self._log.append(event)
@@ -173,12 +209,17 @@ class SchedulerService:
                 self._board.missing(LEADERSHIP, f"the log does not answer: {error}")
                 await self._clock.sleep_wall(TAKE_OVER_RETRY_WALL_SECONDS)
         state.apply(event)
-        self._led_since, self._led_since_wall = self._clock.now(), self._clock.wall()
+        self._listen_from_now()
         self.dispatcher = Dispatcher(state, self._policies, term=term)
         await self._serve(route_subject(self._pool), self._on_route)
         await self._serve(cancel_subject(self._pool), self._on_cancel)
+        await self._serve(fleet_view_subject(self._pool), self._on_describe)
         self._board.restored(LEADERSHIP)
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
+
+    def _listen_from_now(self) -> None:
+        """Silence before this moment says nothing about others: nobody here could hear them."""
+        self._listens_since, self._listens_since_wall = self._clock.now(), self._clock.wall()
 
     async def _serve(self, subject: str, handler: CommandHandler) -> None:
         """Answer a command for as long as this scheduler leads; before that nobody does, and the asker knows it."""
@@ -322,12 +363,13 @@ class SchedulerService:
         now = self._clock.now()
         events = dispatcher.check_liveness(
             now,
-            heard_since=self._led_since,
+            heard_since=self._listens_since,
             suspect_after=settings.suspect_seconds * speed,
             leave_after=settings.leave_seconds * speed,
         )
         for event in events:
-            log.warning("instance_silent", type=type(event).__name__, event_fields=str(event))
+            if isinstance(event, FleetEvent):
+                log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
         for line in list(self.state.workload.lines):
             events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.relocate_pending(now))
@@ -339,22 +381,22 @@ class SchedulerService:
         for request in list(self.state.workload.requests.values()):
             if request.stage in (Stage.ARRIVED, Stage.PENDING):
                 waiter = self._waiters.get(request.id)
-                heard = waiter.heard if waiter else self._led_since_wall
+                heard = max(waiter.heard if waiter else 0.0, self._listens_since_wall)
                 if wall - heard > settings.waiter_seconds:
                     events += dispatcher.cancel(request.id, "its ingress no longer asks for it", now)
             elif now - request.granted_at > settings.request_seconds_max * self._clock.speed:
                 events += dispatcher.abandon(request.id, "granted long ago and never ended", now)
         await self._publish(events)
 
-    async def _resync(self, instance: Instance) -> None:
-        telemetry.CACHE_RESYNCS.labels(instance.id).inc()
-        log.info("resync", instance=instance.id, doubt=instance.doubt)
-        command = ResyncCache(instance=instance.id, reason=instance.doubt)
-        subject = resync_subject(self._pool, instance.id)
+    async def _resync(self, instance: InstanceId, doubt: str, *, rejoin: bool = False) -> None:
+        telemetry.CACHE_RESYNCS.labels(instance).inc()
+        log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin)
+        command = ResyncCache(instance=instance, reason=doubt, rejoin=rejoin)
+        subject = resync_subject(self._pool, instance)
         try:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError) as error:
-            log.warning("resync_unanswered", instance=instance.id, problem=str(error))
+            log.warning("resync_unanswered", instance=instance, problem=str(error))
 
 
 def _knowledge_for(request: Request, instance: Instance) -> str:

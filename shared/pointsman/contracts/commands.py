@@ -72,10 +72,11 @@ class CancelAnswered(Command, frozen=True, kw_only=True):
 
 
 class ResyncCache(Command, frozen=True, kw_only=True):
-    """`cmd.resync.<instance>`: publish a CacheSnapshot."""
+    """`cmd.resync.<instance>`: publish a CacheSnapshot; with `rejoin`, join again under a new epoch first."""
 
     instance: InstanceId
     reason: str
+    rejoin: bool = False
 
 
 class ResyncAnswered(Command, frozen=True, kw_only=True):

@@ -42,7 +42,10 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
-    """The ingress was told to send the request to the engine."""
+    """The ingress was told to send the request to the engine.
+
+    Without the leader's stamp: the ingress chose the engine itself, because no scheduler answered.
+    """
 
     instance: InstanceId
     attempt: int = 1
@@ -72,11 +75,15 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
-    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`."""
+    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`.
+
+    `pool` holds what the fold itself is told (`state.PoolSettings`): with it the log explains itself.
+    """
 
     term: Term
     scheduler: str
     as_of: Sequence
+    pool: Settings = {}
 
 
 class WritesLost(Event, frozen=True, kw_only=True):

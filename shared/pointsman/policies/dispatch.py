@@ -47,8 +47,14 @@ class PolicySet:
 
     @property
     def settings(self) -> Settings:
-        """Everything that a recomputation of a placement must know, for the decision's event."""
-        return self.routing.settings | {"admission": self.admission.name, "pending_max": self.pending_max}
+        """Everything that a recomputation of a decision must know beyond its policy's name, for the event."""
+        return self.routing.settings | {
+            "admission": self.admission.name,
+            "ordering": self.ordering.name,
+            "prefill_window_tokens": self.prefill_window_tokens,
+            "running_max": self.running_max,
+            "pending_max": self.pending_max,
+        }
 
 
 def policy_set(
@@ -104,7 +110,7 @@ class Dispatcher:
         known = self.state.workload.requests.get(command.request)
         if known is None and self.state.workload.end_of(command.request):
             return []
-        if known is not None and (command.attempt <= known.attempt or known.stage is Stage.DECODING):
+        if known is not None and (command.attempt <= known.attempt or _is_being_delivered(known)):
             return []
         events: list[LogEvent] = []
         if known is None:
@@ -344,3 +350,8 @@ class Dispatcher:
         event = event_with(Stamp(term=self.term, number=self._number, as_of=self.state.sequence))
         self.state.apply(event)
         events.append(event)
+
+
+def _is_being_delivered(request: Request) -> bool:
+    """Whether the client has seen a part of the answer. One that is not streamed is only assumed to be decoding."""
+    return request.stage is Stage.DECODING and request.streaming

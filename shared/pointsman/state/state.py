@@ -84,8 +84,10 @@ class State:
         self.term = Term(0)
         self.sequence: Sequence = 0
         self.writes_lost = 0
+        self.strangers: dict[InstanceId, Seconds] = {}
+        """Who reports without having joined, as far as this log tells, and when last: to be asked to join again."""
         self._epochs: dict[InstanceId, Epoch] = {}
-        self._promises: deque[tuple[Seconds, Request]] = deque()
+        self._promises: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
 
     def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
         """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
@@ -131,6 +133,7 @@ class State:
                 if self._current(event.instance, event.epoch):
                     self._forget_cache(event.instance)
                     self.fleet.leave(event.instance)
+                self.strangers.pop(event.instance, None)
             case RequestArrived():
                 self._arrive(event)
             case RequestPlaced():
@@ -208,6 +211,7 @@ class State:
         if event.epoch <= self._epochs.get(event.instance, -1):
             return
         self._epochs[event.instance] = event.epoch
+        self.strangers.pop(event.instance, None)
         self._forget_cache(event.instance)
         self.fleet.join(event)
         self.index.add(event.instance)
@@ -215,6 +219,8 @@ class State:
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
+            if event.epoch >= self._epochs.get(event.instance, event.epoch):
+                self.strangers[event.instance] = event.at
             return
         self.fleet.hear(event)
         if instance.cache == "no_events" or event.sequence < instance.sequence:
@@ -277,10 +283,14 @@ class State:
         request.prefill_seconds = event.prefill_seconds
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
-        self.workload.line(event.instance).enqueue(request)
-        request.epoch = self._epochs.get(event.instance, NO_EPOCH)
-        self.speculation.promise(event.instance, request.keys)
-        self.conversations.placed(request.tenant, request.session, request.keys, event.instance)
+        self._join_line(request)
+
+    def _join_line(self, request: Request) -> None:
+        instance = request.instance
+        self.workload.line(instance).enqueue(request)
+        request.epoch = self._epochs.get(instance, NO_EPOCH)
+        self.speculation.promise(instance, request.keys)
+        self.conversations.placed(request.tenant, request.session, request.keys, instance)
 
     def _unplace(self, request: Request) -> None:
         if request.stage is not Stage.ARRIVED:
@@ -291,11 +301,28 @@ class State:
 
     def _grant(self, event: RequestGranted) -> None:
         request = self.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PENDING or request.instance != event.instance:
+        if request is None:
+            return
+        if event.stamp is None:
+            self._rehome(request, event.instance)
+        if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
         request.stage = Stage.PREFILL
         request.granted_at = event.at
         self.workload.line(event.instance).grant(request, event.at)
+
+    def _rehome(self, request: Request, instance_id: InstanceId) -> None:
+        """An ingress sent a request where it chose, because no scheduler answered: it is in nobody's queue now."""
+        instance = self.fleet.get(instance_id)
+        if instance is None or request.stage is Stage.DECODING:
+            return
+        self._unplace(request)
+        request.stage = Stage.PENDING
+        request.instance = instance_id
+        request.hit_blocks = 0
+        request.uncached_tokens = request.prompt_tokens
+        request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
+        self._join_line(request)
 
     def _finish_prefill(self, event: PrefillFinished) -> None:
         request = self.workload.requests.get(event.request)
@@ -318,15 +345,20 @@ class State:
             self._take_back(request)
 
     def _take_back(self, request: Request) -> None:
-        """Release a request's promise, unless the instance has started again since and forgot it."""
-        if self._epochs.get(request.instance) == request.epoch:
-            self.speculation.release(request.instance, request.keys)
+        self._release(request.instance, request.epoch, request.keys)
+
+    def _release(self, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
+        """Release a promise, unless the instance has started again since and forgot it."""
+        if self._epochs.get(instance) == epoch:
+            self.speculation.release(instance, keys)
 
     def _promise_until_confirmed(self, request: Request, at: Seconds) -> None:
-        self._promises.append((at + CONFIRMATION_WALL_SECONDS * self.settings.speed, request))
+        deadline = at + CONFIRMATION_WALL_SECONDS * self.settings.speed
+        self._promises.append((deadline, request.instance, request.epoch, request.keys))
 
     def _settle_promises(self, now: Seconds) -> None:
         """Take back promises whose time is up: by now the engine's events have confirmed them, or never will."""
         promises = self._promises
         while promises and promises[0][0] <= now:
-            self._take_back(promises.popleft()[1])
+            _, instance, epoch, keys = promises.popleft()
+            self._release(instance, epoch, keys)
