@@ -6,6 +6,7 @@ does: PUB with three frames, ROUTER for replays, a bounded buffer, sequences fro
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
@@ -102,23 +103,29 @@ class FakePublisher:
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
-    async def publish(self, *events: Event | None, dropped: bool = False) -> None:
-        """One batch of those events that are any; `dropped` ones reach the replay buffer only."""
-        values = [self._encoded(event) for event in events if event is not None]
-        await self.publish_raw(msgspec.msgpack.encode([float(self._sequence), values, 0]), dropped=dropped)
+    async def publish(self, *events: Event | None, dropped: bool = False, lost: bool = False) -> None:
+        """One batch of those events that are any; `dropped` ones reach the replay buffer only, `lost` ones nothing."""
+        values = [by_position(event) if self._by_position else event for event in events if event is not None]
+        payload = msgspec.msgpack.encode([time.time(), values, 0])
+        await self.publish_raw(payload, dropped=dropped, lost=lost)
 
-    async def publish_raw(self, payload: bytes, *, dropped: bool = False) -> None:
-        number = self._sequence.to_bytes(8, "big")
-        self._buffer.append((self._sequence, payload))
+    async def publish_raw(self, payload: bytes, *, dropped: bool = False, lost: bool = False) -> None:
+        if not lost:
+            self._buffer.append((self._sequence, payload))
         self._sequence += 1
-        if not dropped:
-            await self._pub.send_multipart((b"kv", number, payload))
+        if not dropped and not lost:
+            await self.repeat(self._sequence - 1)
+
+    async def repeat(self, sequence: int) -> None:
+        """Send a batch that is in the buffer (again)."""
+        await self._pub.send_multipart((b"kv", sequence.to_bytes(8, "big"), dict(self._buffer)[sequence]))
 
     async def publish_frames(self, *frames: bytes) -> None:
         await self._pub.send_multipart(frames)
 
     async def subscribed(self) -> None:
-        """Wait for a subscription since the last (re)start; what is published from then on reaches it."""
+        """Wait for a subscription since the last (re)start; what is published from then on reaches it. The reader must
+        be reading meanwhile: ZMQ subscribes again only within its calls."""
         while not (await self._pub.recv()).startswith(b"\x01"):
             pass
 
@@ -155,9 +162,6 @@ class FakePublisher:
                 if sequence >= int.from_bytes(start, "big"):
                     await self._router.send_multipart((client, b"", b"kv", sequence.to_bytes(8, "big"), payload))
             await self._router.send_multipart((client, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))
-
-    def _encoded(self, event: Event) -> Any:
-        return by_position(event) if self._by_position else event
 
 
 def by_position(event: Event) -> list[Any]:

@@ -4,7 +4,7 @@ One connection per process carries both. It is made in the background and made a
 held within named bounds. `writes` is how events get in, `reads` how they get out, `streams` the JetStream calls
 for both, `commands` request and reply; they see the connection as the small `wire.Wire`. This module implements
 that over nats-py, around what we measured of it: while disconnected it would buffer what its caller has given up
-(so its buffer is off), it stops for good on some server errors (so a client that closed is replaced), and its
+(so its buffer is off and emptied), it stops for good on some server errors (so a client that closed is replaced), and its
 default to notice a dead server is six minutes (so it pings every two seconds).
 """
 
@@ -262,6 +262,7 @@ class _NatsWire(Wire):
             self._listener.trouble("connection", f"{type(error).__name__}: {error}")
 
         async def on_disconnected() -> None:
+            _drop_unsent(client)
             self._change(connected=False, detail="the connection to NATS broke")
 
         async def on_reconnected() -> None:
@@ -343,9 +344,24 @@ class _NatsSubscription(Subscription):
             await _round_trip(self._client)
 
 
+def _drop_unsent(client: Client) -> None:
+    """Forget what the client had not yet written to the broken connection.
+
+    It would send that first on the next one, ahead of the older writes that were lost on the way, and so change their
+    order (seen at one crash in ten). Whoever sent it sends it again or has given up; subscriptions are made anew
+    in any case. There is no public way to say this.
+    """
+    client._pending.clear()  # noqa: SLF001
+    client._pending_data_size = 0  # noqa: SLF001
+
+
 async def _round_trip(client: Client) -> None:
-    """Wait until the server has seen what was sent so far: only then do others meet it."""
+    """Wait until the server has seen what was sent so far: only then do others meet it.
+
+    Twice, because the client's first ping overtakes what still waits for its flusher.
+    """
     with contextlib.suppress(ClientError):
+        await client.flush(ROUND_TRIP_SECONDS_MAX)
         await client.flush(ROUND_TRIP_SECONDS_MAX)
 
 

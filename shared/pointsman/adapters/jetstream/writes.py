@@ -233,6 +233,7 @@ class WriteWindow:
         self._listener.trouble("write refused", reason)
         if write.refusals >= REFUSALS_MAX:
             self._lose(write, reason)
+            self._pump()
         else:
             self._sent[write.number] = write
             self._stall()

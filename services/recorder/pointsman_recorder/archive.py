@@ -1,0 +1,271 @@
+"""The archive: tables of everything that the log said, and one view with a row per request.
+
+It owns the SQL. Rows are keyed by log and sequence, so that storing an entry again changes nothing; a transaction
+holds whole batches, so that the highest sequence stored is also the place to go on from after a crash. Plain
+SQLAlchemy Core, no statement of any one database's own, except where JSON is taken apart for the view.
+
+A *log* here is one unbroken history: the stream's identity, with `#2`, `#3`... for what was written after a log went
+back and reused its sequences. Both histories are kept.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ColumnElement,
+    Dialect,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Select,
+    String,
+    Table,
+    Text,
+    case,
+    cast,
+    event,
+    func,
+    insert,
+    select,
+    text,
+    type_coerce,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from pointsman.primitives import Sequence
+
+metadata = MetaData()
+
+logs = Table(
+    "logs",
+    metadata,
+    Column("log", String(96), primary_key=True, comment="name of one unbroken history"),
+    Column("identity", String(80), nullable=False, comment="the stream's creation time"),
+    Column("branch", Integer, nullable=False, comment="1, and one more each time the stream went back"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("log", String(96), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Float(53), nullable=False, comment="engine seconds since the Unix epoch"),
+    Column("type", String(64), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("instance", String(64)),
+    Column("request", String(64)),
+    Column("payload", Text, nullable=False, comment="the event as JSON, as it was in the log"),
+    Index("events_by_request", "request"),
+    Index("events_by_type", "type", "at"),
+    Index("events_by_instance", "instance", "at"),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("log", String(96), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("subject", String(255), nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("problem", Text, nullable=False),
+)
+
+gaps = Table(
+    "gaps",
+    metadata,
+    Column("log", String(96), primary_key=True, comment="the history that goes on at `sequence`"),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("after_log", String(96), nullable=False),
+    Column("after_sequence", BigInteger, nullable=False, comment="last entry archived before; 0 for none"),
+    Column("reason", Text, nullable=False),
+)
+
+ENDS = ("RequestFinished", "RequestFailed", "RequestCancelled", "RequestRejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One unbroken history of a stream, and how far it is archived. `tail` is the payload at `last`."""
+
+    identity: str
+    number: int
+    last: Sequence = 0
+    tail: bytes | None = None
+
+    @property
+    def log(self) -> str:
+        return self.identity if self.number == 1 else f"{self.identity}#{self.number}"
+
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that are stored in one transaction."""
+
+    logs: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    dead_letters: list[Row] = field(default_factory=list)
+    gaps: list[Row] = field(default_factory=list)
+
+
+class Archive:
+    """The database. Every method raises SQLAlchemyError or OSError when it does not answer."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def prepare(self) -> None:
+        """Make the tables and the view where they are missing."""
+        async with self._engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+            await connection.execute(text("DROP VIEW IF EXISTS requests"))
+            await connection.execute(text(f"CREATE VIEW requests AS {_compiled(self._engine.dialect)}"))
+
+    async def latest_branch(self, identity: str) -> Branch | None:
+        """The newest history of this stream, or None where nothing of it is archived."""
+        newest = select(func.max(logs.c.branch)).where(logs.c.identity == identity)
+        async with self._engine.connect() as connection:
+            number = (await connection.execute(newest)).scalar()
+            if number is None:
+                return None
+            branch = Branch(identity, number)
+            return await _with_tail(connection, branch)
+
+    async def store(self, batch: Batch) -> None:
+        """Store what is not yet there, all or nothing."""
+        async with self._engine.begin() as connection:
+            for row in batch.logs:
+                await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
+            for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):
+                for log, of_log in _by_log(rows).items():
+                    sequences = [row["sequence"] for row in of_log]
+                    same = (table.c.log == log) & table.c.sequence.between(min(sequences), max(sequences))
+                    await _insert_missing(connection, table, of_log, same, "sequence")
+
+
+@asynccontextmanager
+async def open_archive(url: str) -> AsyncIterator[Archive]:
+    """The archive at a SQLAlchemy URL. Connects only when it is used; makes the directory of a SQLite file."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        _make_directory(Path(str(parsed.database)))
+    engine = create_async_engine(parsed, pool_pre_ping=True)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _share_sqlite)
+    try:
+        yield Archive(engine)
+    finally:
+        await engine.dispose()
+
+
+def _make_directory(file: Path) -> None:
+    with contextlib.suppress(OSError):  # then opening the file says what is wrong
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _share_sqlite(connection: Any, _record: object) -> None:
+    """Let others read while we write, and do not wait for the disk at each transaction."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA busy_timeout=5000")
+    cursor.close()
+
+
+async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:
+    for table in (events, dead_letters):
+        newest = (
+            select(table.c.sequence, table.c.payload)
+            .where(table.c.log == branch.log, table.c.sequence > branch.last)
+            .order_by(table.c.sequence.desc())
+            .limit(1)
+        )
+        found = (await connection.execute(newest)).first()
+        if found is not None:
+            payload = found.payload if isinstance(found.payload, bytes) else found.payload.encode()
+            branch = Branch(branch.identity, branch.number, found.sequence, payload)
+    return branch
+
+
+def _by_log(rows: list[Row]) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(row["log"], []).append(row)
+    return grouped
+
+
+async def _insert_missing(
+    connection: AsyncConnection, table: Table, rows: list[Row], same: ColumnElement[bool], key: str
+) -> None:
+    """Insert the rows whose `key` is not among those stored where `same` holds."""
+    known = set((await connection.execute(select(table.c[key]).where(same))).scalars())
+    missing = list({row[key]: row for row in rows if row[key] not in known}.values())
+    if missing:
+        await connection.execute(insert(table), missing)
+
+
+def _compiled(dialect: Dialect) -> str:
+    return str(requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+
+def requests(dialect: Dialect) -> Select[Any]:
+    """One row per request and log: what was asked, where it went, how it ended. `ends` is 1 in a healthy log."""
+
+    def word(kind: str, name: str) -> ColumnElement[Any]:
+        return func.max(case((events.c.type == kind, _payload(dialect)[name].as_string())))
+
+    def number(kind: str, name: str) -> ColumnElement[Any]:
+        return func.max(case((events.c.type == kind, _payload(dialect)[name].as_float())))
+
+    def at(*kinds: str) -> ColumnElement[Any]:
+        return func.max(case((events.c.type.in_(kinds), events.c.at)))
+
+    def count(*kinds: str) -> ColumnElement[Any]:
+        return func.count(case((events.c.type.in_(kinds), events.c.sequence)))
+
+    return (
+        select(
+            events.c.log,
+            events.c.request,
+            word("RequestArrived", "tenant").label("tenant"),
+            number("RequestArrived", "arrived_at").label("arrived_at"),
+            number("RequestArrived", "slo_ttft").label("slo_ttft"),
+            number("RequestArrived", "prompt_tokens").label("prompt_tokens"),
+            word("RequestPlaced", "policy").label("policy"),
+            at("RequestPlaced").label("placed_at"),
+            number("RequestPlaced", "predicted_ttft").label("predicted_ttft"),
+            at("RequestGranted").label("granted_at"),
+            word("RequestGranted", "instance").label("granted_instance"),
+            word("RequestFinished", "instance").label("instance"),
+            at("PrefillFinished").label("first_token_at"),
+            number("PrefillFinished", "ttft").label("ttft"),
+            number("RequestFinished", "tpot").label("tpot"),
+            number("RequestFinished", "e2e").label("e2e"),
+            number("RequestFinished", "cached_tokens").label("cached_tokens"),
+            number("RequestFinished", "completion_tokens").label("completion_tokens"),
+            func.max(case((events.c.type.in_(ENDS), events.c.type))).label("end_type"),
+            at(*ENDS).label("ended_at"),
+            count("RequestPlaced").label("placements"),
+            count("RequestMigrated").label("migrations"),
+            count(*ENDS).label("ends"),
+        )
+        .where(events.c.request.is_not(None))
+        .group_by(events.c.log, events.c.request)
+    )
+
+
+def _payload(dialect: Dialect) -> Any:
+    """The payload as something to take fields from. In SQLite JSON is text, and a cast to it would make a number."""
+    return type_coerce(events.c.payload, JSON) if dialect.name == "sqlite" else cast(events.c.payload, JSON)

@@ -1,0 +1,46 @@
+"""The composition root of `pointsman-recorder`."""
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard, health_server
+from pointsman.chassis.log_link import open_link
+from pointsman.chassis.settings import command
+from pointsman.chassis.supervision import Supervisor, run
+from pointsman.chassis.telemetry import configure_logging
+from pointsman_recorder.archive import open_archive
+from pointsman_recorder.service import Recorder
+from pointsman_recorder.settings import RecorderSettings
+
+
+@command(RecorderSettings, name="pointsman-recorder", table="recorder")
+def main(settings: RecorderSettings) -> None:
+    """Archive the log into SQL: every event once, a row per request, and what could not be read.
+
+    \b
+    Example:
+      pointsman-recorder --nats nats://127.0.0.1:4222 --archive-url sqlite+aiosqlite:///archive.sqlite
+      sqlite3 archive.sqlite 'select end_type, count(*), avg(ttft) from requests group by 1'
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    run(lambda supervisor: _serve(settings, supervisor))
+
+
+async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
+    clock = ScaledClock(settings.speed)
+    board = HealthBoard()
+    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    async with (
+        open_archive(settings.archive_url) as archive,
+        open_link(settings, clock, board, name="recorder") as link,
+    ):
+        recorder = Recorder(
+            link.log,
+            archive,
+            clock,
+            board,
+            batch_events=settings.batch_events,
+            batch_seconds=settings.batch_seconds,
+        )
+        supervisor.start(recorder.collect(), name="collect")
+        supervisor.start(recorder.archive(), name="archive")
+        await supervisor.until_stopped()
+        await recorder.finish()

@@ -1,0 +1,282 @@
+"""The recorder: every entry of the log, once, in SQL.
+
+Two tasks with a bounded queue between them: `collect` reads the log, `archive` stores what was read, a batch in one
+transaction. There is no consumer state on the server and nothing is acknowledged: the highest sequence in SQL is
+committed together with the rows that it counts, so it is the truth about how far we are, and after a crash reading
+goes on from there. It goes on with that very entry, in fact: if it is no longer what was archived, the log went
+back while nobody looked, and what follows is archived as a history of its own.
+
+While the database does not answer, the queue fills and reading waits; the log keeps everything meanwhile.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import structlog
+from sqlalchemy.exc import DataError, SQLAlchemyError
+
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.telemetry import RECORDER_SEQUENCE
+from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Seconds, Sequence
+from pointsman_recorder.archive import Archive, Batch, Branch
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+ARCHIVE_PART = "archive"
+QUEUE_BATCHES_MAX = 4
+RETRY_SECONDS_MIN = 0.1
+RETRY_SECONDS_MAX = 5.0
+FINISH_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An entry, and the history that it belongs to."""
+
+    branch: Branch
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A history begins at `first`, or goes on there behind a gap."""
+
+    branch: Branch
+    first: Sequence
+    after: Branch | None = None
+    after_sequence: Sequence = 0
+    reason: str = ""
+
+
+_Item = _Read | _Opened
+
+
+class Recorder:
+    """Archives one pool's log until it is told to finish."""
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        archive: Archive,
+        clock: Clock,
+        board: HealthBoard,
+        *,
+        batch_events: int,
+        batch_seconds: Seconds,
+    ) -> None:
+        self._log = event_log
+        self._archive = archive
+        self._clock = clock
+        self._board = board
+        self._batch_events = batch_events
+        self._batch_seconds = batch_seconds
+        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(QUEUE_BATCHES_MAX * batch_events)
+        self._finished = asyncio.Event()
+        self._numbers: dict[str, int] = {}  # of the newest history of each stream
+        board.missing(ARCHIVE_PART, "not opened yet")
+
+    async def collect(self) -> None:
+        """Read the log for ever, from where the archive ends."""
+        await self._persistently(self._archive.prepare)
+        branch = await self._where_to_go_on()
+        log.info("recording", log=branch.log, after_sequence=branch.last)
+        while True:
+            branch = await self._follow(branch)
+
+    async def archive(self) -> None:
+        """Store what was collected, in its order, until `finish`."""
+        finished = False
+        while not finished:
+            items, finished = await self._next_items()
+            if items:
+                await self._store(items)
+        self._finished.set()
+
+    async def finish(self) -> None:
+        """Store what was collected so far, for at most FINISH_SECONDS_MAX. What comes later waits in the log."""
+        try:
+            async with asyncio.timeout(FINISH_SECONDS_MAX):
+                await self._queue.put(None)
+                await self._finished.wait()
+        except TimeoutError:
+            log.warning("archive_unfinished", entries=self._queue.qsize(), note="the next start goes on from SQL")
+
+    # -- collecting --------------------------------------------------------------------------------------------------
+
+    async def _where_to_go_on(self) -> Branch:
+        extent = await self._extent()
+        branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
+        if branch is not None:
+            self._numbers[extent.identity] = branch.number
+            RECORDER_SEQUENCE.set(branch.last)
+            return branch
+        branch = await self._next_branch(extent.identity)
+        await self._queue.put(_Opened(branch, first=1))
+        return branch
+
+    async def _follow(self, branch: Branch) -> Branch:
+        """Collect the history `branch`; returns the one to follow instead, from its start."""
+        last = branch.last
+        async for found in self._log.read(max(1, last)):
+            if isinstance(found, LogReset):
+                branch = await self._after_reset(branch, last, found)
+                last = found.first_sequence - 1
+            elif found.sequence > last:
+                await self._queue.put(_Read(branch, found))
+                last = found.sequence
+            elif branch.tail not in (None, found.payload):
+                forked = await self._next_branch(branch.identity)
+                reason = f"the log went on differently after entry {last - 1}"
+                await self._open(_Opened(forked, first=1, after=branch, after_sequence=last, reason=reason))
+                return forked
+        ended = "reading the log ended, which it never does"
+        raise AssertionError(ended)
+
+    async def _after_reset(self, branch: Branch, last: Sequence, reset: LogReset) -> Branch:
+        """Entries that are missing leave a gap in the same history; used sequences make another."""
+        identity = (await self._extent()).identity
+        first = reset.first_sequence
+        same = identity == branch.identity and first > last
+        following = branch if same else await self._next_branch(identity)
+        if not same or first > last + 1:
+            await self._open(_Opened(following, first, after=branch, after_sequence=last, reason=reset.reason))
+        return following
+
+    async def _next_branch(self, identity: str) -> Branch:
+        if identity not in self._numbers:
+            known = await self._persistently(partial(self._archive.latest_branch, identity))
+            self._numbers[identity] = known.number if known else 0
+        self._numbers[identity] += 1
+        return Branch(identity, self._numbers[identity])
+
+    async def _open(self, opened: _Opened) -> None:
+        log.warning("gap", log=opened.branch.log, at_sequence=opened.first, reason=opened.reason)
+        await self._queue.put(opened)
+
+    async def _extent(self) -> LogExtent:
+        """What the log holds; waits for as long as it does not answer."""
+        while True:
+            try:
+                return await self._log.extent()
+            except (LogUnavailableError, LogMissingError) as error:
+                self._board.missing(ARCHIVE_PART, f"the log does not answer: {error}")
+                await self._clock.sleep_wall(RETRY_SECONDS_MIN)
+
+    # -- archiving ---------------------------------------------------------------------------------------------------
+
+    async def _next_items(self) -> tuple[list[_Item], bool]:
+        """What has come in, up to a batch, and whether that was the last. Gives later entries a moment to join."""
+        first = await self._queue.get()
+        if first is not None and self._queue.qsize() + 1 < self._batch_events:
+            await self._clock.sleep_wall(self._batch_seconds)
+        items: list[_Item] = []
+        item = first
+        while item is not None:
+            items.append(item)
+            if len(items) == self._batch_events or self._queue.empty():
+                return items, False
+            item = self._queue.get_nowait()
+        return items, True
+
+    async def _store(self, items: list[_Item]) -> None:
+        """Store all, or, where the database refuses one for what it contains, that one as a dead letter."""
+        try:
+            await self._persistently(partial(self._archive.store, _batch_of(items)))
+        except DataError as error:
+            middle = len(items) // 2
+            for part in (items[:middle], items[middle:]) if middle else ():
+                await self._store(part)
+            if not middle:
+                await self._persistently(partial(self._archive.store, _dead(items[0], str(error.orig))))
+        last = items[-1]
+        if isinstance(last, _Read):
+            RECORDER_SEQUENCE.set(last.entry.sequence)
+
+    async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do something with the database until it works, more and more slowly, not ready meanwhile.
+
+        Raises DataError: trying again would not help.
+        """
+        retry_seconds = RETRY_SECONDS_MIN
+        while True:
+            try:
+                done = await step()
+            except DataError:
+                raise
+            except (SQLAlchemyError, OSError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._board.missing(ARCHIVE_PART, reason)
+                log.warning("archive_unavailable", reason=reason, retry_seconds=retry_seconds)
+                await self._clock.sleep_wall(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+            else:
+                self._board.restored(ARCHIVE_PART)
+                return done
+
+
+def _batch_of(items: list[_Item]) -> Batch:
+    batch = Batch()
+    for item in items:
+        if isinstance(item, _Opened):
+            _add_opened(batch, item)
+        elif item.entry.event is None:
+            _add_dead(batch, item, item.entry.problem)
+        else:
+            _add_event(batch, item)
+    return batch
+
+
+def _add_opened(batch: Batch, opened: _Opened) -> None:
+    branch = opened.branch
+    batch.logs.append({"log": branch.log, "identity": branch.identity, "branch": branch.number})
+    if opened.after is not None:
+        batch.gaps.append(
+            {
+                "log": branch.log,
+                "sequence": opened.first,
+                "after_log": opened.after.log,
+                "after_sequence": opened.after_sequence,
+                "reason": opened.reason,
+            }
+        )
+
+
+def _add_event(batch: Batch, read: _Read) -> None:
+    event = read.entry.event
+    assert event is not None
+    batch.events.append(
+        {
+            "log": read.branch.log,
+            "sequence": read.entry.sequence,
+            "at": event.at,
+            "type": type(event).__name__,
+            "subject": read.entry.subject,
+            "instance": getattr(event, "instance", "") or None,
+            "request": getattr(event, "request", None),
+            "payload": read.entry.payload.decode(),
+        }
+    )
+
+
+def _add_dead(batch: Batch, read: _Read, problem: str) -> None:
+    batch.dead_letters.append(
+        {
+            "log": read.branch.log,
+            "sequence": read.entry.sequence,
+            "subject": read.entry.subject,
+            "payload": read.entry.payload,
+            "problem": problem,
+        }
+    )
+
+
+def _dead(item: _Item, problem: str) -> Batch:
+    batch = Batch()
+    if isinstance(item, _Read):
+        _add_dead(batch, item, f"the database refused it: {problem}")
+    return batch

@@ -1,0 +1,16 @@
+"""What a recorder can be told."""
+
+from dataclasses import dataclass
+
+from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderSettings(FleetSettings, ProcessSettings):
+    archive_url: str = setting(
+        "sqlite+aiosqlite:///pointsman-archive.sqlite",
+        "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",
+        secret=True,
+    )
+    batch_events: int = setting(500, "Most log entries that go into one transaction.")
+    batch_seconds: float = setting(0.1, "Longest that an entry waits (wall time) for others to share its transaction.")

@@ -1,0 +1,184 @@
+"""The engine's HTTP side: whether it serves, what it is, and how loaded it is.
+
+Reads vLLM's `/health`, `/v1/models`, `/version` and `/metrics`, and nothing of the KV events. Only the few metrics
+that matter are looked for, line by line: the page has hundreds and is read every second.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from pointsman.primitives import Tokens
+
+PROBE_SECONDS_MAX = 2.0
+"""How long one question to the engine may take."""
+
+WAITING_METRIC = "vllm:num_requests_waiting"
+RUNNING_METRIC = "vllm:num_requests_running"
+KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+CACHE_CONFIG_METRIC = "vllm:cache_config_info"
+
+_json = msgspec.json.Decoder()
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
+
+
+class EngineAwayError(Exception):
+    """The engine does not answer as a serving engine should. `refused`: nothing listens there at all."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine is. Zero where it does not say."""
+
+    model: str
+    max_model_len: Tokens
+    version: str
+    block_tokens: Tokens
+    kv_capacity_tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine does at the moment; `kv_usage` from 0 to 1."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+
+
+class HttpEngine:
+    """One engine behind its OpenAI-compatible server. Open it as a context."""
+
+    def __init__(self, url: str, *, api_key: str = "") -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS_MAX)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def describe(self) -> EngineFacts:
+        """What the engine is, once it is healthy. Raises EngineAwayError."""
+        await self._get("/health")
+        model, max_model_len = served_model(await self._get("/v1/models"))
+        block_tokens, kv_capacity_tokens = cache_size(await self._metrics())
+        return EngineFacts(
+            model=model,
+            max_model_len=max_model_len,
+            version=await self._version(),
+            block_tokens=block_tokens,
+            kv_capacity_tokens=kv_capacity_tokens,
+        )
+
+    async def load(self) -> EngineLoad:
+        """How busy the engine is, if it is healthy. Raises EngineAwayError."""
+        await self._get("/health")
+        return load_in(await self._metrics())
+
+    async def _metrics(self) -> str:
+        return (await self._get("/metrics", refusal_is_fatal=False)).decode(errors="replace")
+
+    async def _version(self) -> str:
+        answer = _decoded(await self._get("/version", refusal_is_fatal=False))
+        version = answer.get("version") if isinstance(answer, dict) else None
+        return str(version or "")
+
+    async def _get(self, path: str, *, refusal_is_fatal: bool = True) -> bytes:
+        """The body of a 200; of another status nothing, where `refusal_is_fatal` is not set."""
+        assert self._session is not None, "open it as a context first"
+        where = self._url + path
+        try:
+            async with self._session.get(where) as response:
+                body = await response.read()
+        except aiohttp.ClientConnectorError as error:
+            msg = f"{where}: {error.strerror or error}"
+            raise EngineAwayError(msg, refused=True) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            msg = f"{where}: {str(error) or type(error).__name__}"
+            raise EngineAwayError(msg) from error
+        if response.status == 200:
+            return body
+        if refusal_is_fatal:
+            msg = f"{where}: status {response.status}"
+            raise EngineAwayError(msg)
+        return b""
+
+
+def served_model(body: bytes) -> tuple[str, Tokens]:
+    """Name and longest context of the base model in an answer of `/v1/models` (adapters have a parent).
+
+    Raises EngineAwayError where it lists none.
+    """
+    answer = _decoded(body)
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    models = [m for m in listed if isinstance(m, dict) and m.get("id")] if isinstance(listed, list) else []
+    if not models:
+        msg = "/v1/models lists no model"
+        raise EngineAwayError(msg)
+    base = next((m for m in models if not m.get("parent")), models[0])
+    length = base.get("max_model_len")
+    return str(base["id"]), length if isinstance(length, int) else 0
+
+
+def load_in(metrics: str) -> EngineLoad:
+    """Load over all data-parallel ranks: counts add up, the fullest cache counts."""
+    waiting = running = usage = 0.0
+    for name, _, value in _samples(metrics):
+        if name == WAITING_METRIC:
+            waiting += value
+        elif name == RUNNING_METRIC:
+            running += value
+        elif name in KV_USAGE_METRICS:
+            usage = max(usage, value)
+    return EngineLoad(waiting=int(waiting), running=int(running), kv_usage=usage)
+
+
+def cache_size(metrics: str) -> tuple[Tokens, Tokens]:
+    """Block size and capacity of the KV cache in tokens; zeros where the engine does not say."""
+    block_tokens = capacity = 0
+    for name, labels, _ in _samples(metrics):
+        if name != CACHE_CONFIG_METRIC:
+            continue
+        known = dict(_LABEL.findall(labels))
+        block_tokens = _number(known.get("block_size"))
+        capacity += _number(known.get("kv_cache_size_tokens")) or block_tokens * _number(known.get("num_gpu_blocks"))
+    return block_tokens, capacity
+
+
+def _samples(metrics: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of vLLM's samples in a Prometheus text page."""
+    for line in metrics.splitlines():
+        if not line.startswith("vllm:"):
+            continue
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        try:
+            yield name, labels, float(value)
+        except ValueError:
+            continue
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return _json.decode(body)
+    except (ValueError, RecursionError):
+        return None

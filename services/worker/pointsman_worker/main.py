@@ -1,0 +1,61 @@
+"""The composition root of `pointsman-worker`."""
+
+import click
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import HealthBoard, health_server
+from pointsman.chassis.log_link import open_link
+from pointsman.chassis.settings import command
+from pointsman.chassis.supervision import Supervisor, run
+from pointsman.chassis.telemetry import configure_logging
+from pointsman.primitives import InstanceId
+from pointsman_worker.engine import HttpEngine
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
+
+
+@command(WorkerSettings, name="pointsman-worker", table="worker")
+def main(settings: WorkerSettings) -> None:
+    """Follow the KV cache of one engine and tell the pool's log what is in it.
+
+    Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins
+    the fleet as an instance, reports load and cache digest every second, and leaves when it is stopped.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        instance = instance_of(settings)
+    except SettingsError as error:
+        raise click.BadParameter(str(error), param_hint="--instance") from error
+    run(lambda supervisor: _serve(settings, instance, supervisor))
+
+
+async def _serve(settings: WorkerSettings, instance: InstanceId, supervisor: Supervisor) -> None:
+    clock = ScaledClock(settings.speed)
+    board = HealthBoard()
+    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    async with (
+        open_link(settings, clock, board, name=f"worker {instance}") as link,
+        HttpEngine(settings.engine_url, api_key=settings.engine_api_key) as engine,
+    ):
+        service = WorkerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=clock,
+            board=board,
+            settings=settings,
+            instance=instance,
+            engine=engine,
+            events=_event_source(settings),
+        )
+        supervisor.start(service.run(), name="worker")
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.leave("worker stopped")
+
+
+def _event_source(settings: WorkerSettings) -> ZmqKvEvents | None:
+    if not settings.kv_endpoint:
+        return None
+    return ZmqKvEvents(KvEndpoint(settings.kv_endpoint, settings.kv_replay_endpoint))

@@ -1,0 +1,517 @@
+"""The worker: follows one engine's cache and tells the log, in pool keys, what is in it.
+
+Four loops share what this instance is at the moment, its *life*: one epoch with a translator and a ledger. The
+*follower* reads the engine's events into the translator. The *writer* is the only one that appends, one event
+at a time: it joins, writes net changes every few milliseconds, snapshots that were asked for, and a report a
+second. The *watcher* asks the engine over HTTP how it is. The *answerer* takes `cmd.resync`.
+
+While the log is away nothing queues up: changes go on netting out in the translator, which never holds more than
+the cache itself, and what is written in the end is the difference. A report is made by the writer right after the
+changes before it were confirmed, so its digest is that of exactly what the log holds.
+
+A life ends, and another begins with a higher epoch, when the engine restarts, or when it lost events that its
+replay socket no longer has. The second kind keeps what is believed and says it again in a snapshot, but joins as
+`unknown`, because blocks may have come and gone unseen; only a cleared cache makes it known again. The log says so with
+a CacheGap. Within a life that is unknown anyway, a further gap is only written down, once a report at most. When the
+log itself was recreated, lost its tail or dropped what this life began with, the same cache begins a new life, too.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, assert_never
+
+import structlog
+
+from pointsman.adapters.clocks import wall_time_of
+from pointsman.adapters.zmq_kv_events import (
+    EngineAttached,
+    EngineBatch,
+    EngineGap,
+    EngineItem,
+    EngineNoise,
+    EngineReplayed,
+    EngineRestarted,
+)
+from pointsman.chassis import telemetry
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.contracts.subjects import resync_subject
+from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
+from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Sequence
+from pointsman.state.engine_profiles import PROFILES
+from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman_worker.ledger import CacheEvents, Ledger
+from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.translator import BlockTranslator
+
+log = structlog.get_logger()
+
+ENGINE_PART = "engine"
+WRITES_PART = "writes"
+
+PENDING_KEYS_MAX = 100_000
+"""With more changes than this waiting, a snapshot is written instead."""
+RESYNCS_WAITING_MAX = 16
+RESYNC_SECONDS_MAX = 5.0
+ENGINE_RETRY_SECONDS = 0.25
+ENGINE_LOG_SECONDS = 30.0
+"""How often the log repeats that the engine is still away."""
+SERVING_GRACE_SECONDS = 2.5
+"""An engine that is slow to answer counts as serving for so long; one that refuses the connection does not."""
+APPEND_RETRY_SECONDS = 0.2
+APPEND_RETRY_SECONDS_MAX = 2.0
+LOG_CHECK_SECONDS = 5.0
+"""How often the writer looks whether the log still has what this life began with."""
+LEAVE_SECONDS_MAX = 1.5
+
+CacheKnown = Literal["empty", "unknown", "no_events"]
+
+
+class Engine(Protocol):
+    """The engine's HTTP side. Both raise EngineAwayError."""
+
+    async def describe(self) -> EngineFacts: ...
+
+    async def load(self) -> EngineLoad: ...
+
+
+class EventSource(Protocol):
+    """The engine's KV events, in order, gaps and restarts marked; for ever."""
+
+    def items(self) -> AsyncGenerator[EngineItem, None]: ...
+
+
+@dataclass(slots=True)
+class Life:
+    """One epoch of the instance. `translator` is None where the engine publishes no events."""
+
+    ledger: Ledger
+    facts: EngineFacts
+    cache: CacheKnown
+    translator: BlockTranslator | None
+    joined_at: Sequence = 0
+    """Where in the log this life began; 0 before it has."""
+    log_identity: str = ""
+    """Of the log that has it; empty before it was asked."""
+    snapshot_due: bool = False
+    missed: int = 0
+    """Engine batches or events lost for good, not yet written down."""
+    missed_reason: str = ""
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.ledger.epoch
+
+
+class WorkerService:
+    """One agent beside one engine. `run` until `leave`."""
+
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        commands: Commands,
+        clock: Clock,
+        board: HealthBoard,
+        settings: WorkerSettings,
+        instance: InstanceId,
+        engine: Engine,
+        events: EventSource | None,
+    ) -> None:
+        """`events` None: the engine publishes none, and the instance joins as one whose cache nobody knows."""
+        self._log = event_log
+        self._commands = commands
+        self._clock = clock
+        self._board = board
+        self._settings = settings
+        self._instance = instance
+        self._engine = engine
+        self._events = events
+        self._life: Life | None = None
+        self._last_epoch = Epoch(0)
+        self._load = EngineLoad()
+        self._serving = False
+        self._answered_at: Seconds = 0.0
+        self._returned = asyncio.Event()
+        """Set when an engine that was away serves again."""
+        self._undecodable = 0
+        self._wake = asyncio.Event()
+        self._report_at: Seconds = 0.0
+        self._log_checked_at: Seconds = 0.0
+        self._written: Sequence = 0
+        """Log sequence of the last write that was confirmed."""
+        self._went_back = False
+        """Whether a write came to stand before an earlier one: the log lost its tail in between."""
+        self._resyncs: list[asyncio.Future[None]] = []
+        self._leaving = ""
+        self._running: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        board.missing(ENGINE_PART, "not asked yet")
+
+    async def run(self) -> None:
+        """Follow the engine and tell the log, until `leave`. Raises SettingsError where settings and engine
+        contradict each other."""
+        self._running = asyncio.current_task()
+        try:
+            async with asyncio.TaskGroup() as group:
+                others = [group.create_task(work) for work in (self._follow(), self._watch(), self._answer())]
+                await self._write()
+                for task in others:
+                    task.cancel()
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        finally:
+            self._stopped.set()
+
+    async def leave(self, reason: str) -> None:
+        """Write what is pending and that the instance leaves, and end `run`; gives up after LEAVE_SECONDS_MAX."""
+        if self._running is None:
+            return
+        self._leaving = reason
+        self._wake.set()
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS_MAX):
+                await self._stopped.wait()
+        except TimeoutError:
+            log.warning("left_unsaid", instance=self._instance, reason="the log did not confirm in time")
+            self._running.cancel()
+            await self._stopped.wait()
+
+    # The follower
+
+    async def _follow(self) -> None:
+        facts = await self._engine_facts()
+        if self._events is None:
+            await self._follow_blindly(facts)
+            return
+        async with aclosing(self._events.items()) as items:
+            async for item in items:
+                await self._on_item(item)
+
+    async def _follow_blindly(self, facts: EngineFacts) -> None:
+        """Without events there is nothing to follow but whether the engine was replaced."""
+        while True:
+            self._begin_life(facts, "no_events", None)
+            await self._returned.wait()
+            self._returned.clear()
+            facts = await self._engine_facts()
+
+    async def _on_item(self, item: EngineItem) -> None:
+        match item:
+            case EngineAttached() | EngineRestarted():
+                log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
+                facts = await self._engine_facts()
+                self._begin_life(facts, "empty" if item.exact else "unknown", self._new_translator(facts))
+            case EngineBatch():
+                self._on_batch(item)
+            case EngineGap():
+                telemetry.ENGINE_EVENT_GAPS.labels("lost").inc()
+                self._on_missed(item.missed, item.reason)
+            case EngineReplayed():
+                telemetry.ENGINE_EVENT_GAPS.labels("replayed").inc()
+                log.debug("engine_events_replayed", batches=item.recovered)
+            case EngineNoise():
+                self._on_undecodable(1, item.reason)
+            case _:
+                assert_never(item)
+
+    def _on_batch(self, batch: EngineBatch) -> None:
+        life = self._life
+        assert life is not None
+        assert life.translator is not None
+        for event in batch.events:
+            telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
+            life.translator.apply(event)
+        if batch.unknown:
+            telemetry.ENGINE_EVENTS.labels("unknown").inc(batch.unknown)
+            log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
+        if batch.undecodable:
+            self._on_undecodable(batch.undecodable, batch.problem)
+            self._on_missed(batch.undecodable, f"not understood: {batch.problem}"[:200])
+        if life.translator.changed:
+            self._wake.set()
+
+    def _on_undecodable(self, count: int, problem: str) -> None:
+        self._undecodable += count
+        telemetry.ENGINE_EVENTS_UNDECODABLE.inc(count)
+        log.warning("engine_event_undecodable", count=count, problem=problem[:200])
+
+    def _on_missed(self, missed: int, reason: str) -> None:
+        """What is held stays believed, but nobody shall take it for certain any more."""
+        life = self._life
+        assert life is not None
+        assert life.translator is not None
+        life.translator.doubt()
+        if life.cache == "empty":
+            log.warning("engine_events_lost", missed=missed, reason=reason)
+            life = self._begin_life(life.facts, "unknown", life.translator)
+            life.snapshot_due = True
+        life.missed += missed
+        life.missed_reason = reason
+        self._wake.set()
+
+    def _begin_life(self, facts: EngineFacts, cache: CacheKnown, translator: BlockTranslator | None) -> Life:
+        unix_ms = int(wall_time_of(self._clock.now(), self._clock.speed) * 1000)
+        self._last_epoch = Epoch(max(self._last_epoch + 1, unix_ms))
+        self._life = life = Life(Ledger(self._instance, self._last_epoch), facts, cache, translator)
+        self._report_at = self._clock.wall()
+        self._wake.set()
+        log.info("epoch_begun", instance=self._instance, epoch=life.epoch, cache=cache, model=facts.model)
+        return life
+
+    def _new_translator(self, facts: EngineFacts) -> BlockTranslator:
+        if not facts.block_tokens:
+            msg = "the engine's /metrics do not say its block size; set --engine-block-tokens"
+            raise SettingsError(msg)
+        settings = self._settings
+        chain = KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens)
+        try:
+            return BlockTranslator(chain, facts.block_tokens)
+        except ValueError as error:
+            msg = f"--block-tokens does not fit this engine: {error}"
+            raise SettingsError(msg) from error
+
+    async def _engine_facts(self) -> EngineFacts:
+        """What the engine is, as soon as it answers."""
+        said_at: Seconds | None = None
+        while True:
+            try:
+                facts = await self._engine.describe()
+            except EngineAwayError as error:
+                self._board.missing(ENGINE_PART, str(error))
+                if said_at is None or self._clock.wall() - said_at >= ENGINE_LOG_SECONDS:
+                    said_at = self._clock.wall()
+                    log.info("waiting_for_engine", reason=str(error))
+                await self._clock.sleep_wall(ENGINE_RETRY_SECONDS)
+                continue
+            self._on_answer()
+            return replace(facts, block_tokens=self._settings.engine_block_tokens or facts.block_tokens)
+
+    # The watcher
+
+    async def _watch(self) -> None:
+        while True:
+            if self._life is not None:
+                await self._probe()
+            await self._clock.sleep_wall(self._settings.report_seconds)
+
+    async def _probe(self) -> None:
+        try:
+            self._load = await self._engine.load()
+        except EngineAwayError as error:
+            if self._serving and (error.refused or self._clock.wall() - self._answered_at > SERVING_GRACE_SECONDS):
+                self._serving = False
+                self._load = EngineLoad()
+                self._board.missing(ENGINE_PART, str(error))
+                log.warning("engine_away", reason=str(error))
+                self._report_now()
+        else:
+            returned = not self._serving
+            self._on_answer()
+            if returned:
+                log.info("engine_back")
+                self._returned.set()
+                self._report_now()
+
+    def _on_answer(self) -> None:
+        self._answered_at = self._clock.wall()
+        self._serving = True
+        self._board.restored(ENGINE_PART)
+
+    def _report_now(self) -> None:
+        self._report_at = self._clock.wall()
+        self._wake.set()
+
+    # The answerer
+
+    async def _answer(self) -> None:
+        subject = resync_subject(PoolName(self._settings.pool), self._instance)
+        async with self._commands.serve(subject, self._on_resync):
+            await asyncio.Event().wait()
+
+    async def _on_resync(self, command: AnyCommand, reply: Reply) -> None:
+        """Answered once the snapshot is in the log, or with why it will not be; at once where all begins again."""
+        if isinstance(command, ResyncCache) and command.rejoin and self._life is not None:
+            if self._life.joined_at:
+                log.warning("asked_to_rejoin", reason=command.reason)
+                self._begin_again(self._life)
+            refusal = ""
+        else:
+            refusal = self._refusal(command) or await self._snapshot_written()
+        await reply(ResyncAnswered(instance=self._instance, accepted=not refusal, detail=refusal))
+
+    async def _snapshot_written(self) -> str:
+        """Have a snapshot written and wait for it; why it was not, or nothing."""
+        written = asyncio.get_running_loop().create_future()
+        self._resyncs.append(written)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(RESYNC_SECONDS_MAX):
+                await written
+        except TimeoutError:
+            return "the log did not confirm in time"
+        finally:
+            with contextlib.suppress(ValueError):
+                self._resyncs.remove(written)
+        return ""
+
+    def _refusal(self, command: AnyCommand) -> str:
+        """Why no snapshot can be written; empty if one can."""
+        if not isinstance(command, ResyncCache) or command.instance != self._instance:
+            return f"this is the worker of {self._instance}, and takes ResyncCache only"
+        if self._events is None:
+            return "the engine publishes no events"
+        if self._life is None:
+            return "the engine does not answer yet"
+        if len(self._resyncs) >= RESYNCS_WAITING_MAX:
+            return f"{RESYNCS_WAITING_MAX} snapshots wait to be written already"
+        return ""
+
+    # The writer
+
+    async def _write(self) -> None:
+        while not self._leaving:
+            await self._until_due()
+            self._wake.clear()
+            life = self._life
+            reporting = self._clock.wall() >= self._report_at
+            if reporting:
+                self._report_at = self._clock.wall() + self._settings.report_seconds
+            if life is not None and await self._write_life(life, reporting=reporting) and reporting:
+                await self._report(life)
+                await self._check_log(life)
+        await self._say_goodbye()
+
+    async def _until_due(self) -> None:
+        """Until a report is due, or something changed and what comes with it had the time to come too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._report_at - self._clock.wall())):
+                await self._wake.wait()
+                await self._clock.sleep_wall(0.0 if self._leaving else self._settings.flush_ms / 1000)
+
+    async def _write_life(self, life: Life, *, reporting: bool) -> bool:
+        """Write what the log does not know yet of this life. False when the life ended meanwhile."""
+        if not life.joined_at and not await self._append(self._joined(life), life):
+            return False
+        answered, self._resyncs = self._resyncs, []
+        for event in list(self._due_events(life, snapshot=bool(answered), gaps=reporting)):
+            if not await self._append(event, life):
+                self._resyncs = answered + self._resyncs
+                return False
+        for written in answered:
+            if not written.done():
+                written.set_result(None)
+        return True
+
+    def _due_events(self, life: Life, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
+        if life.translator is None:
+            return
+        at = self._clock.now()
+        if life.missed and gaps:
+            yield life.ledger.gap(at, life.missed, life.missed_reason)
+            life.missed, life.missed_reason = 0, ""
+        if snapshot or life.snapshot_due or life.translator.pending > PENDING_KEYS_MAX:
+            life.snapshot_due = False
+            yield from life.ledger.snapshot(at, life.translator.take_snapshot())
+            return
+        changes = life.translator.take_changes()
+        if changes.cleared:
+            life.cache = "empty"
+        yield from life.ledger.changes(at, changes)
+
+    def _joined(self, life: Life) -> InstanceJoined:
+        settings, facts = self._settings, life.facts
+        return InstanceJoined(
+            at=self._clock.now(),
+            instance=self._instance,
+            epoch=life.epoch,
+            url=settings.engine_advertised_url or settings.engine_url,
+            model=facts.model,
+            block_tokens=settings.block_tokens,
+            engine_block_tokens=facts.block_tokens or settings.block_tokens,
+            kv_capacity_tokens=facts.kv_capacity_tokens,
+            max_model_len=facts.max_model_len,
+            prefill=PROFILES[settings.engine_model].prefill_cost,
+            speed=settings.speed,
+            engine_version=facts.version,
+            cache=life.cache,
+        )
+
+    async def _report(self, life: Life) -> None:
+        """One try: the next report says more than a late one."""
+        translator, load = life.translator, self._load
+        report = InstanceReported(
+            at=self._clock.now(),
+            instance=self._instance,
+            epoch=life.epoch,
+            serving=self._serving,
+            waiting=load.waiting,
+            running=load.running,
+            kv_usage=load.kv_usage,
+            sequence=life.ledger.sequence,
+            blocks=translator.count if translator else 0,
+            digest=translator.digest if translator else 0,
+            undecodable=self._undecodable,
+        )
+        with contextlib.suppress(LogUnavailableError):
+            self._confirm(await self._log.append(report))
+
+    def _confirm(self, sequence: Sequence) -> None:
+        self._went_back = self._went_back or sequence <= self._written
+        self._written = sequence
+
+    async def _check_log(self, life: Life) -> None:
+        """Begin a new life for the same cache when the log no longer has the beginning or the end of this one."""
+        if not self._went_back and self._clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
+            return
+        self._log_checked_at = self._clock.wall()
+        try:
+            extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError):
+            return
+        life.log_identity = life.log_identity or extent.identity
+        same = extent.identity == life.log_identity and not self._went_back
+        if self._life is not life or (same and extent.first <= life.joined_at and self._written <= extent.last):
+            return
+        log.warning("log_forgot_us", identity=extent.identity, first=extent.first, last=extent.last)
+        self._begin_again(life)
+
+    def _begin_again(self, life: Life) -> None:
+        """Tell the whole story once more, under a new epoch: the log, or its leader, no longer knows it."""
+        self._written, self._went_back = 0, False
+        successor = self._begin_life(life.facts, life.cache, life.translator)
+        successor.snapshot_due = life.translator is not None
+        successor.missed, successor.missed_reason = life.missed, life.missed_reason
+
+    async def _append(self, event: LogEvent, life: Life) -> bool:
+        """Append one event, however often it takes: what comes after it would be a gap without it. False when the
+        life ended meanwhile, and nobody needs the event any more."""
+        wait = APPEND_RETRY_SECONDS
+        while self._life is life:
+            try:
+                self._confirm(await self._log.append(event))
+            except LogUnavailableError as error:
+                self._board.missing(WRITES_PART, str(error))
+                if wait == APPEND_RETRY_SECONDS:
+                    log.warning("log_unavailable", reason=str(error))
+                await self._clock.sleep_wall(wait)
+                wait = min(wait * 2, APPEND_RETRY_SECONDS_MAX)
+            else:
+                self._board.restored(WRITES_PART)
+                life.joined_at = life.joined_at or self._written
+                return True
+        return False
+
+    async def _say_goodbye(self) -> None:
+        life = self._life
+        if life is None or not life.joined_at or not await self._write_life(life, reporting=True):
+            return
+        await self._append(
+            InstanceLeft(at=self._clock.now(), instance=self._instance, epoch=life.epoch, reason=self._leaving), life
+        )

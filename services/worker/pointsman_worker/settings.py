@@ -1,0 +1,55 @@
+"""What a worker can be told."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+from pointsman.contracts.subjects import valid_name
+from pointsman.primitives import InstanceId
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(FleetSettings, ProcessSettings):
+    instance: str = setting("", "Name of the instance; by default engine-PORT, with the port of the engine's URL.")
+    engine_url: str = setting("http://127.0.0.1:8000", "Where this worker reaches its engine.")
+    engine_advertised_url: str = setting("", "Where the ingress reaches the engine, if that is another URL.")
+    engine_api_key: str = setting("", "Key that the engine asks for (its --api-key).", secret=True)
+    engine_model: str = setting(
+        DEFAULT_PROFILE, "What the engine is, to predict how long a prefill takes.", choices=tuple(sorted(PROFILES))
+    )
+    engine_block_tokens: int = setting(0, "The engine's block size; 0 asks its /metrics.")
+    kv_endpoint: str = setting(
+        "", "ZMQ endpoint of the engine's KV events (tcp://HOST:5557, ipc://PATH); empty: it publishes none."
+    )
+    kv_replay_endpoint: str = setting("", "ZMQ endpoint of the engine's replay socket; empty: what is missed is lost.")
+    flush_ms: float = setting(10.0, "How long cache changes are gathered before they are written to the log.")
+    report_seconds: float = setting(1.0, "Wall seconds between reports of load and cache digest.")
+
+
+class SettingsError(ValueError):
+    """Settings that contradict themselves or the engine; the message is for who wrote them."""
+
+
+def instance_of(settings: WorkerSettings) -> InstanceId:
+    """The instance's name, given or made from the engine's URL. Raises SettingsError."""
+    name = settings.instance or f"engine-{_port(settings.engine_url)}"
+    if not valid_name(name):
+        msg = f"{name!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
+        raise SettingsError(msg)
+    return InstanceId(name)
+
+
+def _port(url: str) -> int:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    except ValueError as error:
+        msg = f"{url!r} is no URL: {error}"
+        raise SettingsError(msg) from error
+    if port is None or not parts.hostname:
+        msg = f"{url!r} is no http URL"
+        raise SettingsError(msg)
+    return port

@@ -1,0 +1,513 @@
+"""From the engine's blocks to pool keys: which keys the engine holds, and what changed since it was last asked.
+
+Engine hashes are opaque and stay here. A key is chained from the token ids in the events, exactly as the ingress
+chains it, so both meet without ever exchanging a hash. No I/O, no clock: events in, net changes out.
+
+A pool block may be `m` engine blocks long. It is held while all `m` are, and an engine block inside such a span
+may belong to several pool blocks, where prompts part ways in the middle of a span. So every engine block is a
+node that knows the one before it *within its span*, and a pool key is counted on the span's last node.
+
+Engines say more than a set can hold, and less than one would like:
+- vLLM keeps copies: equal prompts computed side by side give the same block twice, each stored and removed on its
+  own. Copies are counted, or a popular prefix would be forgotten when its first copy goes. After `doubt` (removes may
+  have been missed) the count of what is held is not trusted: one more remove takes the block away.
+- A store may build on a block we never saw. It waits, within a bound, for its parent; so does a remove for it.
+- Blocks of images, prompt embeddings and the like are keyed by more than tokens. The ingress cannot know such keys,
+  so these blocks and all that follow them are known to exist but never given a key.
+- Only full attention says that a whole prefix is there; sliding windows and state-space groups do not count. Nor do
+  tiers other than the device's own memory.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, EngineHash
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.cache import Run
+from pointsman.primitives import BlockKey, Tokens
+
+PARKED_BLOCKS_MAX = 16_384
+"""Engine blocks that may wait for their parents; beyond it the oldest stores are given up."""
+
+DEVICE_MEDIUM = "GPU"
+FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+PROMPT_START = BlockKey(0)
+"""What `Run.parent` says of a block that starts a prompt."""
+DOUBTFUL: Final = -1
+"""As a count of copies: held as far as we know, by how many is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The difference between what is held now and what was at the last call: first all is `cleared` (if so), then
+    `removed` goes, then `stored` comes, parents before children."""
+
+    cleared: bool
+    removed: list[BlockKey]
+    stored: list[Run]
+
+    def __bool__(self) -> bool:
+        return self.cleared or bool(self.removed) or bool(self.stored)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen and not used, for metrics and the log."""
+
+    parked_dropped: int = 0
+    """Blocks whose parent did not come before others needed their place."""
+    misfits: int = 0
+    """Stores whose block size or token count contradicts what the engine said of itself."""
+    keyless: int = 0
+    """Blocks keyed by more than tokens."""
+    passed_over: int = 0
+    """Events of other tiers and of groups without full attention."""
+
+
+class _Node:
+    """One engine block that is held, or that a held one of the same span leans on."""
+
+    __slots__ = ("above", "children", "copies", "counted", "engine_hash", "key", "parent", "place", "tail")
+
+    def __init__(self, engine_hash: EngineHash, place: int, key: BlockKey | None, above: BlockKey, tail: "array[int]"):
+        self.engine_hash = engine_hash
+        self.place = place
+        """Position within the span, from 0; the last one completes a pool block."""
+        self.key = key
+        """Of the last of a span: its pool key. Before that: the key the span starts from. None: keyless."""
+        self.above = above
+        """The pool key before this span's; PROMPT_START where there is none."""
+        self.tail = tail
+        """Tokens of the span so far; empty for the last of a span, which needs them no more."""
+        self.parent: _Node | None = None
+        self.children: list[_Node] | None = None
+        self.copies = 0
+        self.counted = False
+
+
+@dataclass(slots=True)
+class _Parked:
+    """A store that waits for its parent, and the removes that already came for it."""
+
+    event: BlockStored
+    removed: set[int] = field(default_factory=set)
+    """Indices into the event's blocks."""
+
+
+_NO_TOKENS: "array[int]" = array("I")
+
+
+class BlockTranslator:
+    """Follows one engine's cache. `apply` its events in order, `take_changes` whenever there is someone to tell."""
+
+    def __init__(
+        self, key_chain: KeyChain, engine_block_tokens: Tokens, *, parked_blocks_max: int = PARKED_BLOCKS_MAX
+    ) -> None:
+        """Raises ValueError when a pool block is no whole number of engine blocks."""
+        span, rest = divmod(key_chain.block_tokens, engine_block_tokens) if engine_block_tokens > 0 else (0, 1)
+        if rest or not span:
+            msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
+            raise ValueError(msg)
+        self.tally = Tally()
+        self._chain = key_chain
+        self._engine_block_tokens = engine_block_tokens
+        self._last_place = span - 1
+        self._parked_blocks_max = parked_blocks_max
+        self._group: int | None = None
+        """The attention group that stands for all of them: the first with full attention that was seen."""
+        self._nodes: dict[EngineHash, _Node] = {}
+        self._parked: OrderedDict[int, _Parked] = OrderedDict()
+        self._parked_by_parent: dict[EngineHash, list[int]] = {}
+        self._parked_by_hash: dict[EngineHash, list[int]] = {}
+        self._parked_blocks = 0
+        self._parked_number = 0
+        self._held: dict[BlockKey, BlockKey] = {}
+        """Every pool key held, with the one above it."""
+        self._further_holders: dict[BlockKey, int] = {}
+        """Keys that several engine blocks stand for, with how many beyond the first."""
+        self._to_store: dict[BlockKey, None] = {}
+        self._to_remove: dict[BlockKey, None] = {}
+        self._cleared = False
+        self._count = 0
+        self._digest = 0
+
+    @property
+    def count(self) -> int:
+        """Keys held as of the last `take_changes` or `take_snapshot`."""
+        return self._count
+
+    @property
+    def digest(self) -> int:
+        """Xor of the keys held as of the last `take_changes` or `take_snapshot`."""
+        return self._digest
+
+    @property
+    def pending(self) -> int:
+        """Keys that `take_changes` would speak of. Never more than those held before and now together."""
+        return len(self._to_store) + len(self._to_remove)
+
+    @property
+    def changed(self) -> bool:
+        return self._cleared or bool(self._to_store) or bool(self._to_remove)
+
+    @property
+    def parked_blocks(self) -> int:
+        return self._parked_blocks
+
+    def apply(self, event: EngineEvent) -> None:
+        """Take in one event of the engine; never raises for what the engine says."""
+        match event:
+            case BlockStored():
+                self._on_stored(event)
+            case BlockRemoved():
+                self._on_removed(event)
+            case AllBlocksCleared():
+                self._on_cleared()
+
+    def doubt(self) -> None:
+        """Events were missed. What is held stays, but how many copies there are is no longer believed."""
+        for node in self._nodes.values():
+            if node.copies:
+                node.copies = DOUBTFUL
+
+    def take_changes(self) -> Changes:
+        """What is different since the last call."""
+        cleared, removed, stored = self._cleared, list(self._to_remove), self._to_store
+        if cleared:
+            self._digest = 0
+        for key in removed:
+            self._digest ^= key
+        for key in stored:
+            self._digest ^= key
+        self._settle()
+        return Changes(cleared, removed, self._runs(stored) if stored else [])
+
+    def take_snapshot(self) -> list[Run]:
+        """Everything that is held, parents before children. Pending changes are in it and thereby settled."""
+        self._digest = 0
+        for key in self._held:
+            self._digest ^= key
+        self._settle()
+        return self._runs(self._held)
+
+    def held_keys(self) -> set[BlockKey]:
+        """The pool keys held now, pending changes included."""
+        return set(self._held)
+
+    def _settle(self) -> None:
+        self._to_store, self._to_remove, self._cleared = {}, {}, False
+        self._count = len(self._held)
+
+    def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
+        """Those keys as runs: each follows a chain as far as it goes, branches come after what they branch from."""
+        above = self._held
+        children: dict[BlockKey, list[BlockKey]] = {}
+        for key in keys:
+            children.setdefault(above[key], []).append(key)
+        waiting = [key for key in keys if above[key] not in keys]
+        waiting.reverse()
+        runs = []
+        while waiting:
+            run = [waiting.pop()]
+            parent = above[run[0]]
+            while following := children.get(run[-1]):
+                waiting.extend(following[1:])
+                run.append(following[0])
+            runs.append(Run(keys=pack_keys(run), parent=parent))
+        return runs
+
+    # Stores
+
+    def _on_stored(self, event: BlockStored) -> None:
+        if not self._counts(event):
+            self.tally.passed_over += 1
+            return
+        if event.block_size != self._engine_block_tokens or (
+            len(event.token_ids) != event.block_size * len(event.block_hashes)
+        ):
+            self.tally.misfits += 1
+            return
+        parent: _Node | None = None
+        if event.parent_block_hash is not None:
+            parent = self._nodes.get(event.parent_block_hash)
+            if parent is None:
+                self._park(event)
+                return
+        try:
+            self._store(event, parent)
+        except ValueError:  # a token id that is none
+            self.tally.misfits += 1
+            return
+        if self._parked:
+            self._release(event.block_hashes)
+
+    def _counts(self, event: BlockStored) -> bool:
+        """Whether a store says that a prefix is in the device's memory."""
+        if not _on_device(event.medium):
+            return False
+        if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
+            return False
+        if event.group_idx is not None and self._group is None:
+            self._group = event.group_idx
+        return event.group_idx in (None, self._group)
+
+    def _store(self, event: BlockStored, parent: _Node | None) -> None:
+        hashes = event.block_hashes
+        plain = len(hashes)
+        if event.extra_keys is not None:
+            plain = _plain_blocks(event)
+        if parent is not None and parent.key is None:
+            plain = 0
+        known = self._nodes
+        if any(h not in known for h in hashes[:plain]):
+            self._insert(event, parent, plain)
+        for engine_hash in hashes[:plain]:
+            node = known[engine_hash]
+            node.copies = max(node.copies, 0) + 1
+            if node.copies == 1:
+                self._recount(node)
+        for engine_hash in hashes[plain:]:
+            self.tally.keyless += 1
+            node = known.get(engine_hash) or self._add_keyless(engine_hash)
+            node.copies = max(node.copies, 0) + 1
+
+    def _insert(self, event: BlockStored, parent: _Node | None, plain: int) -> None:
+        """Make the nodes of the event's first `plain` blocks that are not there yet. Raises ValueError, having
+        changed nothing, when a token id fits no key."""
+        width, last_place = self._engine_block_tokens, self._last_place
+        if parent is None:
+            start = self._chain.root(lora=_lora_of(event), cache_salt=_salt_of(event))
+            above, place, before = PROMPT_START, 0, None
+            tokens = array("I")
+        elif parent.place == last_place:
+            assert parent.key is not None
+            start = above = parent.key
+            place, before = 0, None
+            tokens = array("I")
+        else:
+            assert parent.key is not None
+            start, above, place, before = parent.key, parent.above, parent.place + 1, parent
+            tokens = parent.tail[:]
+        span_starts = 0
+        try:
+            tokens.extend(event.token_ids[: plain * width])
+        except (OverflowError, TypeError) as error:
+            raise ValueError(str(error)) from error
+        keys = iter(self._chain.extend(start, tokens))
+        end = len(tokens) - plain * width
+        for engine_hash in event.block_hashes[:plain]:
+            end += width
+            node = self._nodes.get(engine_hash)
+            if place == last_place:
+                key = next(keys)
+                if node is None:
+                    node = self._add(engine_hash, place, key, above, _NO_TOKENS, before)
+                start = above = key
+                place, before, span_starts = 0, None, end
+            else:
+                if node is None:
+                    node = self._add(engine_hash, place, start, above, tokens[span_starts:end], before)
+                place, before = place + 1, node
+
+    def _add(
+        self,
+        engine_hash: EngineHash,
+        place: int,
+        key: BlockKey | None,
+        above: BlockKey,
+        tail: "array[int]",
+        before: _Node | None,
+    ) -> _Node:
+        node = self._nodes[engine_hash] = _Node(engine_hash, place, key, above, tail)
+        if before is not None:
+            node.parent = before
+            if before.children is None:
+                before.children = []
+            before.children.append(node)
+        return node
+
+    def _add_keyless(self, engine_hash: EngineHash) -> _Node:
+        return self._add(engine_hash, self._last_place, None, PROMPT_START, _NO_TOKENS, None)
+
+    # Removes
+
+    def _on_removed(self, event: BlockRemoved) -> None:
+        if not _on_device(event.medium) or event.group_idx not in (None, self._group):
+            self.tally.passed_over += 1
+            return
+        for engine_hash in event.block_hashes:
+            node = self._nodes.get(engine_hash)
+            if node is not None and node.copies:
+                self._remove_copy(node)
+            elif self._parked:
+                self._remove_parked(engine_hash)
+
+    def _remove_copy(self, node: _Node) -> None:
+        node.copies = 0 if node.copies == DOUBTFUL else node.copies - 1
+        if node.copies == 0:
+            self._recount(node)
+            self._prune(node)
+
+    def _prune(self, node: _Node | None) -> None:
+        """Forget a node that is neither held nor leant on, then the one it leant on."""
+        while node is not None and not node.copies and not node.children:
+            del self._nodes[node.engine_hash]
+            parent = node.parent
+            if parent is not None and parent.children is not None:
+                parent.children.remove(node)
+            node = parent
+
+    def _on_cleared(self) -> None:
+        self._nodes.clear()
+        self._parked.clear()
+        self._parked_by_parent.clear()
+        self._parked_by_hash.clear()
+        self._parked_blocks = 0
+        self._held.clear()
+        self._further_holders.clear()
+        self._to_store.clear()
+        self._to_remove.clear()
+        self._cleared = True
+
+    # Pool keys
+
+    def _recount(self, node: _Node) -> None:
+        """A node came or went: count or discount the pool blocks it is part of."""
+        if node.place < self._last_place:
+            for child in node.children or ():
+                self._recount(child)
+            return
+        if node.key is None:
+            return
+        whole = node.copies != 0
+        part = node.parent
+        while whole and part is not None:
+            whole = part.copies != 0
+            part = part.parent
+        if whole and not node.counted:
+            node.counted = True
+            self._gain(node.key, node.above)
+        elif node.counted and not whole:
+            node.counted = False
+            self._lose(node.key)
+
+    def _gain(self, key: BlockKey, above: BlockKey) -> None:
+        if key in self._held:
+            self._further_holders[key] = self._further_holders.get(key, 0) + 1
+            return
+        self._held[key] = above
+        if key in self._to_remove:
+            del self._to_remove[key]
+        else:
+            self._to_store[key] = None
+
+    def _lose(self, key: BlockKey) -> None:
+        further = self._further_holders.get(key)
+        if further:
+            if further == 1:
+                del self._further_holders[key]
+            else:
+                self._further_holders[key] = further - 1
+            return
+        del self._held[key]
+        if key in self._to_store:
+            del self._to_store[key]
+        else:
+            self._to_remove[key] = None
+
+    # Orphans
+
+    def _park(self, event: BlockStored) -> None:
+        assert event.parent_block_hash is not None
+        self._parked_number += 1
+        self._parked[self._parked_number] = _Parked(event)
+        self._parked_by_parent.setdefault(event.parent_block_hash, []).append(self._parked_number)
+        for engine_hash in event.block_hashes:
+            self._parked_by_hash.setdefault(engine_hash, []).append(self._parked_number)
+        self._parked_blocks += len(event.block_hashes)
+        while self._parked_blocks > self._parked_blocks_max:
+            event, _ = self._unpark(next(iter(self._parked)))
+            self.tally.parked_dropped += len(event.block_hashes)
+
+    def _unpark(self, number: int) -> tuple[BlockStored, set[int]]:
+        parked = self._parked.pop(number)
+        parent = parked.event.parent_block_hash
+        assert parent is not None
+        _drop_from(self._parked_by_parent, parent, number)
+        for engine_hash in parked.event.block_hashes:
+            _drop_from(self._parked_by_hash, engine_hash, number)
+        self._parked_blocks -= len(parked.event.block_hashes)
+        return parked.event, parked.removed
+
+    def _release(self, arrived: list[EngineHash]) -> None:
+        """Apply the stores that waited for one of these blocks, then what waited for those, and so on; then the
+        removes that came meanwhile, last, because a block may be gone that others still follow."""
+        waiting = list(arrived)
+        removed: list[EngineHash] = []
+        while waiting:
+            parent = waiting.pop()
+            for number in list(self._parked_by_parent.get(parent, ())):
+                event, gone = self._unpark(number)
+                try:
+                    self._store(event, self._nodes[parent])
+                except ValueError:
+                    self.tally.misfits += 1
+                    continue
+                waiting.extend(event.block_hashes)
+                removed.extend(event.block_hashes[index] for index in gone)
+        for engine_hash in removed:
+            self._remove_copy(self._nodes[engine_hash])
+
+    def _remove_parked(self, engine_hash: EngineHash) -> None:
+        for number in self._parked_by_hash.get(engine_hash, ()):
+            parked = self._parked[number]
+            index = parked.event.block_hashes.index(engine_hash)
+            if index not in parked.removed:
+                parked.removed.add(index)
+                return
+
+
+def _drop_from(numbers_of: dict[EngineHash, list[int]], engine_hash: EngineHash, number: int) -> None:
+    numbers = numbers_of[engine_hash]
+    numbers.remove(number)
+    if not numbers:
+        del numbers_of[engine_hash]
+
+
+def _on_device(medium: str | None) -> bool:
+    return medium is None or medium.upper() == DEVICE_MEDIUM
+
+
+def _lora_of(event: BlockStored) -> str:
+    """The adapter's name; engines too old to say it give only a number."""
+    if event.lora_name:
+        return event.lora_name
+    return "" if event.lora_id is None else str(event.lora_id)
+
+
+def _salt_of(event: BlockStored) -> str:
+    """The cache salt: what remains of the first block's extra keys beside the adapter."""
+    extra = event.extra_keys[0] if event.extra_keys else None
+    rest = _beyond_lora(event, extra or [])
+    return str(rest[0]) if rest else ""
+
+
+def _plain_blocks(event: BlockStored) -> int:
+    """How many leading blocks are keyed by their tokens, the adapter and, where a prompt starts, a salt alone."""
+    starts_prompt = event.parent_block_hash is None
+    for index, extra in enumerate(event.extra_keys or ()):
+        if not extra:
+            continue
+        rest = _beyond_lora(event, extra)
+        salt_only = starts_prompt and index == 0 and len(rest) == 1 and isinstance(rest[0], str)
+        if rest and not salt_only:
+            return min(index, len(event.block_hashes))
+    return len(event.block_hashes)
+
+
+def _beyond_lora(event: BlockStored, extra: list[Any]) -> list[Any]:
+    return extra[1:] if event.lora_name and extra[:1] == [event.lora_name] else extra

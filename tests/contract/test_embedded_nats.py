@@ -1,0 +1,38 @@
+"""The embedded nats-server starts, says clearly why it does not, and stops."""
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.chassis.embedded_nats import VERSION_MIN, NatsStartError, embedded_nats, nats_server_binary
+from pointsman.chassis.embedded_nats import nats_server_version as version_of
+
+
+def test_the_binary_of_the_wheel_is_new_enough() -> None:
+    assert version_of(nats_server_binary()) >= VERSION_MIN
+
+
+async def test_it_stops_with_its_context_and_comes_back_on_the_same_port(tmp_path: Path) -> None:
+    async with embedded_nats(tmp_path) as first:
+        pass
+    async with embedded_nats(tmp_path, int(first.url.rsplit(":", 1)[1])) as second:
+        assert second.url == first.url
+
+    assert first.process.returncode is not None
+    assert second.process.returncode is not None
+
+
+async def test_a_directory_in_use_and_a_port_taken_are_named(tmp_path: Path) -> None:
+    async with embedded_nats(tmp_path / "one") as server:
+        with pytest.raises(NatsStartError, match=f"in use by another nats-server .*{server.pid}"):
+            async with embedded_nats(tmp_path / "one"):
+                pass
+        with pytest.raises(NatsStartError, match="is taken"):
+            async with embedded_nats(tmp_path / "other", int(server.url.rsplit(":", 1)[1])):
+                pass
+
+
+async def test_what_the_server_complains_about_is_passed_on(tmp_path: Path) -> None:
+    with pytest.raises(NatsStartError, match="sync_interval"):
+        async with embedded_nats(tmp_path, sync_interval="often"):
+            pass

@@ -1,0 +1,242 @@
+"""What the JetStream adapter does when single messages go astray: the server's part is played by the test."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters import jetstream
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.jetstream.reads import Reader
+from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
+from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
+from pointsman.contracts.codec import decode_event
+from pointsman.contracts.decisions import WritesLost
+from pointsman.ports import LogEntry
+from pointsman.primitives import PoolName
+from tests.support.events import stored
+from tests.support.log_worlds import RememberingListener
+from tests.support.nats import running_nats
+
+POOL = PoolName("default")
+
+
+@dataclass
+class Arrived:
+    subject: str
+    data: bytes
+    reply: str = ""
+    headers: dict[str, str] | None = None
+
+
+class StagedWire(Wire):
+    """Keeps what is sent; the test answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, str]] = []
+        self.payloads: list[bytes] = []
+        self.up = True
+        self._deliver: OnMessage | None = None
+        self._inbox = ""
+        self._watchers: list[Callable[[bool], None]] = []
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self.up
+
+    @override
+    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        if not self.up:
+            raise NotConnectedError
+        if len(payload) > 1000:
+            too_large = "too large"
+            raise UnsendableError(too_large)
+        assert headers is not None
+        self._inbox, _, number = reply.rpartition(".")
+        self.sent.append((int(number), headers["Nats-Msg-Id"]))
+        self.payloads.append(payload)
+
+    @override
+    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
+        self._deliver = on_message
+        return self
+
+    async def close(self) -> None:
+        return
+
+    @override
+    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
+        self._watchers.append(hear)
+        return lambda: None
+
+    def change(self, *, up: bool) -> None:
+        self.up = up
+        for hear in self._watchers:
+            hear(up)
+
+    async def answer(self, number: int, answer: bytes = b'{"stream":"S","seq":1}', status: str = "") -> None:
+        assert self._deliver is not None
+        headers = {"Status": status} if status else None
+        await self._deliver(Arrived(f"{self._inbox}.{number}", answer, headers=headers))
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, _ in self.sent]
+
+
+class Stage:
+    """A write window and what plays its server."""
+
+    def __init__(self, settings: WindowSettings) -> None:
+        self.wire = StagedWire()
+        self.listener = RememberingListener()
+        self.no_stream = 0
+        self.window = WriteWindow(
+            self.wire, POOL, ScaledClock(), self.listener, writer="w", settings=settings, on_no_stream=self._no_stream
+        )
+
+    def _no_stream(self) -> None:
+        self.no_stream += 1
+
+    def put(self, *numbers: int) -> None:
+        for number in numbers:
+            self.window.put(stored("engine-1", number, [number]))
+
+    async def sent(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.wire.sent) < count:  # noqa: ASYNC110 - waits for timers
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def quick() -> WindowSettings:
+    return WindowSettings(events_max=8, ack_seconds_max=0.1)
+
+
+async def opened(settings: WindowSettings) -> Stage:
+    """A window whose first write is confirmed, so that others may follow side by side."""
+    stage = Stage(settings)
+    await stage.window.open()
+    stage.window.resume()
+    stage.put(1)
+    await stage.wire.answer(1)
+    stage.wire.sent.clear()
+    stage.wire.payloads.clear()
+    return stage
+
+
+async def test_what_is_not_confirmed_is_sent_again_from_the_oldest_on_under_the_same_ids(quick: WindowSettings) -> None:
+    stage = await opened(quick)
+    stage.put(2, 3, 4)
+    await stage.wire.answer(3)
+    await stage.sent(4)
+
+    assert stage.wire.numbers == [2, 3, 4, 2]  # the oldest alone: is anybody there?
+    await stage.wire.answer(2)
+    assert stage.wire.numbers == [2, 3, 4, 2, 4]
+    await stage.wire.answer(4)
+    assert await stage.window.flushed(0.1)
+    assert stage.wire.sent[0] == stage.wire.sent[3]
+
+
+async def test_a_broken_connection_sends_what_was_under_way_again(quick: WindowSettings) -> None:
+    stage = await opened(quick)
+    stage.put(2, 3)
+    stage.wire.change(up=False)
+    stage.put(4)
+    stage.wire.change(up=True)
+    stage.window.resume()
+    for number in (2, 3, 4):
+        await stage.wire.answer(number)
+
+    assert stage.wire.numbers == [2, 3, 2, 3, 4]
+    assert await stage.window.flushed(0.1)
+
+
+async def test_without_a_stream_writes_wait_and_somebody_is_told(quick: WindowSettings) -> None:
+    stage = await opened(quick)
+    stage.put(2)
+    await stage.wire.answer(2, b"", status="503")
+    await stage.sent(2)
+    await stage.wire.answer(2)
+
+    assert stage.no_stream == 1
+    assert stage.listener.losses == []
+    assert await stage.window.flushed(0.1)
+
+
+async def test_a_write_that_is_refused_again_and_again_is_given_up_and_the_loss_marked() -> None:
+    stage = await opened(WindowSettings(ack_seconds_max=60))
+    stage.put(2, 3)
+    for tries in range(REFUSALS_MAX):
+        await stage.sent(2 + tries)
+        await stage.wire.answer(2, b'{"error":{"code":500,"description":"no"}}')
+    await stage.sent(2 + REFUSALS_MAX)
+    await stage.wire.answer(3)
+
+    assert stage.listener.losses == ["no"]
+    lost = decode_event(stage.wire.payloads[-1])
+    assert isinstance(lost, WritesLost)
+    assert (lost.writer, lost.count, lost.reason) == ("w", 1, "no")
+
+
+async def test_a_message_too_large_to_send_does_not_hold_up_the_next(quick: WindowSettings) -> None:
+    stage = await opened(quick)
+    stage.window.put(stored("engine-1", 2, list(range(1000))))
+    stage.put(3)
+
+    assert stage.wire.numbers == [3]
+    assert stage.listener.losses == ["too large"]
+
+
+async def test_a_message_lost_on_the_way_to_a_reader_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver = Reader._on_message
+    seen = 0
+
+    async def drop_the_third(reader: Reader, message: Message) -> None:
+        nonlocal seen
+        seen += 1
+        if seen != 3:
+            await deliver(reader, message)
+
+    monkeypatch.setattr(Reader, "_on_message", drop_the_third)
+    listener = RememberingListener()
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+    ):
+        for number in range(1, 6):
+            await link.log.append(stored("engine-1", number, [number]))
+        async with aclosing(link.log.read()) as reading:  # type: ignore[type-var]
+            found = [await anext(reading) for _ in range(5)]
+
+    assert [entry.sequence for entry in found if isinstance(entry, LogEntry)] == [1, 2, 3, 4, 5]
+    assert listener.resets == []
+    assert any("hole" in trouble for trouble in listener.troubles)
+
+
+async def test_a_consumer_that_the_server_forgot_is_made_anew(tmp_path: Path) -> None:
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test") as link,
+        aclosing(link.log.read()) as reading,  # type: ignore[type-var]
+    ):
+        await link.log.append(stored("engine-1", 1, [1]))
+        assert isinstance(await anext(reading), LogEntry)
+        names = await link.commands.request_bytes("$JS.API.CONSUMER.NAMES.POINTSMAN_default", b"", timeout=2)
+        consumer = names.decode().split('"consumers":["')[1].split('"')[0]
+        await link.commands.request_bytes(f"$JS.API.CONSUMER.DELETE.POINTSMAN_default.{consumer}", b"", timeout=2)
+        await link.log.append(stored("engine-1", 2, [2]))
+
+        async with asyncio.timeout(3):
+            entry = await anext(reading)
+
+    assert isinstance(entry, LogEntry)
+    assert entry.sequence == 2

@@ -1,0 +1,200 @@
+"""The recorder over a real nats-server and a real SQLite file: everything once, whatever happens in between."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.adapters import jetstream
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.requests import RequestArrived
+from pointsman.ports import EventLog
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant
+from pointsman_recorder.archive import open_archive
+from pointsman_recorder.service import Recorder
+from tests.support.events import finished, first_token, joined, stored
+from tests.support.nats import running_nats
+
+POOL = PoolName("default")
+WAIT_SECONDS = 10.0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "archive.sqlite"
+
+
+@asynccontextmanager
+async def recording(log: EventLog, file: Path, board: HealthBoard | None = None) -> AsyncIterator[Recorder]:
+    """A recorder for the length of the context, which ends as a crash would: with nothing flushed."""
+    async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
+        recorder = Recorder(log, archive, ScaledClock(), board or HealthBoard(), batch_events=50, batch_seconds=0.02)
+        tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
+        try:
+            yield recorder
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def rows(file: Path, query: str) -> list[tuple[Any, ...]]:
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(file)) as connection:
+        try:
+            return connection.execute(query).fetchall()
+        except sqlite3.OperationalError:  # the tables are not there yet
+            return []
+
+
+def put_a_directory_where_the_file_should_be(file: Path) -> None:
+    file.mkdir(parents=True)
+
+
+def remove_directory(file: Path) -> None:
+    file.rmdir()
+
+
+async def until(file: Path, query: str, expected: object) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while rows(file, query) != expected:  # noqa: ASYNC110 - a file cannot call us
+            await asyncio.sleep(0.02)
+
+
+async def test_every_entry_is_archived_once_across_crashes(tmp_path: Path, file: Path) -> None:
+    async with running_nats(tmp_path) as url, jetstream.connect(url, POOL, ScaledClock(), name="test") as link:
+        for number in range(1, 101):
+            link.log.append_soon(stored("engine-1", number, [number]))
+        async with recording(link.log, file):
+            await until(file, "SELECT count(*) > 0 FROM events", [(1,)])
+        for number in range(101, 201):
+            link.log.append_soon(stored("engine-1", number, [number]))
+        async with recording(link.log, file):
+            await until(file, "SELECT count(*), count(DISTINCT sequence), max(sequence) FROM events", [(200, 200, 200)])
+
+    assert rows(file, "SELECT type, instance, request FROM events WHERE sequence = 7") == [
+        ("BlocksStored", "engine-1", None)
+    ]
+    assert rows(file, "SELECT count(*) FROM gaps") == [(0,)]
+
+
+async def test_what_was_read_is_flushed_at_the_end(file: Path) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
+        recorder = Recorder(log, archive, ScaledClock(), HealthBoard(), batch_events=1000, batch_seconds=0.3)
+        tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
+        await until(file, "SELECT count(*) FROM logs", [(1,)])
+        await log.append(joined("engine-1"))
+        await asyncio.sleep(0.01)
+        await recorder.finish()
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert rows(file, "SELECT type FROM events") == [("InstanceJoined",)]
+
+
+async def test_requests_shows_one_row_for_each_request(file: Path) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    request, instance = RequestId("r1"), InstanceId("engine-2")
+    await log.append(
+        RequestArrived(at=10.5, request=request, arrived_at=10.25, ingress="i", tenant=Tenant("acme"), keys=b"",
+            prompt_tokens=640, max_output_tokens=5, slo_ttft=2.0, slo_tpot=0.1)
+    )  # fmt: skip
+    await log.append(
+        RequestPlaced(at=10.5, request=request, instance=instance, hit_blocks=1, uncached_tokens=1, queue_seconds=0.0,
+            prefill_seconds=0.2, predicted_ttft=0.45, policy="dualmap", settings={}, reason="hit", candidates=[])
+    )  # fmt: skip
+    await log.append(RequestGranted(at=10.6, request=request, instance=instance))
+    await log.append(first_token("r1", "engine-2", at=11.0))
+    await log.append(finished("r1", "engine-2", at=12.0))
+    await log.append(joined("engine-2"))
+
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(6,)])
+
+    columns = "request, tenant, arrived_at, prompt_tokens, policy, predicted_ttft, instance, ttft, end_type, ended_at"
+    assert rows(file, f"SELECT {columns}, placements, ends FROM requests") == [
+        ("r1", "acme", 10.25, 640, "dualmap", 0.45, "engine-2", 11.0, "RequestFinished", 12.0, 1, 1)
+    ]
+
+
+async def test_what_does_not_decode_is_kept_as_a_dead_letter(file: Path) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    broker.store_raw("pm.default.scale", b"\xff nonsense")
+    await log.append(joined("engine-1"))
+
+    async with recording(log, file):
+        await until(file, "SELECT sequence FROM events", [(2,)])
+
+    assert rows(file, "SELECT sequence, subject, payload FROM dead_letters") == [
+        (1, "pm.default.scale", b"\xff nonsense")
+    ]
+
+
+async def test_entries_missed_leave_a_gap_and_a_log_that_went_back_another_history(file: Path) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    for number in range(1, 6):
+        await log.append(joined(f"engine-{number}"))
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(5,)])
+    for number in range(6, 11):
+        await log.append(joined(f"engine-{number}"))
+    broker.drop_before(9)
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(7,)])
+        broker.lose_after(9)
+        await log.append(joined("engine-11"))
+        await until(
+            file, "SELECT log, sequence FROM events WHERE log LIKE '%#2'", [("memory-1#2", 9), ("memory-1#2", 10)]
+        )
+        broker.recreate()
+        await log.append(joined("engine-12"))
+        await until(file, "SELECT sequence FROM events WHERE log = 'memory-2'", [(1,)])
+
+    assert rows(file, "SELECT log, sequence, after_log, after_sequence FROM gaps ORDER BY log, sequence") == [
+        ("memory-1", 9, "memory-1", 5),
+        ("memory-1#2", 9, "memory-1", 10),
+        ("memory-2", 1, "memory-1#2", 10),
+    ]
+
+
+async def test_a_log_that_went_back_while_the_recorder_was_away_is_noticed(file: Path) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    await log.append(joined("engine-1"))
+    await log.append(joined("engine-2"))
+    async with recording(log, file):
+        await until(file, "SELECT count(*) FROM events", [(2,)])
+    broker.lose_after(1)
+    for number in range(3, 6):
+        await log.append(joined(f"engine-{number}"))
+
+    async with recording(log, file):
+        await until(file, "SELECT sequence FROM events WHERE log = 'memory-1#2'", [(1,), (2,), (3,), (4,)])
+
+    assert rows(file, "SELECT instance FROM events WHERE log = 'memory-1'") == [("engine-1",), ("engine-2",)]
+
+
+async def test_a_database_that_does_not_answer_delays_and_loses_nothing(file: Path) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    board = HealthBoard()
+    put_a_directory_where_the_file_should_be(file)
+    await log.append(joined("engine-1"))
+
+    async with recording(log, file, board):
+        await asyncio.sleep(0.3)
+        assert not board.ready
+        remove_directory(file)
+        await until(file, "SELECT count(*) FROM events", [(1,)])
+
+        assert board.ready

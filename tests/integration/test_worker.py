@@ -1,0 +1,636 @@
+"""The worker beside an engine that publishes on real ZMQ sockets: what the log says is what the engine holds."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from operator import xor
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import Fault, MemoryBroker
+from pointsman.adapters.zmq_kv_events import (
+    EngineAttached,
+    EngineBatch,
+    EngineGap,
+    EngineItem,
+    EngineNoise,
+    EngineReplayed,
+    EngineRestarted,
+    KvEndpoint,
+    ZmqKvEvents,
+)
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
+from pointsman.contracts.cache import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheGap,
+    CacheSnapshot,
+    Run,
+)
+from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.ports import Commands
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
+from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, HttpEngine
+from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
+from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
+
+INSTANCE = InstanceId("engine-1")
+CHAIN = KeyChain(secret=b"pointsman-development", model="m", block_tokens=2 * BLOCK)
+WAIT_SECONDS_MAX = 10.0
+
+
+class LogView:
+    """What a broker's log says, looked at from outside."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self._next = broker.extent.first
+        self._events: list[LogEvent] = []
+
+    @property
+    def events(self) -> list[LogEvent]:
+        while (stored := self.broker.at(self._next)) is not None:
+            self._events.append(decode_event(stored.payload))
+            self._next += 1
+        return self._events
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def held(self) -> set[BlockKey]:
+        """The instance's keys, by folding its events into a plain set; sequences must be dense in each epoch."""
+        keys: set[BlockKey] = set()
+        epoch, sequence = 0, 0
+        for event in self.events:
+            if isinstance(event, InstanceJoined) and event.epoch > epoch:
+                keys, epoch, sequence = set(), event.epoch, 0
+            if not isinstance(event, CacheEvent) or event.epoch != epoch or event.sequence <= sequence:
+                continue
+            assert event.sequence == sequence + 1
+            sequence += 1
+            match event:
+                case BlocksStored():
+                    keys.update(key for run in event.runs for key in unpack_keys(run.keys))
+                case BlocksRemoved():
+                    keys.difference_update(unpack_keys(event.keys))
+                case CacheSnapshot():
+                    keys = {key for run in event.runs for key in unpack_keys(run.keys)}
+                case CacheCleared():
+                    keys = set()
+                case _:
+                    assert isinstance(event, CacheGap)
+        return keys
+
+
+@dataclass
+class FakeHttpEngine:
+    away: bool = False
+    load_now: EngineLoad = field(default_factory=EngineLoad)
+
+    async def describe(self) -> EngineFacts:
+        await self.load()
+        return EngineFacts(model="m", max_model_len=512, version="1", block_tokens=BLOCK, kv_capacity_tokens=4_096)
+
+    async def load(self) -> EngineLoad:
+        if self.away:
+            raise EngineAwayError("refused", refused=True)
+        return self.load_now
+
+
+@dataclass
+class Bench:
+    """A worker at work, and everything around it."""
+
+    log: LogView
+    commands: Commands
+    engine: FakeHttpEngine
+    board: HealthBoard
+    service: WorkerService
+
+
+@asynccontextmanager
+async def working(
+    publisher: FakePublisher | None, *, engine: FakeHttpEngine | None = None, fault: Fault = "none"
+) -> AsyncIterator[Bench]:
+    clock, board = ScaledClock(), HealthBoard()
+    broker = MemoryBroker(PoolName("default"), fault=lambda _event: fault)
+    link = broker.client(clock, name="worker")
+    bench_engine = engine or FakeHttpEngine()
+    service = WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=board,
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=0.1, engine_url="http://e:1"),
+        instance=INSTANCE,
+        engine=bench_engine,
+        events=source_of(publisher) if publisher else None,
+    )
+    task = asyncio.create_task(service.run())
+    try:
+        yield Bench(LogView(broker), broker.client(clock, name="test").commands, bench_engine, board, service)
+    finally:
+        await service.leave("test over")
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def source_of(publisher: FakePublisher) -> ZmqKvEvents:
+    return ZmqKvEvents(KvEndpoint(publisher.endpoint, publisher.replay_endpoint), idle_check_seconds=0.2)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds; the assertion is the caller's, so that a failure shows the values."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+def tokens(*bits: int, blocks: int = 1) -> list[int]:
+    """A prompt of `blocks` blocks for each bit."""
+    return [bit for bit in bits for _ in range(blocks * BLOCK)]
+
+
+# The adapter alone
+
+
+async def collected(source: ZmqKvEvents, done: Callable[[list[EngineItem]], bool]) -> list[EngineItem]:
+    items: list[EngineItem] = []
+    async with asyncio.timeout(WAIT_SECONDS_MAX), aclosing(source.items()) as stream:
+        async for item in stream:
+            items.append(item)
+            if done(items):
+                break
+    return items
+
+
+async def scripted(
+    publisher: FakePublisher,
+    script: Callable[[list[EngineItem]], Coroutine[Any, Any, None]],
+    done: Callable[[list[EngineItem]], bool],
+) -> list[EngineItem]:
+    """What is read while the publisher follows a script, which begins when the reader is attached and subscribed."""
+    items: list[EngineItem] = []
+    async with asyncio.TaskGroup() as group:
+
+        async def begin() -> None:
+            await publisher.subscribed()
+            await until(lambda: items)
+            await script(items)
+
+        group.create_task(begin())
+        async with asyncio.timeout(WAIT_SECONDS_MAX), aclosing(source_of(publisher).items()) as stream:
+            async for item in stream:
+                items.append(item)
+                if done(items):
+                    break
+    return items
+
+
+def sequences(items: list[EngineItem]) -> list[int]:
+    return [item.sequence for item in items if isinstance(item, EngineBatch)]
+
+
+async def test_everything_since_the_engines_start_is_read_even_what_came_before_us() -> None:
+    async with FakePublisher() as publisher:
+        for n in range(5):
+            await publisher.publish(ScriptedCache().store(tokens(n)))
+        items = await collected(source_of(publisher), lambda seen: len(seen) == 6)
+
+    assert items[0] == EngineAttached(exact=True)
+    assert sequences(items) == [0, 1, 2, 3, 4]
+
+
+async def test_a_buffer_that_no_longer_reaches_back_means_unknown_contents() -> None:
+    async with FakePublisher(buffer_steps=2) as publisher:
+        for n in range(5):
+            await publisher.publish(ScriptedCache().store(tokens(n)))
+        items = await collected(source_of(publisher), lambda seen: len(seen) == 3)
+
+    assert items[0] == EngineAttached(exact=False)
+    assert sequences(items) == [3, 4]
+
+
+async def test_a_dropped_message_is_replayed_at_the_next_one_and_also_in_silence() -> None:
+    async with FakePublisher() as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish()
+            await publisher.publish(dropped=True)
+            await publisher.publish()
+            await until(lambda: sequences(items)[-1:] == [2])
+            await publisher.publish(dropped=True)
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [3])
+
+    assert sequences(items) == [0, 1, 2, 3]
+    assert any(isinstance(item, EngineReplayed) for item in items)
+    assert not any(isinstance(item, EngineGap | EngineRestarted) for item in items)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_what_nobody_has_any_more_is_one_gap(replay: bool) -> None:
+    async with FakePublisher(buffer_steps=1, replay=replay) as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish()
+            await until(lambda: sequences(items) == [0])
+            for _ in range(3):
+                await publisher.publish(dropped=True)
+            await publisher.publish()
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [4])
+
+    (gap,) = [item for item in items if isinstance(item, EngineGap)]
+    assert gap.missed == 3
+    assert sequences(items) == [0, 4]
+
+
+async def test_holes_in_the_engines_own_buffer_are_gaps_and_the_rest_is_read() -> None:
+    async with FakePublisher() as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            for n in range(9):
+                await publisher.publish(lost=n in (2, 3, 6), dropped=n < 8)
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [8])
+
+    assert sequences(items) == [0, 1, 4, 5, 7, 8]
+    assert [item.missed for item in items if isinstance(item, EngineGap)] == [2, 1]
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_a_restarted_engine_is_a_new_one_even_when_it_has_come_further_than_the_old(replay: bool) -> None:
+    async with FakePublisher(replay=replay) as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish(ScriptedCache().store(tokens(1)))
+            await publisher.publish(ScriptedCache().store(tokens(2)))
+            await until(lambda: sequences(items) == [0, 1])
+            await publisher.restart()
+            if not replay:
+                await publisher.subscribed()
+            for n in (3, 4, 5):
+                await publisher.publish(ScriptedCache().store(tokens(n)), dropped=replay)
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [2])
+
+    assert sequences(items) == [0, 1, 0, 1, 2]
+    assert items[3] == EngineRestarted(exact=True)
+
+
+async def test_a_broken_connection_to_the_same_engine_loses_nothing() -> None:
+    async with FakePublisher() as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish()
+            await until(lambda: sequences(items) == [0])
+            await publisher.reconnect()
+            await publisher.publish()
+            await publisher.publish()
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [2])
+
+    assert sequences(items) == [0, 1, 2]
+    assert not any(isinstance(item, EngineGap | EngineRestarted) for item in items)
+
+
+async def test_a_message_sent_twice_is_taken_once_and_one_that_is_none_of_vllms_is_noise() -> None:
+    async with FakePublisher() as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish()
+            await publisher.publish()
+            await publisher.repeat(0)
+            await publisher.repeat(1)
+            await publisher.publish_frames(b"kv", b"short", b"")
+            await publisher.publish_frames(b"two", b"frames")
+
+        def noises(seen: list[EngineItem]) -> int:
+            return len([item for item in seen if isinstance(item, EngineNoise)])
+
+        items = await scripted(publisher, script, lambda seen: noises(seen) == 2)
+
+    assert sequences(items) == [0, 1]
+    assert not any(isinstance(item, EngineGap | EngineRestarted) for item in items)
+
+
+# The service
+
+
+@pytest.mark.parametrize(("by_position", "fault"), [(False, "none"), (True, "duplicate")], ids=["map", "array"])
+async def test_the_log_folded_by_a_plain_set_is_what_the_engine_holds(by_position: bool, fault: Fault) -> None:
+    cache = ScriptedCache()
+    async with FakePublisher(by_position=by_position) as publisher:
+        await publisher.publish(cache.store(tokens(1, 2, 3)))
+        async with working(publisher, fault=fault) as bench:
+            await publisher.publish(cache.store(tokens(1, 2, 4, 5)), cache.store(tokens(6, 7), salt="s"))
+            await publisher.publish(cache.store(tokens(1, 2, 3, 8)), dropped=True)
+            await publisher.publish(cache.evict(tokens(1, 2, 4, 5)))
+            await publisher.publish(cache.evict(tokens(6, 7), salt="s"), dropped=True)
+            await until(lambda: bench.log.held() == cache.keys(CHAIN))
+
+            assert cache.keys(CHAIN)
+            assert bench.log.held() == cache.keys(CHAIN)
+            joined = bench.log.of(InstanceJoined)[-1]
+            assert (joined.cache, joined.model, joined.engine_block_tokens) == ("empty", "m", BLOCK)
+            assert not bench.log.of(CacheGap)
+
+
+async def test_reports_carry_the_digest_of_what_the_log_holds_by_then() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        bench.engine.load_now = EngineLoad(waiting=2, running=3, kv_usage=0.5)
+        for n in range(30):
+            await publisher.publish(cache.store(tokens(n, n, n, n)))
+            await asyncio.sleep(0.01)
+        await until(lambda: len(bench.log.of(InstanceReported)) > 4 and bench.log.held() == cache.keys(CHAIN))
+
+        keys: set[BlockKey] = set()
+        last = 0
+        for event in bench.log.events:
+            if isinstance(event, BlocksStored):
+                keys.update(key for run in event.runs for key in unpack_keys(run.keys))
+                last = event.sequence
+            if isinstance(event, InstanceReported):
+                assert (event.sequence, event.blocks, event.digest) == (last, len(keys), reduce(xor, keys, 0))
+        report = bench.log.of(InstanceReported)[-1]
+        assert (report.serving, report.waiting, report.running, report.kv_usage) == (True, 2, 3, 0.5)
+
+
+async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() -> None:
+    old, new = ScriptedCache(), ScriptedCache(life=2)
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await publisher.publish(old.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == old.keys(CHAIN))
+        bench.engine.away = True
+        await publisher.restart()
+        await publisher.publish(new.store(tokens(3, 4)))
+        await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
+        assert not bench.log.of(InstanceReported)[-1].serving
+        assert not bench.board.ready
+
+        bench.engine.away = False
+        await until(lambda: bench.log.held() == new.keys(CHAIN))
+
+        assert bench.log.held() == new.keys(CHAIN)
+        assert [event.cache for event in bench.log.of(InstanceJoined)] == ["empty", "empty"]
+        await until(lambda: bench.log.of(InstanceReported)[-1].serving)
+        assert bench.board.ready
+
+
+async def test_lost_events_keep_what_is_believed_but_as_unknown_until_the_cache_is_cleared() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher(buffer_steps=1) as publisher, working(publisher) as bench:
+        await until(lambda: bench.log.of(InstanceJoined))
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        before = bench.log.held()
+        await publisher.publish(cache.store(tokens(3, 4)), dropped=True)
+        await publisher.publish(cache.store(tokens(5, 6)), dropped=True)
+        await publisher.publish(cache.store(tokens(5, 6, 7, 8)))
+        await until(lambda: bench.log.of(CacheSnapshot))
+
+        assert bench.log.held() == before
+        assert [event.cache for event in bench.log.of(InstanceJoined)] == ["empty", "unknown"]
+        assert bench.log.of(CacheGap)[0].missed == 2
+
+        await publisher.publish(cache.clear(), cache.store(tokens(9, 9)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+async def test_what_does_not_decode_is_counted_and_makes_the_cache_unknown() -> None:
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await until(lambda: bench.log.of(InstanceJoined))
+        await publisher.publish_raw(b"\xc1")
+        await publisher.publish({"type": "BlockPromoted"})
+        await until(lambda: bench.log.of(InstanceReported) and bench.log.of(InstanceReported)[-1].undecodable)
+
+        assert bench.log.of(InstanceReported)[-1].undecodable == 1
+        assert [event.cache for event in bench.log.of(InstanceJoined)] == ["empty", "unknown"]
+
+
+async def test_a_resync_is_answered_once_the_snapshot_is_in_the_log() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await publisher.publish(cache.store(tokens(1, 2, 3, 4)), cache.store(tokens(1, 2, 5, 6)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        subject = f"pm.default.cmd.resync.{INSTANCE}"
+
+        answer = await bench.commands.request(subject, ResyncCache(instance=INSTANCE, reason="test"), timeout=1)
+        other = await bench.commands.request(
+            subject, ResyncCache(instance=InstanceId("engine-2"), reason="test"), timeout=1
+        )
+
+        assert answer == ResyncAnswered(instance=INSTANCE, accepted=True)
+        assert isinstance(other, ResyncAnswered)
+        assert not other.accepted
+        (snapshot,) = bench.log.of(CacheSnapshot)
+        assert {key for run in snapshot.runs for key in unpack_keys(run.keys)} == cache.keys(CHAIN)
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+async def test_while_the_log_is_away_changes_net_out_and_then_the_difference_is_written() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        bench.log.broker.disconnect()
+        await publisher.publish(cache.store(tokens(3, 4)))
+        await until(lambda: not bench.board.ready)
+        assert not bench.board.ready
+        for n in range(10, 60):
+            await publisher.publish(cache.store(tokens(n, n)))
+            await publisher.publish(cache.evict(tokens(n, n)), cache.evict(tokens(n)))
+        await publisher.publish(cache.store(tokens(7, 8)))
+        await asyncio.sleep(0.3)
+        written = len(bench.log.of(CacheEvent))
+        bench.log.broker.reconnect()
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert len(bench.log.of(CacheEvent)) <= written + 4
+        assert bench.board.ready
+
+
+@pytest.mark.parametrize("loss", ["recreated", "tail", "head"])
+async def test_a_log_that_lost_this_instance_is_told_again(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman_worker.service.LOG_CHECK_SECONDS", 0.05)
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN) and len(bench.log.of(InstanceReported)) > 2)
+        broker = bench.log.broker
+        if loss == "recreated":
+            broker.recreate()
+        elif loss == "tail":
+            broker.lose_after(0)
+        else:
+            broker.drop_before(broker.extent.last)
+
+        told = LogView(broker)
+        await until(lambda: told.held() == cache.keys(CHAIN))
+
+        assert told.held() == cache.keys(CHAIN)
+        assert isinstance(told.of(InstanceJoined)[-1], InstanceJoined)
+
+
+async def test_leaving_writes_what_is_pending_and_then_that_it_left() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+        await publisher.publish(cache.store(tokens(3, 4)))
+        await asyncio.sleep(0.05)
+        await bench.service.leave("test over")
+
+        left = bench.log.events[-1]
+        assert isinstance(left, InstanceLeft)
+        assert left.reason == "test over"
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+async def test_leaving_takes_no_longer_than_its_bound_when_the_log_is_away() -> None:
+    async with FakePublisher() as publisher, working(publisher) as bench:
+        await until(lambda: bench.log.of(InstanceJoined))
+        bench.log.broker.disconnect()
+        began = time.monotonic()
+        await bench.service.leave("stopped")
+
+        assert time.monotonic() - began < 2.0
+
+
+async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -> None:
+    async with working(None) as bench:
+        await until(lambda: bench.log.of(InstanceReported))
+        answer = await bench.commands.request(
+            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=1
+        )
+
+        assert [event.cache for event in bench.log.of(InstanceJoined)] == ["no_events"]
+        assert isinstance(answer, ResyncAnswered)
+        assert not answer.accepted
+
+
+async def test_nothing_is_said_before_the_engine_answers() -> None:
+    async with FakePublisher() as publisher, working(publisher, engine=FakeHttpEngine(away=True)) as bench:
+        await asyncio.sleep(0.3)
+        assert not bench.log.events
+        assert not bench.board.ready
+
+        bench.engine.away = False
+        await until(lambda: bench.log.of(InstanceJoined))
+        assert bench.log.of(InstanceJoined)
+        assert bench.board.ready
+
+
+# The ledger
+
+
+def test_what_does_not_fit_one_message_goes_on_in_the_next() -> None:
+    runs = [Run(pack_keys([BlockKey(n)]), BlockKey(0)) for n in range(1, 4)]
+    runs.append(Run(pack_keys([BlockKey(n) for n in range(10, 40)]), BlockKey(3)))
+
+    cut = list(portions(runs, bytes_max=150))
+
+    assert all(sum(RUN_OVERHEAD_BYTES + len(run.keys) for run in portion) <= 150 for portion in cut)
+    links = [link for portion in cut for run in portion for link in pairwise([run.parent, *unpack_keys(run.keys)])]
+    assert links == [link for run in runs for link in pairwise([run.parent, *unpack_keys(run.keys)])]
+
+
+def test_a_cache_too_large_for_one_snapshot_is_continued_by_stores() -> None:
+    ledger = Ledger(INSTANCE, Epoch(1))
+    keys = [BlockKey(n) for n in range(1, 100_001)]
+
+    first, *rest = ledger.snapshot(0.0, [Run(pack_keys(keys))])
+
+    assert isinstance(first, CacheSnapshot)
+    assert rest
+    assert all(isinstance(event, BlocksStored) for event in rest)
+    assert [event.sequence for event in (first, *rest)] == list(range(1, len(rest) + 2))
+    assert all(len(encode(event)) < 1_000_000 for event in (first, *rest))
+
+
+# The engine's HTTP side
+
+METRICS = """\
+# HELP vllm:num_requests_waiting Number of requests waiting.
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_running{engine="0",model_name="m"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:num_requests_waiting_by_reason{reason="x"} 99.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="1000",engine="0"} 1.0
+"""
+
+
+@asynccontextmanager
+async def http_engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    pages: dict[str, Any] = {
+        "/health": "",
+        "/v1/models": '{"data":[{"id":"poet","parent":"m"},{"id":"m","max_model_len":4096,"parent":null}]}',
+        "/version": '{"version":"0.32.0"}',
+        "/metrics": METRICS,
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        page = pages.get(request.path)
+        return web.Response(text=page) if page is not None else web.Response(status=503)
+
+    server = web.Application()
+    server.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", pages
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_engine_is_described_and_its_load_read_from_vllms_pages() -> None:
+    async with http_engine() as (url, pages), HttpEngine(url) as engine:
+        facts = await engine.describe()
+        load = await engine.load()
+        pages["/metrics"] = METRICS.replace('num_gpu_blocks="1000"', 'kv_cache_size_tokens="900",num_gpu_blocks="None"')
+        said = await engine.describe()
+
+        assert facts == EngineFacts(
+            model="m", max_model_len=4096, version="0.32.0", block_tokens=16, kv_capacity_tokens=16_000
+        )
+        assert load == EngineLoad(waiting=4, running=7, kv_usage=0.25)
+        assert said.kv_capacity_tokens == 900
+
+
+async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
+    async with http_engine() as (url, pages), HttpEngine(url) as engine:
+        del pages["/health"]
+        with pytest.raises(EngineAwayError, match="status 503") as unhealthy:
+            await engine.load()
+    async with HttpEngine(url) as engine:
+        with pytest.raises(EngineAwayError) as gone:
+            await engine.load()
+
+    assert not unhealthy.value.refused
+    assert gone.value.refused
+
+
+def test_the_instance_is_named_after_the_engines_port() -> None:
+    assert instance_of(WorkerSettings(engine_url="http://10.0.0.7:8101")) == "engine-8101"
+    assert instance_of(WorkerSettings(engine_url="http://gpu", instance="left-one")) == "left-one"
+    with pytest.raises(SettingsError, match="cannot be an instance"):
+        instance_of(WorkerSettings(instance="Engine 1"))
