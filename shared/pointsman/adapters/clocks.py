@@ -6,6 +6,7 @@ that day. Every process of a fleet computes the same engine time with nothing bu
 
 import asyncio
 import time
+
 from typing_extensions import override
 
 from pointsman.ports import Clock

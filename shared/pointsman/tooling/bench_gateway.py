@@ -4,8 +4,12 @@ Both ways are taken in turn within one run, with the same bytes over kept-alive 
 that a noisy machine disturbs both alike; the figure is the median of the paired differences. Prompts repeat, so that
 the engine has them cached and its own time is small and equal on both ways.
 
-Wall times depend on the machine and on what else it does; instructions hardly do. Where `perf` may count, it counts
-those that the ingress and the scheduler execute, less what they execute when idle.
+Unless another fleet is named, a fresh one is started, with a simulated engine so fast that the cores do not fall
+asleep while it computes: on cores that wake up for each request the same instructions take two to three times as
+long, in the gateway, the engine and the client alike.
+
+Wall times depend on the machine and on what else it does, instructions hardly do. Where `perf` may count, it counts
+those that the ingress and the scheduler execute, less what they execute when idle; their CPU time always is.
 """
 
 import asyncio
@@ -28,14 +32,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pointsman.tooling.bench.comparison import FreshFleets
 from pointsman.tooling.discovery import FleetFile, find_fleet
 
 WARM_UP_REQUESTS = 20
 TOKEN_IDS_BYTES = 40_000
 TOKEN_IDS = range(10_000, 30_000)
+FRESH_ENGINE_SPEED = 200.0
+FRESH_POLICY = "dualmap"
+SLOW_ENGINE_MS = 5.0
+"""A direct call that takes longer lets the cores fall asleep."""
+
 STREAM_TOKENS = 64
 STREAMS_AT_ONCE = 8
-PERF_REQUESTS_MIN = 200
+WORK_REQUESTS_MIN = 200
 IDLE_SECONDS = 2.0
 REQUEST_SECONDS_MAX = 60.0
 GENEROUS_SLO_MS = 10_000_000
@@ -106,11 +116,12 @@ class Added:
 
 
 @dataclass
-class Instructions:
-    """Thousands of instructions, user and kernel together."""
+class Work:
+    """What one process does. Instructions in thousands, user and kernel together; None where perf may not count."""
 
-    per_request_k: float
-    per_chunk_k: float | None
+    cpu_us_per_request: float
+    instructions_k_per_request: float | None = None
+    instructions_k_per_chunk: float | None = None
 
 
 @dataclass
@@ -118,7 +129,7 @@ class Figures:
     added: dict[str, Added] = field(default_factory=dict)
     requests_per_s: dict[str, float] = field(default_factory=dict)
     concurrency: int = 0
-    instructions: dict[str, Instructions] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
     not_measured: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -126,14 +137,18 @@ class Figures:
             "added": {name: vars(added) for name, added in self.added.items()},
             "requests_per_s": self.requests_per_s,
             "concurrency": self.concurrency,
-            "instructions": {name: vars(counted) for name, counted in self.instructions.items()},
+            "work": {name: vars(work) for name, work in self.work.items()},
             "not_measured": self.not_measured,
         }
 
 
+ANY = ""
+"""Stands for every instance, where only one engine was named."""
+
+
 @dataclass(frozen=True)
 class Setup:
-    """What is measured. `engines`: URL by instance name; `pids`: process by service."""
+    """What is measured. `engines`: server by instance name, or by ANY; `pids`: process by service."""
 
     gateway: Target
     engines: dict[str, Target]
@@ -144,7 +159,7 @@ class Setup:
 
 
 @click.command("bench-gateway", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--url", help="The gateway; by default that of the fleet on this machine.")
+@click.option("--url", help="Measure the gateway at this URL; with --engine-url and --model for one not started here.")
 @click.option("--engine-url", help="The engine to call directly; by default the one that the gateway uses.")
 @click.option("--ingress-pid", type=int, help="Process whose instructions are counted; by default found.")
 @click.option("--scheduler-pid", type=int, help="Process whose instructions are counted; by default found.")
@@ -173,26 +188,43 @@ def bench_gateway_command(
     """Measure what the gateway adds to a direct call of the same engine.
 
     \b
-    Latency at concurrency 1 (a small chat, and 40 kB of token ids), requests a second at full load, and, where
-    `perf` may count, instructions per request and per streamed chunk of the ingress and of the scheduler.
-      pointsman bench-gateway                                         the fleet that runs on this machine
+    Latency at concurrency 1 (a small chat, and 40 kB of token ids), requests a second at full load, and the CPU
+    time and instructions per request and per streamed chunk of the ingress and of the scheduler.
+      pointsman bench-gateway                      a fresh fleet with one engine that is fast enough not to matter
+      pointsman bench-gateway --data .pointsman    the fleet of this directory
       pointsman bench-gateway --url http://HOST:8080 --engine-url http://HOST:8000 --model NAME
     """
-    named = {"ingress": ingress_pid, "scheduler": scheduler_pid}
-    fleet = None if url and engine_url and model else find_fleet(nats, data)
-    pids = _pids(fleet) | {role: pid for role, pid in named.items() if pid}
-    setup = Setup(
-        gateway=Target.of(url or (fleet.ingress if fleet else "")),
-        engines={"": Target.of(engine_url)} if engine_url else _engines(fleet),
-        pids=pids,
-        model=model or (fleet.model if fleet else ""),
-        requests=requests,
-        concurrency=concurrency,
-    )
-    figures = asyncio.run(measure(setup))
+    named = {role: pid for role, pid in (("ingress", ingress_pid), ("scheduler", scheduler_pid)) if pid}
+
+    async def run() -> Figures:
+        if url and engine_url and model:
+            gateway, engine = Target.of(url), Target.of(engine_url)
+            return await measure(Setup(gateway, {ANY: engine}, named, model, requests, concurrency))
+        async with _fleet(nats, data, fresh=url is None) as fleet:
+            setup = Setup(
+                gateway=Target.of(url or fleet.ingress),
+                engines={ANY: Target.of(engine_url)} if engine_url else _engines(fleet),
+                pids=_pids(fleet) | named,
+                model=model or fleet.model,
+                requests=requests,
+                concurrency=concurrency,
+            )
+            return await measure(setup)
+
+    figures = asyncio.run(run())
     _print(figures)
     if out is not None:
         out.write_text(json.dumps(figures.as_json(), indent=2) + "\n")
+
+
+@asynccontextmanager
+async def _fleet(nats: str | None, data: Path | None, *, fresh: bool) -> AsyncIterator[FleetFile]:
+    """The fleet that was named, or a new one for as long as the context is open."""
+    if nats or data or not fresh:
+        yield find_fleet(nats, data)
+        return
+    async with FreshFleets(engines=1, speed=FRESH_ENGINE_SPEED).running(FRESH_POLICY) as fleet:
+        yield fleet
 
 
 async def measure(setup: Setup, console: Console | None = None) -> Figures:
@@ -209,8 +241,8 @@ async def measure(setup: Setup, console: Console | None = None) -> Figures:
         for name, target in (("direct", engine), ("gateway", setup.gateway)):
             figures.requests_per_s[name] = await _throughput(target, asks[0], setup)
             progress.advance(task)
-        progress.update(task, description="instructions")
-        await _count_instructions(setup, asks[0], figures)
+        progress.update(task, description="CPU time and instructions")
+        await _measure_work(setup, asks[0], figures)
         progress.advance(task)
     return figures
 
@@ -262,8 +294,8 @@ async def _timed(link: "Connection", ask: Ask) -> tuple[float, Answer]:
 
 async def _same_engine(setup: Setup, ask: Ask) -> Target:
     """The engine to which the gateway sends this prompt, once it has settled."""
-    if "" in setup.engines:
-        return setup.engines[""]
+    if ANY in setup.engines:
+        return setup.engines[ANY]
     async with connection(setup.gateway) as link:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]
@@ -296,30 +328,50 @@ async def _in_turn(target: Target, ask: Ask, turns: Iterator[int]) -> None:
             await link.ask(ask)
 
 
-# Instructions
+# CPU time and instructions
 
 
-async def _count_instructions(setup: Setup, ask: Ask, figures: Figures) -> None:
-    perf = shutil.which("perf")
-    if perf is None or not setup.pids:
-        figures.not_measured = "instructions: " + ("no process ids known" if perf else "perf is not installed")
+async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
+    if not setup.pids:
+        figures.not_measured = "work: no process ids known"
         return
-    requests = max(PERF_REQUESTS_MIN, min(setup.requests, 1000))
-    long, short = _stream(setup.model, STREAM_TOKENS), _stream(setup.model, 1)
-    streams = STREAMS_AT_ONCE * 3
+    requests = max(WORK_REQUESTS_MIN, min(setup.requests, 1000))
+    before = {name: _cpu_us(pid) for name, pid in setup.pids.items()}
+    await _together(setup.gateway, ask, requests, 1)
     for name, pid in setup.pids.items():
-        count = _Perf(perf, pid)
-        try:
-            idle = await count.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
-            single = await _busy(count, idle, lambda: _together(setup.gateway, ask, requests, 1))
-            await _together(setup.gateway, long, STREAMS_AT_ONCE, STREAMS_AT_ONCE)
-            many = await _busy(count, idle, lambda: _together(setup.gateway, long, streams, STREAMS_AT_ONCE))
-            few = await _busy(count, idle, lambda: _together(setup.gateway, short, streams, STREAMS_AT_ONCE))
-        except PerfError as error:
-            figures.not_measured = f"instructions: {error}"
-            return
-        per_chunk = (many - few) / streams / (STREAM_TOKENS - 1) / 1000 if name == "ingress" else None
-        figures.instructions[name] = Instructions(single / requests / 1000, per_chunk)
+        figures.work[name] = Work((_cpu_us(pid) - before[name]) / requests)
+    perf = shutil.which("perf")
+    if perf is None:
+        figures.not_measured = "instructions: perf is not installed"
+        return
+    try:
+        for name, pid in setup.pids.items():
+            await _count_instructions(_Perf(perf, pid), setup, ask, requests, figures.work[name])
+    except PerfError as error:
+        figures.not_measured = f"instructions: {error}"
+
+
+def _cpu_us(pid: int) -> float:
+    """CPU time of a process so far, its threads together, in microseconds. Raises BenchError."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000
+    except (OSError, ValueError, IndexError) as error:
+        message = f"the CPU time of process {pid} cannot be read: {error}"
+        raise BenchError(message) from error
+
+
+async def _count_instructions(perf: "_Perf", setup: Setup, ask: Ask, requests: int, work: Work) -> None:
+    """Per request with one at a time; per chunk as the difference between long and short streams."""
+    gateway, long, short = setup.gateway, _stream(setup.model, STREAM_TOKENS), _stream(setup.model, 1)
+    streams = STREAMS_AT_ONCE * 3
+    idle = await perf.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
+    single = await _busy(perf, idle, lambda: _together(gateway, ask, requests, 1))
+    work.instructions_k_per_request = single / requests / 1000
+    await _together(gateway, long, STREAMS_AT_ONCE, STREAMS_AT_ONCE)
+    many = await _busy(perf, idle, lambda: _together(gateway, long, streams, STREAMS_AT_ONCE))
+    few = await _busy(perf, idle, lambda: _together(gateway, short, streams, STREAMS_AT_ONCE))
+    work.instructions_k_per_chunk = (many - few) / streams / (STREAM_TOKENS - 1) / 1000
 
 
 async def _busy(count: "_Perf", idle_per_s: float, work: Callable[[], Awaitable[None]]) -> float:
@@ -360,7 +412,8 @@ def _counted(output: str) -> float:
     fields = [line.split(",") for line in output.splitlines() if "instructions" in line]
     numbers = [float(row[0]) for row in fields if row[0].strip().isdigit()]
     if len(numbers) < 2:
-        message = "perf may not count here: " + (output.strip().splitlines() or ["it said nothing"])[-1][:200]
+        said = fields[0][0].strip("<>") if fields else (output.strip().splitlines() or ["it said nothing"])[-1]
+        message = f"perf may not count here ({said[:200]})"
         raise PerfError(message)
     return sum(numbers)
 
@@ -438,14 +491,11 @@ def _stream(model: str, tokens: int) -> Ask:
     return Ask(f"stream_{tokens}", "/v1/completions", json.dumps(body).encode())
 
 
-def _engines(fleet: FleetFile | None) -> dict[str, Target]:
-    processes = fleet.of_role("engine") if fleet else []
-    return {process.name: Target.of(process.url) for process in processes if process.url}
+def _engines(fleet: FleetFile) -> dict[str, Target]:
+    return {process.name: Target.of(process.url) for process in fleet.of_role("engine") if process.url}
 
 
-def _pids(fleet: FleetFile | None) -> dict[str, int]:
-    if fleet is None:
-        return {}
+def _pids(fleet: FleetFile) -> dict[str, int]:
     return {p.role: p.pid for p in fleet.processes if p.role in ("ingress", "scheduler") and p.pid}
 
 
@@ -460,11 +510,20 @@ def _print(figures: Figures) -> None:
     console.print(latency)
     rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
     console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
-    if figures.instructions:
-        work = Table("process", "per request", "per streamed chunk", title="Instructions, thousands")
-        for name, counted in figures.instructions.items():
-            chunk = "" if counted.per_chunk_k is None else f"{counted.per_chunk_k:,.0f}"
-            work.add_row(name, f"{counted.per_request_k:,.0f}", chunk)
+    if figures.work:
+        work = Table("process", "CPU per request", "instructions per request", "per streamed chunk", title="Work")
+        for name, done in figures.work.items():
+            counts = (done.instructions_k_per_request, done.instructions_k_per_chunk)
+            work.add_row(name, f"{done.cpu_us_per_request:,.0f} us", *map(_thousands, counts))
         console.print(work)
     if figures.not_measured:
         console.print(f"not measured: {figures.not_measured}")
+    if any(added.direct_p50_ms > SLOW_ENGINE_MS for added in figures.added.values()):
+        console.print(
+            "This engine is slow enough for the cores to fall asleep between requests, which makes everything else "
+            "slower too. Without --url, --nats and --data a fast one is measured."
+        )
+
+
+def _thousands(count: float | None) -> str:
+    return "" if count is None else f"{count:,.0f} k"

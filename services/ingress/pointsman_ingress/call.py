@@ -1,0 +1,166 @@
+"""The client's side of a request: what came over HTTP, and the answer that goes back.
+
+Only our own response headers and the engine's content type reach the client.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from prometheus_client import Counter as Metric
+
+from pointsman.chassis.health import Receive, Scope, Send, send_whole
+from pointsman.chassis.telemetry import HTTP_REQUESTS
+from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.subjects import REQUEST_ID_PATTERN
+from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
+from pointsman_ingress.openai_requests import Asked, Headers, header_text
+
+RECENT_IDS_MAX = 100_000
+"""Request ids that clients chose and that are remembered, so that a second use of one gets an id of its own."""
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One of the paths that lead to an engine."""
+
+    path: str
+    parse: Callable[[bytes], Asked]
+
+
+class ClientGoneError(Exception):
+    """The client hung up before it had said what it wants."""
+
+
+class RequestIds:
+    """Gives each request an id that no other has in the log, the client's own where that is possible."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(6)
+        self._numbers = count(1)
+        self._recent: OrderedDict[str, None] = OrderedDict()
+
+    def take(self, wanted: str) -> RequestId:
+        """`wanted` if it may be an id and was not seen lately, else a new one."""
+        if not wanted or wanted in self._recent or not REQUEST_ID_PATTERN.match(wanted):
+            return self.fresh()
+        self._recent[wanted] = None
+        if len(self._recent) > RECENT_IDS_MAX:
+            self._recent.popitem(last=False)
+        return RequestId(wanted)
+
+    def fresh(self) -> RequestId:
+        """An id that nobody else has."""
+        return RequestId(f"{self._prefix}-{next(self._numbers)}")
+
+
+class Call:
+    """One HTTP exchange: first what was asked, then the answer, which can be begun and ended once."""
+
+    def __init__(self, route: Route, scope: Scope, send: Send, *, ids: RequestIds, arrived_at: Seconds) -> None:
+        """`arrived_at`: engine time."""
+        self.route = route
+        self.headers: Headers = dict(scope["headers"])
+        self.arrived_at = arrived_at
+        shown = header_text(self.headers, b"x-request-id")
+        self.id = ids.take(shown)
+        self.body = b""
+        self._streaming = False
+        self._started = False
+        self._id_header = (b"x-request-id", (shown or self.id).encode())
+        self._send = send
+
+    async def read_body(self, receive: Receive, *, bytes_max: int, wall_seconds: Seconds) -> None:
+        """Take in the whole body. Raises Refusal (413, 408) and ClientGoneError."""
+        if self._announced_bytes() > bytes_max:
+            raise body_too_large(bytes_max)
+        try:
+            async with asyncio.timeout(wall_seconds):
+                self.body = await _body(receive, bytes_max)
+        except TimeoutError as error:
+            msg = "The body did not arrive in time."
+            raise timed_out(msg) from error
+
+    async def start(
+        self, content_type: str, grant: RouteGranted, *, knowledge: str, cached_tokens: Tokens, length: int | None
+    ) -> None:
+        """Status 200 and headers. `length` None: the body is streamed."""
+        headers = [
+            (b"content-type", content_type.encode("latin-1")),
+            self._id_header,
+            (b"x-pointsman-instance", grant.instance.encode()),
+            (b"x-pointsman-cached-tokens", b"%d" % cached_tokens),
+            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
+            (b"x-pointsman-knowledge", knowledge.encode()),
+        ]
+        if length is None:
+            self._streaming = True
+            headers.append((b"cache-control", b"no-cache"))
+        else:
+            headers.append((b"content-length", b"%d" % length))
+        self._started = True
+        _answered(self.route.path, 200).inc()
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def finish(self, last: bytes = b"") -> None:
+        self._streaming = False
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def refuse(self, refusal: Refusal, *, mid_event: bool = False) -> None:
+        """A refusal as the whole answer, or, in a stream that has begun, as an error event at its end.
+
+        `mid_event` sets the event apart from the unfinished one before it. An answer that is already under way
+        with its length announced cannot be taken back: the server then closes the connection.
+        """
+        if not self._started:
+            await self.pass_on(refusal.status, refusal.body, JSON, refusal.headers)
+        elif self._streaming:
+            event = error_event(refusal.status, refusal.code, refusal.message)
+            await self.finish(b"\n\n" + event if mid_event else event)
+
+    async def pass_on(
+        self, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """A complete answer that is not a success."""
+        self._started = True
+        _answered(self.route.path, status).inc()
+        await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
+
+    def _announced_bytes(self) -> int:
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() else 0
+
+
+async def _body(receive: Receive, bytes_max: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > bytes_max:
+            raise body_too_large(bytes_max)
+        if not message.get("more_body", False):
+            return b"".join((*parts, part)) if parts else part
+        parts.append(part)
+
+
+_answered_counters: dict[tuple[str, int], Metric] = {}
+
+
+def _answered(path: str, status: int) -> Metric:
+    found = _answered_counters.get((path, status))
+    if found is None:
+        found = _answered_counters[path, status] = HTTP_REQUESTS.labels(path, str(status))
+    return found

@@ -1,0 +1,106 @@
+"""The fleet as the ingress knows it: whom to ask for `/tokenize`, which models there are, and, when no scheduler
+answers, where to send a request all the same.
+
+Folds the fleet's events with `State`, like everyone else. What the ingress cannot know from those events alone
+(queues, caches) is the scheduler's business.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.fleet import FleetEvent
+from pointsman.ports import Clock, EventLog, LogReset
+from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
+from pointsman.state.fleet import Instance, Status
+from pointsman.state.state import PoolSettings, State
+
+log = structlog.get_logger()
+
+FRESH_WALL_SECONDS: Seconds = 5.0
+"""Workers report every second; one not heard for this long may be gone already."""
+
+
+class FleetView:
+    """What the log says of the fleet, as of the last event read."""
+
+    def __init__(self, clock: Clock, board: HealthBoard) -> None:
+        self._clock = clock
+        self._board = board
+        self._state = self._nothing()
+        self._models: dict[str, Seconds] = {}
+        self._changed = asyncio.Event()
+        self._missing()
+
+    async def follow(self, events: EventLog) -> None:
+        """Fold the fleet's events, for ever."""
+        async for entry in events.read(kinds=("fleet",)):
+            if isinstance(entry, LogReset):
+                log.warning("fleet_view_reset", reason=entry.reason)
+                self._state = self._nothing()
+            elif isinstance(entry.event, FleetEvent):
+                self._state.apply(entry.event, entry.sequence)
+                self._note_models()
+            self._missing()
+            self._changed.set()
+
+    async def changed(self) -> None:
+        """Wait until there was an event since the last call. Meant for one waiting task."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    @property
+    def instances(self) -> list[Instance]:
+        return self._state.fleet.instances
+
+    @property
+    def ready(self) -> list[Instance]:
+        """Instances that take new requests, sorted by name."""
+        fleet = self._state.fleet
+        return [fleet[instance] for instance in fleet.ready]
+
+    @property
+    def reachable(self) -> list[Instance]:
+        """Ready instances, or, where none is, those that are at least not known to be down."""
+        return self.ready or [i for i in self.instances if i.status in (Status.SUSPECTED, Status.DRAINING)]
+
+    def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
+        """That life of the instance, if it is still the present one."""
+        known = self._state.fleet.get(instance)
+        return known if known is not None and known.epoch == epoch else None
+
+    def fresh(self, instance: Instance) -> bool:
+        """Whether its worker has reported just now (and not merely in a log from long ago)."""
+        return self._clock.now() - instance.heard_at < FRESH_WALL_SECONDS * self._clock.speed
+
+    @property
+    def models(self) -> dict[str, Seconds]:
+        """Every model that was ever served here, with the engine time when it first was."""
+        return self._models
+
+    @property
+    def model_len(self) -> Tokens:
+        """The context that every instance offers; 0 while unknown."""
+        lengths = [instance.max_model_len for instance in self.instances if instance.max_model_len > 0]
+        return min(lengths, default=0)
+
+    def least(self, load: Callable[[InstanceId], float], excluded: list[InstanceId]) -> Instance | None:
+        """The reachable instance with the least `load`, the first by name among equals."""
+        candidates = [instance for instance in self.reachable if instance.id not in excluded]
+        return min(candidates, key=lambda instance: (load(instance.id), instance.id), default=None)
+
+    def _note_models(self) -> None:
+        for instance in self._state.fleet.instances:
+            if instance.model not in self._models:
+                self._models[instance.model] = instance.joined_at
+
+    def _missing(self) -> None:
+        if self._state.fleet.ready:
+            self._board.restored("fleet")
+        else:
+            self._board.missing("fleet", "no engine is ready")
+
+    def _nothing(self) -> State:
+        return State(PoolSettings(speed=self._clock.speed))

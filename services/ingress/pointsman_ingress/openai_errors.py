@@ -1,0 +1,125 @@
+"""Refusals, in the shape that OpenAI clients expect.
+
+A `Refusal` is raised wherever a request turns out to be impossible and answered in one place (`service`). The
+`code` is for programs, the message for people; neither ever contains a key, a prompt or an engine's address.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from pointsman.primitives import Seconds
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    502: "upstream_error",
+    503: "service_unavailable_error",
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Refusal(Exception):  # noqa: N818 - a refusal is an answer, not a defect
+    """What the client is told instead of an answer. `headers` are sent along, lower-case names."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = headers
+
+    @property
+    def body(self) -> bytes:
+        return error_body(self.status, self.code, self.message, self.param)
+
+
+def error_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
+    """The OpenAI error object."""
+    return _encode({"error": _error(status, code, message, param)})
+
+
+def error_event(status: int, code: str, message: str) -> bytes:
+    """The same as a server-sent event, for an answer that has begun already."""
+    return b"data: " + error_body(status, code, message) + b"\n\n"
+
+
+def _error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> Refusal:
+    return Refusal(400, code, message, param=param)
+
+
+def invalid_key() -> Refusal:
+    return Refusal(
+        401,
+        "invalid_api_key",
+        "No valid API key was given. Send it as `Authorization: Bearer KEY`.",
+        headers=((b"www-authenticate", b"Bearer"),),
+    )
+
+
+def unknown_model(model: str, known: list[str]) -> Refusal:
+    there = ", ".join(known) or "none"
+    return Refusal(
+        404, "model_not_found", f"The model {model[:200]!r} does not exist; there is: {there}.", param="model"
+    )
+
+
+def too_long(prompt_tokens: int, output_tokens: int, model_len: int) -> Refusal:
+    return bad_request(
+        f"The model's context is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} more were "
+        "asked for. Shorten the prompt or ask for less.",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
+def body_too_large(bytes_max: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"The body is larger than {bytes_max} bytes.")
+
+
+def timed_out(message: str) -> Refusal:
+    return Refusal(408, "request_timeout", message)
+
+
+def engine_failed(detail: str) -> Refusal:
+    return Refusal(502, "engine_failed", f"The engines that were tried failed to answer: {detail}.")
+
+
+def no_engines() -> Refusal:
+    return _try_later(503, "no_engines", "No engine has joined yet.", 1.0)
+
+
+def no_place() -> Refusal:
+    return _try_later(503, "no_place", "No scheduler answers, and no engine is known that could be asked.", 1.0)
+
+
+def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:
+    """What the scheduler refused, with its own status and reason."""
+    return _try_later(status, reason, detail or "The request was refused.", retry_after_wall)
+
+
+def _try_later(status: int, reason: str, message: str, retry_after_wall: Seconds) -> Refusal:
+    retry = str(max(1, math.ceil(retry_after_wall))).encode()
+    why = reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")
+    return Refusal(status, reason, message, headers=((b"retry-after", retry), (b"x-pointsman-reject-reason", why)))

@@ -1,0 +1,188 @@
+"""Do our block keys equal those of the engine? Asked once in each engine's life, with a prompt nobody else has.
+
+A short chat is tokenised and chained here as clients' prompts are, sent straight to that engine, and awaited among
+the cache events that its worker publishes. If its last whole block turns up, tokenizer, chat template, block size,
+model name and secret agree. If not, a prompt of token ids is tried, so that the verdict says which half differs:
+the tokens, or everything from the engine's events to the keys.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.block_keys import KEY_BYTES
+from pointsman.contracts.cache import BlocksStored, CacheSnapshot
+from pointsman.contracts.fleet import InstanceProbed
+from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogUnavailableError
+from pointsman.primitives import Epoch, InstanceId, Seconds
+from pointsman.state.fleet import Instance, Status
+from pointsman_ingress.call import Route
+from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.keys import Keys
+from pointsman_ingress.openai_errors import Refusal
+from pointsman_ingress.proxy import EngineClient, EngineFailedError
+from pointsman_ingress.service import CHAT_COMPLETIONS, COMPLETIONS
+from pointsman_ingress.tokenising import Tokenising
+
+log = structlog.get_logger()
+
+EVENTS_WALL_SECONDS_MAX: Seconds = 10.0
+"""How long the engine's events may take to show the prompt."""
+
+ATTEMPTS_MAX = 3
+"""How often an engine that does not answer is asked before it is left alone."""
+
+PAUSE_WALL_SECONDS: Seconds = 2.0
+
+
+class NoVerdictError(Exception):
+    """The engine or the log could not be asked; that says nothing about the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One prompt to send, and its tokens as we see them."""
+
+    route: Route
+    body: bytes
+    tokens: list[int]
+
+
+class Prober:
+    """Probes every instance that is ready and was not probed in this life."""
+
+    def __init__(
+        self,
+        *,
+        fleet: FleetView,
+        tokenising: Tokenising,
+        keys: Keys,
+        engines: EngineClient,
+        events: EventLog,
+        clock: Clock,
+        supervisor: Supervisor,
+    ) -> None:
+        self._fleet = fleet
+        self._tokenising = tokenising
+        self._keys = keys
+        self._engines = engines
+        self._events = events
+        self._clock = clock
+        self._supervisor = supervisor
+        self._seen: set[tuple[InstanceId, Epoch]] = set()
+
+    async def run(self) -> None:
+        """Probe for ever, each instance in a task of its own: one that differs takes long to find out."""
+        while True:
+            await self._fleet.changed()
+            for instance in self._waiting():
+                self._seen.add((instance.id, instance.epoch))
+                self._supervisor.start(self._probe(instance), name=f"probe-{instance.id}")
+
+    def _waiting(self) -> list[Instance]:
+        return [
+            instance
+            for instance in self._fleet.instances
+            if instance.status is Status.READY
+            and instance.cache != "no_events"
+            and instance.parity is None
+            and (instance.id, instance.epoch) not in self._seen
+            and self._fleet.fresh(instance)
+        ]
+
+    async def _probe(self, instance: Instance) -> None:
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                parity, detail = await self._verdict(instance)
+            except NoVerdictError as error:
+                log.warning("probe_failed", instance=instance.id, reason=str(error))
+                await self._clock.sleep_wall(PAUSE_WALL_SECONDS)
+                if self._fleet.get(instance.id, instance.epoch) is None:
+                    return
+            else:
+                self._announce(instance, parity=parity, detail=detail)
+                return
+
+    def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
+        (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
+        self._events.append_soon(
+            InstanceProbed(
+                at=self._clock.now(), instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail
+            )
+        )
+
+    async def _verdict(self, instance: Instance) -> tuple[bool, str]:
+        """Parity and its detail. Raises NoVerdictError."""
+        try:
+            chat, exact = await self._chat_trial(instance)
+        except Refusal as refusal:
+            chat, exact, doubt = None, False, f"a chat cannot be tokenised: {refusal.message}"
+        else:
+            doubt = "" if exact else "tokens are guessed, not counted"
+        if chat is not None and exact and await self._matches(instance, chat):
+            return True, "the keys of a chat agree"
+        doubt = doubt or "the keys of a chat differ"
+        if await self._matches(instance, self._token_trial(instance)):
+            return False, f"{doubt}, those of token ids agree: check the tokenizer and the chat template"
+        return False, (
+            f"{doubt}, and so do those of token ids: check block_tokens, secret, model name and the engine's KV events"
+        )
+
+    async def _chat_trial(self, instance: Instance) -> tuple[_Trial, bool]:
+        """A chat that is at least two blocks long, whatever the tokenizer, and unlike any other from its start."""
+        words = " ".join(f"{secrets.randbelow(90) + 10}" for _ in range(2 * self._keys.block_tokens))
+        message = {"role": "user", "content": f"{secrets.token_hex(8)} {words}"}
+        body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
+        tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.parse(body))
+        return _Trial(CHAT_COMPLETIONS, body, tokens.prompts[0]), tokens.exact
+
+    def _token_trial(self, instance: Instance) -> _Trial:
+        """Small ids, which every vocabulary has."""
+        tokens = [100 + secrets.randbelow(100) for _ in range(2 * self._keys.block_tokens)]
+        body = msgspec.json.encode({"model": instance.model, "prompt": tokens, "max_tokens": 1})
+        return _Trial(COMPLETIONS, body, tokens)
+
+    async def _matches(self, instance: Instance, trial: _Trial) -> bool:
+        """Whether the engine's events show the trial's last whole block in time. Raises NoVerdictError."""
+        key = self._keys.last(instance.model, trial.tokens)
+        if not key:
+            return False
+        try:
+            start = (await self._events.extent()).last + 1
+            async with asyncio.timeout(EVENTS_WALL_SECONDS_MAX):
+                await self._send(instance, trial)
+                return await self._appears(instance, key, start)
+        except TimeoutError:
+            return False
+        except (EngineFailedError, LogUnavailableError, LogMissingError) as error:
+            raise NoVerdictError(str(error)) from error
+
+    async def _send(self, instance: Instance, trial: _Trial) -> None:
+        request_id = f"probe-{secrets.token_hex(6)}"
+        async with await self._engines.send(instance.url, trial.route.path, trial.body, {}, request_id) as answer:
+            body = await answer.whole(await answer.chunk())
+            if answer.status >= 400:
+                msg = f"status {answer.status}: {body[:200].decode(errors='replace')}"
+                raise EngineFailedError(msg)
+
+    async def _appears(self, instance: Instance, key: bytes, start: int) -> bool:
+        async for entry in self._events.read(start, kinds=(f"kv.{instance.id}",)):
+            if not isinstance(entry, LogEntry):
+                continue
+            event = entry.event
+            if (
+                isinstance(event, BlocksStored | CacheSnapshot)
+                and event.epoch == instance.epoch
+                and any(_holds(run.keys, key) for run in event.runs)
+            ):
+                return True
+        return False
+
+
+def _holds(keys: bytes, key: bytes) -> bool:
+    """Whether packed `keys` contain `key` (8 bytes)."""
+    return any(keys[start : start + KEY_BYTES] == key for start in range(0, len(keys), KEY_BYTES))

@@ -1,0 +1,347 @@
+"""The life of one request, from the client's bytes to the single end in the log.
+
+1. *Understand*: key, body, fields, model, tokens, length. Whatever is wrong is refused here and leaves no trace.
+2. *Place*: `cmd.route`; the answer is a grant with an engine's URL, or a rejection (the leader has logged it).
+3. *Forward*: the body as it came; the answer as it comes. The first bytes end the prefill, the last the request.
+4. *Again*: an engine that fails before the client has seen anything costs the client nothing: back to 2, without it.
+
+A client that hangs up, or a request that takes too long, interrupts wherever the story stands (`patience`). Who
+writes the end then depends on where that was: the leader while the request waits, the ingress after a grant.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from pointsman.chassis.health import Receive, Scope, Send
+from pointsman.chassis.supervision import Supervisor
+from pointsman.chassis.telemetry import ENGINE_RETRIES
+from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
+from pointsman.ports import Clock, EventLog
+from pointsman.primitives import Seconds, Tokens
+from pointsman.state.fleet import Knowledge
+from pointsman_ingress.call import Call, ClientGoneError, RequestIds, Route
+from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.keys import Keys
+from pointsman_ingress.life import Life
+from pointsman_ingress.openai_errors import (
+    Refusal,
+    bad_request,
+    engine_failed,
+    no_engines,
+    no_place,
+    rejected,
+    timed_out,
+    too_long,
+    unknown_model,
+)
+from pointsman_ingress.openai_requests import (
+    Asked,
+    Objectives,
+    Tokenised,
+    objectives,
+    parse_chat,
+    parse_completion,
+    session_of,
+    tenant_of,
+)
+from pointsman_ingress.patience import Interruption, Patience
+from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, usage_in
+from pointsman_ingress.routing import NoPlaceError, Router
+from pointsman_ingress.tenants import Keyring
+from pointsman_ingress.tokenising import Tokenising
+
+log = structlog.get_logger()
+
+COMPLETIONS = Route("/v1/completions", parse_completion)
+CHAT_COMPLETIONS = Route("/v1/chat/completions", parse_chat)
+ALREADY_ENDED = "already_ended"
+"""The scheduler's reason for a request whose end it knows already."""
+
+ROUTES = {route.path: route for route in (COMPLETIONS, CHAT_COMPLETIONS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a request may take. Wall seconds, except the objectives."""
+
+    body_bytes: int
+    body_wall_seconds: Seconds
+    request_wall_seconds: Seconds
+    retries: int
+    objectives: Objectives
+
+
+class Gateway:
+    """Serves the two paths that lead to engines."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        bounds: Bounds,
+        keyring: Keyring,
+        tokenising: Tokenising,
+        keys: Keys,
+        fleet: FleetView,
+        router: Router,
+        engines: EngineClient,
+        events: EventLog,
+        clock: Clock,
+        supervisor: Supervisor,
+    ) -> None:
+        """`name`: this ingress in the log."""
+        self._name = name
+        self._bounds = bounds
+        self._keyring = keyring
+        self._tokenising = tokenising
+        self._keys = keys
+        self._fleet = fleet
+        self._router = router
+        self._engines = engines
+        self._events = events
+        self._clock = clock
+        self._supervisor = supervisor
+        self._ids = RequestIds()
+
+    async def serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises nothing but the cancellation of its own task."""
+        call = Call(route, scope, send, ids=self._ids, arrived_at=self._clock.now())
+        life: Life | None = None
+        with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
+            try:
+                command = await self._understand(call, receive, patience)
+                life = self._begin(command)
+                await self._deliver(call, life, command)
+            except Refusal as refusal:
+                await call.refuse(refusal)
+            except ClientGoneError:
+                pass
+            except asyncio.CancelledError:
+                if not patience.recovered():
+                    self._abandon(life)
+                    raise
+                await self._interrupted(call, life, patience.interruption)
+            except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
+                await self._stumbled(call, life, error)
+
+    # Understand
+
+    async def _understand(self, call: Call, receive: Receive, patience: Patience) -> RouteRequest:
+        """The request as the scheduler must know it. Raises Refusal, ClientGoneError."""
+        key_name = self._keyring.tenant(call.headers)
+        bounds = self._bounds
+        await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        patience.watch(receive)
+        asked = call.route.parse(call.body)
+        wished = objectives(call.headers, bounds.objectives)
+        model = self._model(asked)
+        model_len = self._fleet.model_len
+        self._check_length(asked, model_len, _certain_tokens(asked))
+        tokens = await self._tokenising.tokens(asked)
+        if tokens.exact:
+            self._check_length(asked, model_len, max(map(len, tokens.prompts)))
+        return RouteRequest(
+            request=call.id,
+            ingress=self._name,
+            arrived_at=call.arrived_at,
+            tenant=key_name or tenant_of(call.headers, asked.user),
+            keys=self._packed_keys(model, asked, tokens.prompts[0]),
+            prompt_tokens=tokens.count,
+            max_output_tokens=_output_tokens(asked, model_len, tokens.count),
+            slo_ttft=wished.ttft,
+            slo_tpot=wished.tpot,
+            session=session_of(call.headers, asked.user),
+            exact=tokens.exact,
+            streaming=asked.stream,
+        )
+
+    def _model(self, asked: Asked) -> str:
+        """The model asked for; without a name, the one there is."""
+        models = self._fleet.models
+        if not models:
+            raise no_engines()
+        if not asked.model:
+            return next(reversed(models))
+        if asked.model not in models:
+            raise unknown_model(asked.model, sorted(models))
+        return asked.model
+
+    def _check_length(self, asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> None:
+        """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
+        if model_len == 0 or asked.truncates:
+            return
+        output_tokens = (asked.output_tokens or 1) if asked.output_demanded else 1
+        if prompt_tokens + output_tokens > model_len:
+            raise too_long(prompt_tokens, output_tokens, model_len)
+
+    def _packed_keys(self, model: str, asked: Asked, tokens: list[int]) -> bytes:
+        try:
+            return self._keys.packed(model, tokens, cache_salt=asked.cache_salt)
+        except ValueError as error:
+            msg = f"{error}."
+            raise bad_request(msg, param="prompt") from error
+
+    def _begin(self, command: RouteRequest) -> Life:
+        return Life(
+            command.request,
+            arrived_at=command.arrived_at,
+            slo_ttft=command.slo_ttft,
+            log=self._events,
+            clock=self._clock,
+        )
+
+    # Place, forward, and again
+
+    async def _deliver(self, call: Call, life: Life, command: RouteRequest) -> None:
+        """Raises Refusal where the client gets no answer from an engine."""
+        while True:
+            grant = await self._place(life, command)
+            try:
+                await self._forward(call, life, grant, exact=command.exact)
+            except EngineFailedError as error:
+                log.warning("engine_failed", instance=grant.instance, request=life.request, reason=str(error))
+                if command.attempt > self._bounds.retries:
+                    life.failed("engine_failed", 502)
+                    raise engine_failed(str(error)) from error
+                ENGINE_RETRIES.inc()
+                life.waits_again()
+                excluded = [*command.excluded, grant.instance]
+                command = msgspec.structs.replace(
+                    command, request=life.request, attempt=command.attempt + 1, excluded=excluded
+                )
+            else:
+                return
+
+    async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
+        """Raises Refusal where there is no place; the request's end is written then."""
+        answer = await self._route(command)
+        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
+            # The client's id was used before, in another ingress or another life of this one.
+            life.request = self._ids.fresh()
+            answer = await self._route(msgspec.structs.replace(command, request=life.request))
+        if answer is None:
+            life.failed("no_place", 503)
+            raise no_place()
+        if isinstance(answer, RouteRejected):
+            life.ended_by_leader()
+            wall = answer.retry_after / self._clock.speed
+            raise rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
+        life.granted(answer)
+        return answer
+
+    async def _route(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
+        try:
+            return await self._router.route(command)
+        except NoPlaceError as error:
+            log.warning("no_place", request=command.request, reason=str(error))
+            return None
+
+    async def _forward(self, call: Call, life: Life, grant: RouteGranted, *, exact: bool) -> None:
+        """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
+        in_flight = self._router.in_flight
+        in_flight[grant.instance] += 1
+        try:
+            engines, path = self._engines, call.route.path
+            async with await engines.send(grant.url, path, call.body, call.headers, life.request) as answer:
+                first = await answer.chunk()
+                knowledge = _knowledge(grant, exact=exact)
+                if answer.status >= 400:
+                    await self._pass_refusal_on(call, life, answer, first)
+                elif answer.streams:
+                    await self._stream(call, life, grant, answer, first, knowledge)
+                else:
+                    await self._hand_over(call, life, grant, answer, first, knowledge)
+        finally:
+            in_flight[grant.instance] -= 1
+
+    async def _stream(
+        self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
+    ) -> None:
+        await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=grant.hit_tokens, length=None)
+        await call.write(first)
+        life.first_token()
+        try:
+            while chunk := await answer.chunk():
+                await call.write(chunk)
+        except EngineFailedError as error:
+            log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=str(error))
+            life.failed("engine_broke_off", 502)
+            await call.refuse(engine_failed(str(error)), mid_event=answer.mid_event)
+            return
+        await call.finish()
+        usage = answer.streamed_usage()
+        life.finished(usage, output_tokens=usage.completion_tokens if usage.completion_tokens >= 0 else answer.events)
+
+    async def _hand_over(
+        self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
+    ) -> None:
+        """An answer that is not streamed: nothing is shown before it is whole."""
+        body = await answer.whole(first)
+        usage = usage_in(body)
+        cached = usage.cached_tokens if usage.cached_tokens >= 0 else grant.hit_tokens
+        await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=cached, length=len(body))
+        await call.finish(body)
+        if usage.completion_tokens == 1:
+            # Only then is this moment that of the first token; else the prefill ended some time before.
+            life.first_token()
+        life.finished(usage, output_tokens=0)
+
+    async def _pass_refusal_on(self, call: Call, life: Life, answer: EngineAnswer, first: bytes) -> None:
+        """The engine's own 4xx: the client's business, not a failure of the engine."""
+        body = await answer.whole(first)
+        life.failed("engine_refused", answer.status)
+        await call.pass_on(answer.status, body, answer.content_type)
+
+    # Interruptions
+
+    async def _interrupted(self, call: Call, life: Life | None, interruption: Interruption | None) -> None:
+        overdue = interruption is Interruption.OVERDUE
+        if life is not None and not life.over:
+            await self._end_interrupted(life, overdue=overdue)
+        if overdue:
+            await call.refuse(timed_out("The request took too long and was given up."), mid_event=True)
+
+    async def _end_interrupted(self, life: Life, *, overdue: bool) -> None:
+        reason = Interruption.OVERDUE if overdue else Interruption.HUNG_UP
+        if life.grant is None and await self._router.withdraw(life.request, reason):
+            life.ended_by_leader()
+        elif overdue:
+            life.failed(reason, 408)
+        else:
+            life.cancelled(reason)
+
+    async def _stumbled(self, call: Call, life: Life | None, error: Exception) -> None:
+        """A defect of ours. The client and the log are told so."""
+        log.error("request_stumbled", request=call.id, exc_info=error)
+        if life is not None and not life.over:
+            life.failed("internal_error", 500)
+        await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
+
+    def _abandon(self, life: Life | None) -> None:
+        """This process is being stopped: no time for more than the end."""
+        if life is not None and not life.over:
+            life.cancelled("ingress_stopped")
+
+
+def _certain_tokens(asked: Asked) -> Tokens:
+    """Tokens of the longest prompt that are known without tokenising."""
+    prompt = asked.prompt
+    return max(map(len, prompt.prompts)) if isinstance(prompt, Tokenised) else 0
+
+
+def _output_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+    """The most that can come out; 0 where neither the client nor the model sets a bound."""
+    room = max(0, model_len - prompt_tokens)
+    if asked.output_tokens is None:
+        return room
+    return min(asked.output_tokens, room) if room else asked.output_tokens
+
+
+def _knowledge(grant: RouteGranted, *, exact: bool) -> str:
+    """How well the cache was known for this request: no better than its own tokens are."""
+    if not exact and grant.knowledge == Knowledge.EXACT:
+        return Knowledge.DEGRADED
+    return grant.knowledge

@@ -1,0 +1,34 @@
+"""What an ingress can be told. See `chassis.settings` for how flags, environment and file combine."""
+
+from dataclasses import dataclass
+
+from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngressSettings(FleetSettings, ProcessSettings):
+    port: int = setting(8080, "Port to listen on; 0 takes a free one.")
+    name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
+    tokenizer: str = setting(
+        "",
+        "Directory with the model's tokenizer.json (and chat template), or 'builtin'. "
+        "Without one the engines' /tokenize is asked, which costs a round trip.",
+    )
+    keys_file: str = setting(
+        "",
+        "File of API keys, one `NAME SHA256-HEX` a line. Without it everybody is let in. Read again when it changes.",
+    )
+    engine_api_key: str = setting("", "Key to show to the engines, where they ask for one.", secret=True)
+    slo_ttft: float = setting(5.0, "Objective on time to first token where the client names none, engine seconds.")
+    slo_tpot: float = setting(0.1, "Objective on time between tokens where the client names none, engine seconds.")
+    body_bytes_max: int = setting(8 * 1024 * 1024, "Largest body that is read; above it the answer is 413.")
+    request_timeout: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
+    body_timeout: float = setting(30.0, "Wall seconds that a client may take to send its body.")
+    retries_max: int = setting(2, "How often a request goes to another engine when one fails before its first byte.")
+    connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
+    silence_max: float = setting(
+        3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."
+    )
+    connections_max: int = setting(4096, "Open connections to engines, all together.")
+    tokenise_threads: int = setting(2, "Threads that tokenise long prompts.")
+    probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

@@ -1,0 +1,600 @@
+"""The ingress over HTTP: real server, real sockets, engines and a scheduler that do as the test says."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker, MemoryLog
+from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.log_link import Link
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.cache import BlocksStored, Run
+from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestCancelled,
+    RequestEvent,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.tooling import bench_gateway
+from pointsman_ingress import probe, routing
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from tests.support.events import joined, reported
+from tests.support.fake_engine import Behaviour, FakeEngine, eventually, running_engine
+from tests.support.fake_scheduler import FakeScheduler
+
+POOL = PoolName("default")
+ONE, TWO = InstanceId("engine-1"), InstanceId("engine-2")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+TOKENS = {"model": "m", "prompt": list(range(200)), "max_tokens": 3}
+STREAM = {**TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@dataclass
+class World:
+    """An ingress with two engines and a scheduler around it."""
+
+    url: str
+    log: MemoryLog
+    broker: MemoryBroker
+    scheduler: FakeScheduler
+    one: FakeEngine
+    two: FakeEngine
+    client: aiohttp.ClientSession
+    board: HealthBoard
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(
+            self.url + path, data=BytesIO(data), headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+
+    async def events(self) -> list[RequestEvent]:
+        """What the ingress wrote about requests."""
+        await self.log.flush(1.0)
+        extent = await self.log.extent()
+        found: list[RequestEvent] = []
+        if extent.last == 0:
+            return found
+        async for entry in self.log.read():
+            event = getattr(entry, "event", None)
+            if isinstance(event, RequestEvent):
+                found.append(event)
+            if getattr(entry, "sequence", 0) >= extent.last:
+                break
+        return found
+
+
+async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
+    clock = ScaledClock(settings.speed)
+    broker = MemoryBroker(POOL)
+    link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
+    log = rest.log
+    one = await stack.enter_async_context(running_engine())
+    two = await stack.enter_async_context(running_engine())
+    scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
+    await stack.enter_async_context(scheduler)
+    for instance, engine in ((ONE, one), (TWO, two)):
+        await log.append(joined(instance, at=clock.now(), url=engine.url, max_model_len=1000))
+    supervisor = await stack.enter_async_context(Supervisor())
+    board = HealthBoard()
+    app = await stack.enter_async_context(
+        assembled(settings, Link(link.log, link.commands), clock=clock, board=board, supervisor=supervisor)
+    )
+    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    serving = asyncio.create_task(server.serve())
+    stack.push_async_callback(_stop, server, serving)
+    await eventually(lambda: server.started and board.ready)
+    client = await stack.enter_async_context(aiohttp.ClientSession())
+    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board)
+
+
+async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
+    server.should_exit = True
+    await serving
+
+
+@asynccontextmanager
+async def world_with(**settings: Any) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield await open_world(stack, IngressSettings(**{"probe": False, "name": "ingress-1", **settings}))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with world_with() as opened:
+        yield opened
+
+
+# An answer
+
+
+async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_client(world: World) -> None:
+    body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "a_field_of_tomorrow": {"x": [null]} }\n'
+    async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
+        content = await answer.json()
+
+    assert answer.status == 200
+    assert content["choices"] == [{"text": "answer"}]
+    assert world.one.received[0].body == body
+    assert world.one.received[0].headers["x-request-id"] == "mine"
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["x-pointsman-instance"] == ONE
+    assert answer.headers["x-pointsman-cached-tokens"] == "64"
+    assert answer.headers["x-pointsman-predicted-ttft-ms"] == "250.0"
+    assert answer.headers["x-pointsman-knowledge"] == "exact"
+    (end,) = await world.events()
+    assert isinstance(end, RequestFinished)
+    assert (end.request, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == ("mine", 3, 2, 64)
+
+
+async def test_a_body_of_megabytes_passes_whole(world: World) -> None:
+    body = json.dumps({**TOKENS, "padding": "x" * 3_000_000}).encode()
+    async with world.post(COMPLETIONS, body) as answer:
+        await answer.read()
+
+    assert answer.status == 200
+    assert world.one.received[0].body == body
+
+
+async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_log(world: World) -> None:
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        content = await answer.text()
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert [line[:20] for line in content.split("\n\n")][:3] == ['data: {"choices": [{'] * 3
+    assert content.endswith("data: [DONE]\n\n")
+    first, end = await world.events()
+    assert isinstance(first, PrefillFinished)
+    assert isinstance(end, RequestFinished)
+    assert first.instance == end.instance == ONE
+    assert 0 < first.ttft <= end.e2e
+    assert first.ttft == end.ttft
+    assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (200, 3, 64)
+
+
+async def test_a_stream_without_usage_finishes_with_unknown_counts(world: World) -> None:
+    async with world.post(COMPLETIONS, {**TOKENS, "stream": True}) as answer:
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (-1, -1, -1)
+
+
+async def test_the_openai_client_works_with_it(world: World) -> None:
+    async with AsyncOpenAI(base_url=world.url + "/v1", api_key="unused", max_retries=0) as client:
+        models = await client.models.list()
+        stream = await client.completions.create(model="m", prompt="hello", stream=True)
+        texts = [chunk.choices[0].text async for chunk in stream]
+
+    assert [model.id for model in models.data] == ["m"]
+    assert texts == ["t0", "t1", "t2"]
+
+
+async def test_what_routing_needs_reaches_the_scheduler(world: World) -> None:
+    headers = {
+        "x-slo-ttft-ms": "750",
+        "x-llm-d-slo-tpot-ms": "40",
+        "x-llm-d-inference-fairness-id": "team",
+        "x-session-id": "s-1",
+    }
+    async with world.post(COMPLETIONS, {**TOKENS, "user": "bob", "cache_salt": "salt"}, **headers) as answer:
+        await answer.read()
+
+    (asked,) = world.scheduler.asked
+    chain = KeyChain(secret=b"pointsman-development", model="m", block_tokens=64)
+    assert asked.keys == pack_keys(chain.extend(chain.root(cache_salt="salt"), list(range(200))))
+    assert (asked.tenant, asked.session, asked.slo_ttft, asked.slo_tpot) == ("team", "s-1", 0.75, 0.04)
+    assert (asked.prompt_tokens, asked.max_output_tokens, asked.exact, asked.ingress) == (200, 3, True, "ingress-1")
+
+
+async def test_a_chat_is_tokenised_by_the_engine_where_there_is_no_tokenizer(world: World) -> None:
+    async with world.post(CHAT, HELLO) as answer:
+        await answer.read()
+
+    assert world.scheduler.asked[0].prompt_tokens == len("user:hello")
+    assert world.scheduler.asked[0].exact
+
+
+async def test_a_chat_whose_tokens_can_only_be_guessed_is_served_and_says_so(world: World) -> None:
+    world.one.has_tokenize = world.two.has_tokenize = False
+    async with world.post(CHAT, HELLO) as answer:
+        await answer.read()
+
+    assert answer.status == 200
+    assert answer.headers["x-pointsman-knowledge"] == "degraded"
+    assert not world.scheduler.asked[0].exact
+
+
+async def test_a_tokenizer_of_its_own_spares_the_engine_the_question() -> None:
+    async with world_with(tokenizer="builtin") as world:
+        world.one.has_tokenize = world.two.has_tokenize = False
+        long = {"model": "m", "messages": [{"role": "user", "content": "a word " * 200}]}
+        for body in (HELLO, long):
+            async with world.post(CHAT, body) as answer:
+                await answer.read()
+
+    assert [asked.exact for asked in world.scheduler.asked] == [True, True]
+    assert world.scheduler.asked[1].prompt_tokens > 200
+
+
+async def test_an_id_that_is_used_twice_is_returned_but_not_logged_twice(world: World) -> None:
+    for _ in range(2):
+        async with world.post(COMPLETIONS, TOKENS, X_Request_Id="same") as answer:
+            await answer.read()
+            assert answer.headers["x-request-id"] == "same"
+
+    assert len({event.request for event in await world.events()}) == 2
+
+
+async def test_an_id_that_was_used_before_this_ingress_lived_is_returned_but_not_logged_again(world: World) -> None:
+    world.scheduler.ended.add("old")
+    async with world.post(COMPLETIONS, TOKENS, X_Request_Id="old") as answer:
+        await answer.read()
+
+    assert (answer.status, answer.headers["x-request-id"]) == (200, "old")
+    (end,) = await world.events()
+    assert end.request == world.scheduler.asked[1].request != "old"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, b'{"model": "m", "messages": [', 400),
+        (CHAT, b"", 400),
+        (COMPLETIONS, {**TOKENS, "max_tokens": -5}, 400),
+        (COMPLETIONS, {**TOKENS, "prompt": list(range(1000))}, 400),
+        (COMPLETIONS, {**TOKENS, "max_tokens": 801}, 400),
+        (CHAT, {**HELLO, "max_tokens": 995}, 400),
+        (COMPLETIONS, {**TOKENS, "model": "other"}, 404),
+        (COMPLETIONS, b" " * 10_000_000, 413),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace(
+    world: World, path: str, body: Any, status: int
+) -> None:
+    async with world.post(path, body) as answer:
+        error = (await answer.json())["error"]
+
+    assert answer.status == status
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert answer.headers["x-request-id"]
+    assert world.scheduler.asked == []
+    assert await world.events() == []
+
+
+async def test_a_large_body_without_an_announced_length_is_refused_too(world: World) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 1_000_000
+
+    async with world.client.post(world.url + CHAT, data=chunks()) as answer:
+        assert answer.status == 413
+
+
+async def test_a_rejection_tells_when_and_why_and_leaves_the_end_to_the_leader(world: World) -> None:
+    world.scheduler.rejection = (429, "ttft_slo", 2.5)
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        error = (await answer.json())["error"]
+
+    assert answer.status == 429
+    assert answer.headers["retry-after"] == "3"
+    assert answer.headers["x-pointsman-reject-reason"] == "ttft_slo"
+    assert error["type"] == "rate_limit_error"
+    assert await world.events() == []
+
+
+async def test_keys_where_configured_are_asked_for_and_name_the_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice {hashlib.sha256(b'sk-1').hexdigest()}\n")
+    async with world_with(keys_file=str(path)) as world:
+        statuses = []
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer sk-1"}):
+            async with world.post(COMPLETIONS, TOKENS, **headers) as answer:
+                statuses.append(answer.status)
+                await answer.read()
+        async with world.client.get(world.url + "/v1/models") as answer:
+            statuses.append(answer.status)
+
+    assert statuses == [401, 401, 200, 401]
+    assert [asked.tenant for asked in world.scheduler.asked] == ["alice"]
+    assert "authorization" not in world.one.received[0].headers
+
+
+async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: World) -> None:
+    async with world.client.get(world.url + "/v1/nothing") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+    async with world.client.get(world.url + CHAT) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_health_metrics_and_documentation_are_served(world: World) -> None:
+    for path, expected in (
+        ("/health", '"ok"'),
+        ("/ready", "true"),
+        ("/metrics", "pointsman_ttft_seconds"),
+        ("/openapi.json", CHAT),
+    ):
+        async with world.client.get(world.url + path) as answer:
+            assert answer.status == 200
+            assert expected in await answer.text()
+
+
+# Engines that fail
+
+
+@pytest.mark.parametrize("failure", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.RESETS_AFTER_HEAD])
+async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothing(
+    world: World, failure: Behaviour
+) -> None:
+    world.one.script.append(failure)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        content = await answer.text()
+
+    assert answer.status == 200
+    assert content.endswith("data: [DONE]\n\n")
+    assert answer.headers["x-pointsman-instance"] == TWO
+    assert [(asked.attempt, asked.excluded) for asked in world.scheduler.asked] == [(1, []), (2, [ONE])]
+    assert [type(event) for event in await world.events()] == [PrefillFinished, RequestFinished]
+
+
+async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World) -> None:
+    world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        await answer.read()
+
+    assert answer.status == 200
+    assert answer.headers["x-pointsman-instance"] == TWO
+
+
+async def test_a_whole_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
+    world.one.script.append(Behaviour.BREAKS_OFF)
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        assert (await answer.json())["choices"] == [{"text": "answer"}]
+
+    assert answer.headers["x-pointsman-instance"] == TWO
+
+
+async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_one_end() -> None:
+    async with world_with(retries_max=1) as world:
+        world.one.script.append(Behaviour.ERRS)
+        world.two.script.append(Behaviour.RESETS)
+        async with world.post(COMPLETIONS, TOKENS) as answer:
+            error = (await answer.json())["error"]
+
+        assert answer.status == 502
+        assert error["code"] == "engine_failed"
+        (end,) = await world.events()
+        assert isinstance(end, RequestFailed)
+        assert end.status == 502
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -> None:
+    world.one.script.append(Behaviour.BREAKS_OFF)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        events = [line for line in (await answer.text()).split("\n\n") if line]
+
+    assert answer.status == 200
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
+    assert len(world.scheduler.asked) == 1
+    first, end = await world.events()
+    assert isinstance(first, PrefillFinished)
+    assert isinstance(end, RequestFailed)
+
+
+async def test_what_the_engine_refuses_the_client_gets_to_see(world: World) -> None:
+    world.one.script.append(Behaviour.REFUSES)
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        error = (await answer.json())["error"]
+
+    assert (answer.status, error["message"]) == (400, "the engine says no")
+    assert len(world.scheduler.asked) == 1
+    (end,) = await world.events()
+    assert isinstance(end, RequestFailed)
+    assert (end.status, end.instance) == (400, ONE)
+
+
+# Clients that go, and requests that take too long
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.HANGS, Behaviour.HANGS_AFTER_FIRST])
+async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: Behaviour) -> None:
+    world.one.script.append(behaviour)
+    asking = asyncio.create_task(_drain(world, STREAM))
+    await eventually(lambda: world.one.received)
+    await asyncio.sleep(0.05)
+    asking.cancel()
+
+    await eventually(lambda: world.one.given_up == 1)
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert end.instance == ONE
+    assert world.scheduler.cancelled == []
+
+
+async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) -> None:
+    world.scheduler.holds_back = True
+    asking = asyncio.create_task(_drain(world, TOKENS))
+    await eventually(lambda: world.scheduler.asked)
+    asking.cancel()
+
+    await eventually(lambda: world.scheduler.cancelled)
+    assert world.scheduler.cancelled[0].request == world.scheduler.asked[0].request
+    await asyncio.sleep(0.05)
+    assert await world.events() == []
+
+
+@pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])
+async def test_a_request_that_takes_too_long_gets_408_and_one_end(where: str) -> None:
+    async with world_with(request_timeout=0.3) as world:
+        world.scheduler.holds_back = where == "waiting"
+        world.one.script.append(Behaviour.HANGS if where == "in the engine" else Behaviour.HANGS_AFTER_FIRST)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            content = await answer.text()
+
+        assert answer.status == (200 if where == "streaming" else 408)
+        assert "request_timeout" in content
+        ends = [event for event in await world.events() if not isinstance(event, PrefillFinished)]
+        if where == "waiting":
+            assert ends == []
+            assert world.scheduler.cancelled[0].reason == "timeout"
+        else:
+            assert [(type(end), getattr(end, "status", 0)) for end in ends] == [(RequestFailed, 408)]
+
+
+# Schedulers that are silent
+
+
+async def test_a_waiting_request_says_again_and_again_that_it_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "REPEAT_WALL_SECONDS", 0.05)
+    world.scheduler.holds_back = True
+    asking = asyncio.create_task(_drain(world, TOKENS))
+    await eventually(lambda: len(world.scheduler.asked) >= 3)
+    world.scheduler.holds_back = False
+
+    assert await asking == 200
+    assert len({(asked.request, asked.attempt) for asked in world.scheduler.asked}) == 1
+    assert len(await world.events()) == 1
+
+
+@pytest.mark.parametrize("what_is_gone", ["scheduler", "nats"])
+async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_is_gone: str) -> None:
+    async with world_with(silence_max=0.1) as world:
+        if what_is_gone == "nats":
+            world.broker.disconnect()
+        else:
+            await world.scheduler.__aexit__(None, None, None)
+        world.one.script.append(Behaviour.HANGS)
+        hanging = asyncio.create_task(_drain(world, TOKENS))
+        await eventually(lambda: world.one.received)
+        async with world.post(COMPLETIONS, TOKENS) as answer:
+            await answer.read()
+        ready = world.board.ready
+        world.broker.reconnect()
+        (end,) = await _events_after(world, lambda event: isinstance(event, RequestFinished))
+        hanging.cancel()
+
+    assert answer.status == 200
+    assert answer.headers["x-pointsman-instance"] == end.instance == TWO
+    assert answer.headers["x-pointsman-knowledge"] == "blind"
+    assert not ready
+
+
+async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "ALONE_WALL_SECONDS", 0.01)
+    async with world_with(silence_max=0.05) as world:
+        world.broker.disconnect()
+        async with world.post(COMPLETIONS, TOKENS) as blind:
+            await blind.read()
+        world.broker.reconnect()
+        await asyncio.sleep(0.05)
+        async with world.post(COMPLETIONS, TOKENS) as placed:
+            await placed.read()
+
+    assert [answer.headers["x-pointsman-knowledge"] for answer in (blind, placed)] == ["blind", "exact"]
+    assert world.board.ready
+
+
+# The start-up probe
+
+
+@pytest.mark.parametrize("secret", ["pointsman-development", "another"])
+async def test_the_probe_finds_out_whether_keys_agree(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    async with world_with(probe=True) as world:
+        chain = KeyChain(secret=secret.encode(), model="m", block_tokens=64)
+        publishing = asyncio.create_task(_publish_blocks(world, chain))
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        event = await _first_probed(world)
+        publishing.cancel()
+
+    assert event.parity == (secret == "pointsman-development")
+    assert event.parity or "token ids: check block_tokens" in event.detail
+
+
+async def _first_probed(world: World) -> InstanceProbed:
+    async for entry in world.log.read(kinds=("fleet",)):
+        event = getattr(entry, "event", None)
+        if isinstance(event, InstanceProbed):
+            return event
+    pytest.fail("reading ended")
+
+
+async def _publish_blocks(world: World, chain: KeyChain) -> None:
+    """A worker beside each engine: what comes in is stored."""
+    seen = {ONE: 0, TWO: 0}
+    while True:
+        for instance, engine in ((ONE, world.one), (TWO, world.two)):
+            for received in engine.received[seen[instance] :]:
+                seen[instance] += 1
+                fields = received.fields
+                tokens = fields.get("prompt") or list(
+                    "".join(f"{m['role']}:{m['content']}" for m in fields["messages"]).encode()
+                )
+                run = Run(pack_keys(chain.extend(chain.root(), tokens)))
+                await world.log.append(
+                    BlocksStored(at=0.0, instance=instance, epoch=Epoch(1), sequence=seen[instance], runs=[run])
+                )
+        await asyncio.sleep(0.01)
+
+
+async def _drain(world: World, body: Any) -> int:
+    async with world.post(COMPLETIONS, body) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[Any]:
+    for _ in range(200):
+        found = [event for event in await world.events() if condition(event)]
+        if found:
+            return found
+        await asyncio.sleep(0.01)
+    return []
+
+
+# The benchmark
+
+
+async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
+    setup = bench_gateway.Setup(
+        gateway=bench_gateway.Target.of(world.url),
+        engines={ONE: bench_gateway.Target.of(world.one.url)},
+        pids={"ingress": os.getpid()},
+        model="m",
+        requests=10,
+        concurrency=4,
+    )
+    for instance in (ONE, TWO):
+        await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
+    await eventually(lambda: world.board.ready)
+    figures = await bench_gateway.measure(setup)
+
+    assert set(figures.added) == {"small", "token_ids_40kb"}
+    assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())
+    assert all(rate > 0 for rate in figures.requests_per_s.values())
+    assert figures.work["ingress"].cpu_us_per_request > 0
+    assert json.dumps(figures.as_json())
