@@ -81,6 +81,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 server_header=False,
                 date_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=shutdown_seconds,
             )
         )

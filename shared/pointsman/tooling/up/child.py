@@ -118,7 +118,7 @@ class ServiceProcess(ChildProcess):
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [str(console_script(self._plan.script)), *self._plan.arguments]
         with self.log_file.open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -127,6 +127,8 @@ class ServiceProcess(ChildProcess):
                 process_group=0,
                 preexec_fn=lifeline(),
             )
+        os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
+        return process
 
     @override
     async def is_ready(self) -> bool:

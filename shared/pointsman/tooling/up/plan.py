@@ -22,6 +22,10 @@ ENGINE_BLOCK_TOKENS = 64
 """Block size of a simulated engine, or its largest part that divides `block_tokens`."""
 
 PORTS_EACH_ENGINE = 2
+REQUEST_PATH = frozenset({"scheduler", "ingress"})
+BEHIND_THE_REQUESTS = 10
+"""Niceness of services that follow the log: on a machine that is short of cores, requests come first."""
+
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 
 
@@ -36,6 +40,7 @@ class ProcessPlan:
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()
     ready_path: str = "/ready"
+    niceness: int = 0
 
     @property
     def probe_url(self) -> str:
@@ -101,6 +106,7 @@ def _service(plan: FleetPlan, role: str, port: int) -> ProcessPlan:
         script=f"pointsman-{role}",
         url=url,
         environment=_common(plan, host, port) | environment(_own(plan, role)),
+        niceness=0 if role in REQUEST_PATH else BEHIND_THE_REQUESTS,
     )
 
 
