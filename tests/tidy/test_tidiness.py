@@ -75,8 +75,8 @@ def test_lock_files_name_no_host() -> None:
     assert [lock.name for lock in locks if "://" in lock.read_text()] == []
 
 
-def test_tracked_files_name_no_path_of_one_machine() -> None:
-    home = str(ROOT.parent) + "/"
+def test_tracked_files_do_not_name_the_folder_they_happen_to_lie_in() -> None:
+    home = f"{ROOT}/"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name]
 
