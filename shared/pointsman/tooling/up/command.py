@@ -12,6 +12,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,18 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
     engines = checked(settings)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_port(settings)
-        ports = free_ports(ports_needed(settings, len(engines)) + 1)
+        *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines)) + 2)
+        settings = replace(settings, port=settings.port or http_port)
         plan = FleetPlan(
             settings=settings,
             data=data,
-            nats=settings.nats or f"nats://{LOOPBACK}:{ports[-1]}",
-            nats_port=ports[-1],
+            nats=settings.nats or f"nats://{LOOPBACK}:{nats_port}",
+            nats_port=nats_port,
             model=await _model(settings, engines),
             secret=_secret(settings, data / SECRET_FILE),
             config=config,
             runtime=runtime,
-            ports=tuple(ports[:-1]),
+            ports=tuple(ports),
             engines=tuple(engines),
         )
         await _check_nats(settings)

@@ -27,7 +27,7 @@ class UpSettings:
         f"Routing policy. Default: the scheduler's own, which is {DEFAULT_ROUTING}.",
         choices=tuple(sorted(ROUTING_POLICIES)),
     )
-    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service.")
+    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0 takes a free one.")
     host: str = setting("127.0.0.1", "Address that the HTTP service listens on; all else stays on the loopback.")
     data: str = setting(".pointsman", "Directory for the log's store, the SQL archive, the secret and log files.")
     model: str | None = setting(None, "Model name that clients ask for. Default: what the engines serve.")
