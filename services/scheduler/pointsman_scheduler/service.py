@@ -148,7 +148,8 @@ class SchedulerService:
                 speed=settings.speed,
                 hot_share=settings.hot_share,
                 cold_share=settings.cold_share,
-            )
+            ),
+            self._policies.memories(),
         )
 
     async def _fold(self) -> None:

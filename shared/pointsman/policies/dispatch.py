@@ -20,9 +20,11 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.rebalancing.base import MigrationPlan
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request, Stage
 
@@ -44,6 +46,10 @@ class PolicySet:
     """Requests that may be inside an engine at all."""
     pending_max: int = 10_000
     """Requests that may wait in the pool; more are refused."""
+
+    def memories(self) -> tuple[Memory, ...]:
+        """Fresh memories for a State that these policies will read."""
+        return (*self.routing.memories(), *self.admission.memories(), *self.ordering.memories())
 
     @property
     def settings(self) -> Settings:
@@ -99,8 +105,10 @@ def _require(kind: str, name: str, known: Iterable[str]) -> None:
 class Dispatcher:
     """One term of leadership over one State. Returned events are applied already and are to be published in order."""
 
-    def __init__(self, state: State, policies: PolicySet, *, term: Term) -> None:
+    def __init__(self, state: State, policies: PolicySet, *, term: Term, seen: State | None = None) -> None:
+        """`seen`: what policies are shown instead of `state`, where a simulation lets knowledge lag behind."""
         self.state = state
+        self._seen = seen or state
         self.policies = policies
         self.term = term
         self._number = 0
@@ -150,6 +158,21 @@ class Dispatcher:
         """Grant what now fits into the instance's window; called when something left it."""
         events: list[LogEvent] = []
         self._grant_next(instance, now, events)
+        return events
+
+    def migrate(self, plan: MigrationPlan, now: Seconds) -> list[LogEvent]:
+        """Carry out a plan as far as it still holds: each request must still wait where the plan found it, and its
+        target must take requests. What does not hold any more is passed over."""
+        events: list[LogEvent] = []
+        for migration in plan.migrations:
+            request = self.state.workload.requests.get(migration.request)
+            if request is None or request.stage is not Stage.PENDING or request.instance != migration.source:
+                continue
+            if migration.target in self.state.fleet.ready and migration.target not in request.excluded:
+                option = PoolView(self.state, request, now).option(migration.target)
+                self._move(request, option, now, events, reason=migration.reason)
+        for instance in sorted({i for m in plan.migrations for i in (m.source, m.target)}):
+            self._grant_next(instance, now, events)
         return events
 
     def relocate_pending(self, now: Seconds) -> list[LogEvent]:
@@ -221,17 +244,17 @@ class Dispatcher:
     def _place(self, request: Request, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> None:
         policies = self.policies
         excluded = list(command.excluded)
-        view = PoolView(self.state, request, now, excluded=command.excluded)
+        view = PoolView(self._seen, request, now, excluded=command.excluded)
         try:
             choice = policies.routing.choose(view)
         except NoInstance as answer:
             self._reject(request, Refusal("no_instance", str(answer), 1.0), [], now, events)
             return
-        refusal = self._refuse_full() or policies.admission.refuse(view, choice)
-        if refusal is not None:
-            self._reject(request, refusal, choice.considered, now, events)
+        admitted = self._refuse_full() or policies.admission.admit(view, choice)
+        if isinstance(admitted, Refusal):
+            self._reject(request, admitted, choice.considered, now, events)
             return
-        option = choice.option
+        choice, option = admitted, admitted.option
         self._decide(
             events,
             lambda s: RequestPlaced(
@@ -283,6 +306,9 @@ class Dispatcher:
             option = self.policies.routing.choose(view).option
         except NoInstance:
             return
+        self._move(request, option, now, events, reason=reason)
+
+    def _move(self, request: Request, option: Option, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
         source = request.instance
         self._decide(
             events,
@@ -307,7 +333,7 @@ class Dispatcher:
             return
         self._assume_prefills(instance_id, line, now, events)
         while line.pending:
-            request = self.policies.ordering.first(line, now)
+            request = self.policies.ordering.first(line, now, self.state)
             if not self._has_room(line, request):
                 return
             self._grant(request, now, events)

@@ -7,13 +7,17 @@ Built once a decision from State; reading it changes nothing. Predicted TTFT cou
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request
 
 _EMPTY_LINE = Line()
+
+M = TypeVar("M", bound=Memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,10 @@ class PoolView:
         """Who served this conversation last."""
         request = self.request
         return self._state.conversations.last_instance(request.tenant, request.session, request.keys)
+
+    def recall(self, kind: type[M]) -> M:
+        """The memory of this kind, which the policy asked State to keep."""
+        return self._state.recall(kind)
 
     def option(self, instance_id: InstanceId) -> Option:
         state = self._state

@@ -6,8 +6,9 @@ and skips them when they come back through the log; everyone else applies the lo
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
@@ -38,18 +39,22 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Term, Tokens
+from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import Correction
+from pointsman.state.memories.base import Memory
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.speculation import Speculation
 from pointsman.state.workload import NO_EPOCH, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
+
+
+M = TypeVar("M", bound=Memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +71,10 @@ class PoolSettings:
 class State:
     """Everything known of one pool, as of the last event applied."""
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, memories: Iterable[Memory] = ()) -> None:
+        """`memories`: what the chosen policies remember beyond what is kept anyway."""
         self.settings = settings
+        self._memories = tuple(memories)
         self.fleet = Fleet()
         self.index = PrefixIndex()
         self.speculation = Speculation()
@@ -133,6 +140,8 @@ class State:
                 if self._current(event.instance, event.epoch):
                     self._forget_cache(event.instance)
                     self.fleet.leave(event.instance)
+                    for memory in self._memories:
+                        memory.left(event.instance, event.at)
                 self.strangers.pop(event.instance, None)
             case RequestArrived():
                 self._arrive(event)
@@ -145,7 +154,7 @@ class State:
             case PrefillFinished():
                 self._finish_prefill(event)
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
-                self._end(event.request, type(event).__name__, event.at)
+                self._end(event)
             case LeaderElected():
                 self.term = max(self.term, event.term)
             case WritesLost():
@@ -158,6 +167,12 @@ class State:
     def skip(self, sequence: Sequence) -> None:
         """Pass over a log entry whose effect is here already, or which nobody can read."""
         self.sequence = sequence
+
+    def recall(self, kind: type[M]) -> M:
+        """The memory of this kind. Asserts that a chosen policy asked for it."""
+        found = next((memory for memory in self._memories if isinstance(memory, kind)), None)
+        assert found is not None, f"no chosen policy keeps {kind.__name__}"
+        return found
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """Leading blocks of a prompt that each instance holds or is about to hold."""
@@ -215,6 +230,8 @@ class State:
         self._forget_cache(event.instance)
         self.fleet.join(event)
         self.index.add(event.instance)
+        for memory in self._memories:
+            memory.joined(event.instance, event.at)
 
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
@@ -243,7 +260,7 @@ class State:
         if event.request in self.workload.requests or self.workload.end_of(event.request):
             return
         keys = unpack_keys(event.keys)
-        self.workload.requests[event.request] = Request(
+        request = self.workload.requests[event.request] = Request(
             id=event.request,
             tenant=event.tenant,
             session=event.session,
@@ -257,12 +274,14 @@ class State:
             streaming=event.streaming,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
+        for memory in self._memories:
+            memory.arrived(request, event.at)
 
     def _place(self, event: RequestPlaced) -> None:
         request = self.workload.requests.get(event.request)
         if request is None:
             return
-        self._unplace(request)
+        self._unplace(request, event.at)
         request.attempt = event.attempt
         request.excluded = tuple(event.excluded)
         self._queue(request, event)
@@ -272,7 +291,7 @@ class State:
         request = self.workload.requests.get(event.request)
         if request is None or request.stage is not Stage.PENDING:
             return
-        self._unplace(request)
+        self._unplace(request, event.at)
         self._queue(request, event)
 
     def _queue(self, request: Request, event: RequestPlaced | RequestMigrated) -> None:
@@ -283,17 +302,21 @@ class State:
         request.prefill_seconds = event.prefill_seconds
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
-        self._join_line(request)
+        self._join_line(request, event.at)
 
-    def _join_line(self, request: Request) -> None:
+    def _join_line(self, request: Request, at: Seconds) -> None:
         instance = request.instance
         self.workload.line(instance).enqueue(request)
         request.epoch = self._epochs.get(instance, NO_EPOCH)
         self.speculation.promise(instance, request.keys)
         self.conversations.placed(request.tenant, request.session, request.keys, instance)
+        for memory in self._memories:
+            memory.placed(request, at)
 
-    def _unplace(self, request: Request) -> None:
+    def _unplace(self, request: Request, at: Seconds) -> None:
         if request.stage is not Stage.ARRIVED:
+            for memory in self._memories:
+                memory.unplaced(request, at)
             self.workload.line(request.instance).remove(request)
             if request.stage is not Stage.DECODING:
                 self._take_back(request)
@@ -304,25 +327,27 @@ class State:
         if request is None:
             return
         if event.stamp is None:
-            self._rehome(request, event.instance)
+            self._rehome(request, event.instance, event.at)
         if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
         request.stage = Stage.PREFILL
         request.granted_at = event.at
         self.workload.line(event.instance).grant(request, event.at)
+        for memory in self._memories:
+            memory.granted(request, event.at)
 
-    def _rehome(self, request: Request, instance_id: InstanceId) -> None:
+    def _rehome(self, request: Request, instance_id: InstanceId, at: Seconds) -> None:
         """An ingress sent a request where it chose, because no scheduler answered: it is in nobody's queue now."""
         instance = self.fleet.get(instance_id)
         if instance is None or request.stage is Stage.DECODING:
             return
-        self._unplace(request)
+        self._unplace(request, at)
         request.stage = Stage.PENDING
         request.instance = instance_id
         request.hit_blocks = 0
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
-        self._join_line(request)
+        self._join_line(request, at)
 
     def _finish_prefill(self, event: PrefillFinished) -> None:
         request = self.workload.requests.get(event.request)
@@ -334,15 +359,20 @@ class State:
             correction = self.corrections.setdefault(event.instance, Correction())
             correction.learn(predicted=request.engine_seconds, observed=event.at - request.granted_at)
         self._promise_until_confirmed(request, event.at)
+        for memory in self._memories:
+            memory.first_token(request, event.at)
 
-    def _end(self, request_id: RequestId, how: str, at: Seconds) -> None:
-        request = self.workload.end(request_id, how)
+    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+        request = self.workload.end(event.request, type(event).__name__)
         if request is None:
             return
-        if request.stage is Stage.PREFILL and how == "RequestFinished":
-            self._promise_until_confirmed(request, at)
+        finished = event if isinstance(event, RequestFinished) else None
+        if request.stage is Stage.PREFILL and finished:
+            self._promise_until_confirmed(request, event.at)
         elif request.stage in (Stage.PENDING, Stage.PREFILL):
             self._take_back(request)
+        for memory in self._memories:
+            memory.ended(request, event.at, finished)
 
     def _take_back(self, request: Request) -> None:
         self._release(request.instance, request.epoch, request.keys)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.primitives import InstanceId
+from pointsman.state.memories.base import Memory
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
@@ -31,6 +32,10 @@ class RoutingPolicy(ABC):
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
         """Where the request should go. Raises NoInstance."""
+
+    def memories(self) -> tuple[Memory, ...]:
+        """Fresh memories that State shall keep for this policy."""
+        return ()
 
     @property
     def settings(self) -> Settings:

@@ -1,0 +1,14 @@
+"""Admission policies: whether a placed request is worth starting. One file a policy.
+
+Rejecting early what is already predicted late keeps the others on time (Mooncake, early rejection). The price is
+paid by long prompts; `simulate` reports attainment by prompt length so that the bias is seen.
+"""
+
+from pointsman.policies.admission.admit_all import AdmitAll
+from pointsman.policies.admission.base import AdmissionPolicy, Refusal
+from pointsman.policies.admission.predicted_ttft import PredictedTtft
+
+ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {policy.name: policy for policy in (AdmitAll, PredictedTtft)}
+DEFAULT_ADMISSION = PredictedTtft.name
+
+__all__ = ["ADMISSION_POLICIES", "DEFAULT_ADMISSION", "AdmissionPolicy", "Refusal"]

@@ -1,0 +1,33 @@
+"""What every ordering policy is: settings, frozen, and one method that picks."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from pointsman.contracts.decisions import Settings
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+
+@dataclass(frozen=True)
+class OrderingPolicy(ABC):
+    """A frozen dataclass whose fields are its settings; all have defaults.
+
+    It picks from a pending line and never skips a request for ever unless its docstring says so.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def first(self, line: Line, now: Seconds, state: State) -> Request:
+        """The pending request to grant next; the line has at least one. Reads `state`, changes nothing."""
+
+    def memories(self) -> tuple[Memory, ...]:
+        """Fresh memories that State shall keep for this policy."""
+        return ()
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)

@@ -1,0 +1,43 @@
+"""A plan of migrations is one immutable value; whoever carries it out checks each item against newer knowledge."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from pointsman.contracts.decisions import Settings
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence
+from pointsman.state.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A pending request that should wait elsewhere. `benefit`: seconds of TTFT that the pool wins (Eq. 6)."""
+
+    request: RequestId
+    source: InstanceId
+    target: InstanceId
+    benefit: Seconds
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """Migrations by descending benefit, planned on the state as of a log sequence."""
+
+    as_of: Sequence
+    migrations: tuple[Migration, ...] = ()
+
+
+@dataclass(frozen=True)
+class RebalancingPolicy(ABC):
+    """A frozen dataclass whose fields are its settings; all have defaults."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+        """What should move now; empty where nothing should. Reads `state`, changes nothing."""
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)
