@@ -6,6 +6,7 @@ instance on each, and where both name the same one, the second ring goes on to t
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -43,6 +44,24 @@ class HashRing:
 def ring(instances: tuple[InstanceId, ...], salt: str) -> HashRing:
     """The ring of these instances; the same instances give the same ring."""
     return HashRing(instances, salt)
+
+
+def ring_candidates(instances: tuple[InstanceId, ...], key: BlockKey, count: int) -> tuple[InstanceId, ...]:
+    """The first `count` distinct instances that a prefix meets, one independent ring after another: the candidate
+    pair, continued. All of them where there are not so many."""
+    found: list[InstanceId] = []
+    number = 1
+    while len(found) < min(count, len(instances)):
+        owner = ring(instances, f"ring-{number}").owner(key)
+        if owner is not None and owner not in found:
+            found.append(owner)
+        number += 1
+    return tuple(found)
+
+
+def home_among(instances: Iterable[InstanceId], key: BlockKey) -> InstanceId:
+    """One of a few instances, the same for the same key and the same few: rendezvous hashing, which needs no ring."""
+    return max(instances, key=lambda instance: _hash(instance.encode() + key.to_bytes(8, "little")))
 
 
 def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[InstanceId, ...]:

@@ -7,6 +7,7 @@ Built once a decision from State; reading it changes nothing. Predicted TTFT cou
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import TypeVar
 
 from pointsman.contracts.decisions import Candidate
@@ -33,6 +34,8 @@ class Option:
     work_seconds: Seconds
     """The prefill by the cost model alone: what is booked on the instance's line."""
     load_tokens: Tokens
+    waiting: int
+    """Requests that have no first token yet."""
     requests: int
 
     @property
@@ -70,9 +73,20 @@ class PoolView:
         return self.request.deadline - self.now
 
     @property
+    def staleness(self) -> Seconds:
+        """How long ago the newest event in this view happened. A leader that applies its own decisions at once has
+        just applied the arrival: 0. A view that lags behind is at least as old as its lag."""
+        return max(0.0, self.now - self._state.last_at)
+
+    @property
     def placements(self) -> int:
         """Placements made so far in this pool: the memory of round robin."""
         return self._state.placements
+
+    @property
+    def block_tokens(self) -> Tokens:
+        """Tokens of a block, for costs that are counted in blocks."""
+        return self._state.settings.block_tokens
 
     @cached_property
     def options(self) -> list[Option]:
@@ -85,6 +99,13 @@ class PoolView:
         return self._state.hotness.affinity_key(self.request.keys)
 
     @cached_property
+    def ring_key(self) -> BlockKey:
+        """What the rings look up: the affinity key, or for a prompt without one the request itself."""
+        if self.affinity_key is not None:
+            return self.affinity_key
+        return BlockKey(int.from_bytes(blake2b(self.request.id.encode(), digest_size=8).digest(), "little"))
+
+    @cached_property
     def last_instance(self) -> InstanceId | None:
         """Who served this conversation last."""
         request = self.request
@@ -94,24 +115,29 @@ class PoolView:
         """The memory of this kind, which the policy asked State to keep."""
         return self._state.recall(kind)
 
-    def option(self, instance_id: InstanceId) -> Option:
+    def line(self, instance_id: InstanceId) -> Line:
+        """What the instance has before it: to be read only."""
+        return self._state.workload.lines.get(instance_id, _EMPTY_LINE)
+
+    def option(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> Option:
+        """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
         request = self.request
         instance = state.fleet[instance_id]
-        hit_blocks = self._hits.get(instance_id, 0)
+        hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
         cached = state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
         work = state.prefill_seconds(instance, request.prompt_tokens, cached)
-        factor = state.correction(instance_id)
-        line = state.workload.lines.get(instance_id, _EMPTY_LINE)
+        line = self.line(instance_id)
         return Option(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
             uncached_tokens=request.prompt_tokens - cached,
-            queue_seconds=line.queue_seconds(self.now) * factor,
-            prefill_seconds=work * factor,
+            queue_seconds=state.expected_seconds(instance_id, *line.queue(self.now)),
+            prefill_seconds=state.expected_seconds(instance_id, work, request.prompt_tokens - cached),
             work_seconds=work,
             load_tokens=line.load_tokens,
+            waiting=line.waiting,
             requests=line.requests,
         )
 

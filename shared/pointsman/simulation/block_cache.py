@@ -25,6 +25,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from pointsman.primitives import Tokens
+from pointsman.simulation.eviction_rlt import RandomisedLeafToken
 
 BlockHash = int
 """Chained hash of a full block, 64 bits, in the engine's own scheme."""
@@ -199,6 +200,10 @@ class OpaqueChain(BlockChain):
 class EvictionOrder(Protocol):
     """The cached blocks that no request holds, and which of them goes first."""
 
+    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
+        """These consecutive blocks are cached from now on, the first after `parent`; a request holds them."""
+        ...
+
     def add(self, hashes: Iterable[BlockHash]) -> None:
         """The last holder let go of these blocks, in this order: of one request, tail first."""
         ...
@@ -223,6 +228,10 @@ class LeastRecentlyUsed(EvictionOrder):
         self._queue: OrderedDict[BlockHash, None] = OrderedDict()
 
     @override
+    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
+        """The order of letting go tells enough."""
+
+    @override
     def add(self, hashes: Iterable[BlockHash]) -> None:
         self._queue.update(dict.fromkeys(hashes))
 
@@ -244,7 +253,7 @@ class LeastRecentlyUsed(EvictionOrder):
         return len(self._queue)
 
 
-EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"lru": LeastRecentlyUsed}
+EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"lru": LeastRecentlyUsed, "rlt": RandomisedLeafToken}
 """Eviction policies by name."""
 
 
@@ -367,6 +376,7 @@ class BlockCache:
             return
         parent = chain.hashes[first - 1] if first else None
         run = RunCached(parent, chain.hashes[first:last], chain.tokens(first, last), chain.identity)
+        self._unheld.grow(parent, run.hashes)
         self._changes.append(run)
 
 

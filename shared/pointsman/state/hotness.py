@@ -1,9 +1,14 @@
 """How hot each prefix is, and so how many of a prompt's leading blocks decide where it belongs.
 
 DualMap's hotness tree: a prefix that draws more than its share of the traffic is extended by one level, so that its
-traffic spreads over more candidate pairs; one that cools down is shortened again. Levels are `level_tokens` apart,
-traffic is counted over a sliding window of the last arrivals. Bias: a prefix must be hot for a while before it
-spreads; a window of few arrivals makes the tree nervous, one of many makes it slow.
+traffic spreads over more candidate pairs; one that cools down is shortened again, and between the two thresholds it
+stays as it is. Levels are `level_tokens` apart, traffic is counted over a sliding window of the last arrivals.
+
+The paper writes 2/n and 1/n for the thresholds. The default is 1/n and 0.5/n: with two candidates a prefix of share
+2/n can fill both of its instances before it is spread, and only 1/n reproduces the paper's own Figure 6b.
+
+Bias: a prefix must be hot for a while before it spreads; a window of few arrivals makes the tree nervous, one of many
+makes it slow. Bound: the window holds one path an arrival, and only what it holds is counted or extended.
 """
 
 from collections import deque
@@ -18,11 +23,26 @@ ARRIVALS_MIN = 24
 class Hotness:
     """Counts arrivals by prefix. Changes only through `arrived`; `affinity_key` only reads."""
 
-    def __init__(self, *, block_tokens: Tokens, level_tokens: Tokens, hot_share: float, cold_share: float) -> None:
-        """`hot_share`, `cold_share`: in units of 1/n, n being the number of ready instances."""
+    def __init__(
+        self,
+        *,
+        block_tokens: Tokens,
+        level_tokens: Tokens,
+        hot_share: float,
+        cold_share: float,
+        window_arrivals: int = WINDOW_ARRIVALS,
+    ) -> None:
+        """`hot_share`, `cold_share`: in units of 1/n, n being the number of ready instances.
+
+        Raises ValueError when a prefix could be hot and cold at once.
+        """
+        if not 0 <= cold_share <= hot_share:
+            msg = f"cold_share ({cold_share}) must be at least 0 and at most hot_share ({hot_share})"
+            raise ValueError(msg)
         self._step = max(1, level_tokens // block_tokens)
         self._hot_share = hot_share
         self._cold_share = cold_share
+        self._window_arrivals = window_arrivals
         self._counts: dict[BlockKey, int] = {}
         self._window: deque[list[BlockKey]] = deque()
         self._extended: set[BlockKey] = set()
@@ -32,31 +52,45 @@ class Hotness:
         path = self._path(keys)
         return path[-1] if path else None
 
+    def arrivals_of(self, key: BlockKey) -> int:
+        """Arrivals in the window whose path went through this key."""
+        return self._counts.get(key, 0)
+
+    def is_extended(self, key: BlockKey) -> bool:
+        """Whether prompts that go through this key are told apart one level further down."""
+        return key in self._extended
+
+    def __len__(self) -> int:
+        """Prefixes that are counted."""
+        return len(self._counts)
+
     def arrived(self, keys: list[BlockKey], instances: int) -> None:
         """Count one arrival among `instances` ready ones."""
         path = self._path(keys)
-        self._window.append(path)
         counts = self._counts
+        self._window.append(path)
         for key in path:
             counts[key] = counts.get(key, 0) + 1
-        if len(self._window) > WINDOW_ARRIVALS:
-            self._forget(self._window.popleft(), instances)
-        arrivals = len(self._window)
-        if arrivals < ARRIVALS_MIN:
-            return
-        hot = arrivals * self._hot_share / max(1, instances)
-        self._extended.update(key for key in path if counts[key] > hot)
+        forgotten = self._window.popleft() if len(self._window) > self._window_arrivals else []
+        for key in forgotten:
+            counts[key] -= 1
+        self._judge(path, instances)
+        self._judge(forgotten, instances)
 
-    def _forget(self, path: list[BlockKey], instances: int) -> None:
-        cold = len(self._window) * self._cold_share / max(1, instances)
+    def _judge(self, path: list[BlockKey], instances: int) -> None:
+        """Extend what is hot by now, shorten what is cold; forget what nobody asked for within the window."""
+        arrivals = len(self._window)
+        one_nth = arrivals / max(1, instances)
+        hot, cold = one_nth * self._hot_share, one_nth * self._cold_share
         for key in path:
-            left = self._counts[key] - 1
-            if left:
-                self._counts[key] = left
-            else:
-                del self._counts[key]
-            if left < cold:
+            count = self._counts.get(key, 0)
+            if not count:
+                self._counts.pop(key, None)
                 self._extended.discard(key)
+            elif count < cold:
+                self._extended.discard(key)
+            elif count > hot and arrivals >= ARRIVALS_MIN:
+                self._extended.add(key)
 
     def _path(self, keys: list[BlockKey]) -> list[BlockKey]:
         """The keys at each level down to the one that decides: one level below the last hot one."""

@@ -1,13 +1,17 @@
-"""How long a prefill will take on one instance, corrected by how long prefills really took there.
+"""How long prefills take on one instance: the cost model, corrected by what was observed, and a second opinion.
 
-The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). What it leaves out (decode steps in between,
-a slow machine, a wrong profile) is learned as one factor per instance: seconds that prefills took over seconds
-that were predicted, both sums fading, so that long prefills weigh more than short ones.
+The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). What it leaves out (decode steps in between, a
+slow machine, a wrong profile) is learned as one factor: seconds that prefills took over seconds that were predicted,
+both sums fading, so that long prefills weigh more than short ones.
+
+The polynomial may also be wrong from prompt to prompt. Tokens cannot be: so the seconds per uncached token are
+learned as well, and both opinions are weighed by how far off each has been. Where the polynomial is right the
+second opinion has no say.
 """
 
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, Tokens
 
 FADE = 0.97
 """Weight that the sums keep at each observation: about the last 30 prefills count."""
@@ -16,22 +20,49 @@ PRIOR_SECONDS = 2.0
 """The polynomial counts like this many observed seconds until real ones come in."""
 
 CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
+TRUST_POWER = 2
+"""How sharply the worse opinion loses its say: the weights are squared errors to this power, inverted."""
 
 
 @dataclass(slots=True)
 class Correction:
-    """The learned factor of one instance."""
+    """What one instance has taught. Sums fade."""
 
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS
+    token_seconds: Seconds = 0.0
+    tokens: float = 0.0
+    cost_errors: float = 0.0
+    """Squared errors of the corrected cost model, square seconds."""
+    token_errors: float = 0.0
+    """Squared errors of seconds by tokens."""
 
     @property
     def factor(self) -> float:
+        """The correction of the cost model."""
         return min(CORRECTION_MAX, max(CORRECTION_MIN, self.observed / self.predicted))
 
-    def learn(self, *, predicted: Seconds, observed: Seconds) -> None:
-        """Take in one prefill: what the polynomial said, waiting inside the engine included, and what it took."""
+    def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
+        """What `work` seconds by the cost model, for so many uncached tokens, will really take."""
+        corrected = work * self.factor
+        if not self.tokens or not self.cost_errors:
+            return corrected
+        against_tokens = self.token_errors**TRUST_POWER
+        against_cost = self.cost_errors**TRUST_POWER
+        share = against_cost / (against_cost + against_tokens)
+        return corrected + share * (tokens * self.token_seconds / self.tokens - corrected)
+
+    def learn(self, *, predicted: Seconds, observed: Seconds, tokens: Tokens = 0) -> None:
+        """Take in one prefill: the cost model's work inside the engine when it was granted, its own included, the
+        uncached tokens of that work, and the seconds it took."""
         if predicted <= 0 or observed < 0:
             return
-        self.observed = FADE * self.observed + min(observed, CORRECTION_MAX * 2 * predicted)
+        observed = min(observed, CORRECTION_MAX * 2 * predicted)
+        self.cost_errors = FADE * self.cost_errors + (observed - predicted * self.factor) ** 2
+        if self.tokens:
+            by_tokens = tokens * self.token_seconds / self.tokens
+            self.token_errors = FADE * self.token_errors + (observed - by_tokens) ** 2
+        self.observed = FADE * self.observed + observed
         self.predicted = FADE * self.predicted + predicted
+        self.token_seconds = FADE * self.token_seconds + observed
+        self.tokens = FADE * self.tokens + tokens

@@ -91,6 +91,8 @@ class State:
         self.term = Term(0)
         self.sequence: Sequence = 0
         self.writes_lost = 0
+        self.last_at: Seconds = 0.0
+        """The latest time that any event so far carried: how fresh this knowledge is."""
         self.strangers: dict[InstanceId, Seconds] = {}
         """Who reports without having joined, as far as this log tells, and when last: to be asked to join again."""
         self._epochs: dict[InstanceId, Epoch] = {}
@@ -100,6 +102,7 @@ class State:
         """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
         if sequence:
             self.sequence = sequence
+        self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         match event:
             case BlocksStored():
@@ -188,6 +191,11 @@ class State:
     def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
         """Prefill work by the instance's cost model, uncorrected."""
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
+
+    def expected_seconds(self, instance: InstanceId, work: Seconds, tokens: Tokens) -> Seconds:
+        """What prefill `work` by the cost model, for so many uncached tokens, will really take there."""
+        correction = self.corrections.get(instance)
+        return correction.seconds(work, tokens) if correction else work
 
     def correction(self, instance: InstanceId) -> float:
         correction = self.corrections.get(instance)
@@ -357,7 +365,11 @@ class State:
         request.stage = Stage.DECODING
         if event.stamp is None:
             correction = self.corrections.setdefault(event.instance, Correction())
-            correction.learn(predicted=request.engine_seconds, observed=event.at - request.granted_at)
+            correction.learn(
+                predicted=request.engine_seconds,
+                observed=event.at - request.granted_at,
+                tokens=request.engine_tokens,
+            )
         self._promise_until_confirmed(request, event.at)
         for memory in self._memories:
             memory.first_token(request, event.at)

@@ -53,6 +53,8 @@ class Request:
     granted_at: Seconds = 0.0
     engine_seconds: Seconds = 0.0
     """Prefill work before its first token when it was granted, its own included, uncorrected."""
+    engine_tokens: Tokens = 0
+    """The same in uncached tokens."""
 
     @property
     def deadline(self) -> Seconds:
@@ -79,20 +81,35 @@ class Line:
         return self.pending_tokens + self.prefill_tokens
 
     @property
+    def waiting(self) -> int:
+        """Requests that have no first token yet."""
+        return len(self.pending) + len(self.prefill)
+
+    @property
     def requests(self) -> int:
         return len(self.pending) + len(self.prefill) + len(self.decoding)
 
-    def engine_seconds_left(self, now: Seconds) -> Seconds:
-        """Prefill work inside the engine that is not done yet, uncorrected."""
+    def engine_left(self, now: Seconds) -> tuple[Seconds, Tokens]:
+        """Prefill work inside the engine that is not done yet, uncorrected, and its uncached tokens."""
         if not self.prefill:
-            return 0.0
+            return 0.0, 0
         first = next(iter(self.prefill.values()))
         done = min(first.prefill_seconds, max(0.0, now - self.working_since))
-        return max(0.0, self.prefill_seconds - done)
+        done_share = done / first.prefill_seconds if first.prefill_seconds else 1.0
+        return max(0.0, self.prefill_seconds - done), self.prefill_tokens - int(first.uncached_tokens * done_share)
+
+    def engine_seconds_left(self, now: Seconds) -> Seconds:
+        """Prefill work inside the engine that is not done yet, uncorrected."""
+        return self.engine_left(now)[0]
 
     def queue_seconds(self, now: Seconds) -> Seconds:
-        """Prefill work before a request that comes now and waits for all others, uncorrected."""
-        return self.engine_seconds_left(now) + self.pending_seconds
+        """Prefill work before a request that comes now, uncorrected."""
+        return self.queue(now)[0]
+
+    def queue(self, now: Seconds) -> tuple[Seconds, Tokens]:
+        """Prefill work before a request that comes now and waits for all others, uncorrected, and its tokens."""
+        seconds, tokens = self.engine_left(now)
+        return seconds + self.pending_seconds, tokens + self.pending_tokens
 
     def enqueue(self, request: Request) -> None:
         self.pending[request.id] = request
@@ -103,7 +120,9 @@ class Line:
         self._take_pending(request)
         if not self.prefill:
             self.working_since = now
-        request.engine_seconds = self.engine_seconds_left(now) + request.prefill_seconds
+        seconds, tokens = self.engine_left(now)
+        request.engine_seconds = seconds + request.prefill_seconds
+        request.engine_tokens = tokens + request.uncached_tokens
         self.prefill[request.id] = request
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens

@@ -1,0 +1,257 @@
+"""From an outcome to the numbers of a run: how many were on time, how fast, how warm, how even, how fair.
+
+Pure arithmetic on what the simulator wrote down; it knows no policy and prints nothing. The first `warmup` requests
+fill the caches and are left out of every figure. Load and service are taken over the window in which the counted
+requests arrive: what happens while the pool drains afterwards says nothing about a loaded one.
+
+Latencies are of requests that got there, so a policy that rejects looks faster than it serves: read them beside
+effective request capacity, in which rejected, failed and unfinished requests count as missed.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
+
+INPUT_WEIGHT = 1.0
+OUTPUT_WEIGHT = 2.0
+"""What a computed prompt token and an output token count as service: the weights of VTC and of DLPM."""
+
+LENGTH_BANDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attainment:
+    """How many of a group of requests were on time: `share` of `requests`."""
+
+    requests: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBand:
+    """A tenth of the requests, by prompt length: who pays when not all can be on time."""
+
+    tokens_min: Tokens
+    tokens_max: Tokens
+    attainment: Attainment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Percentiles of one kind of latency; None where nobody got there."""
+
+    p50_s: Seconds | None
+    p90_s: Seconds | None
+    p99_s: Seconds | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One run. None where there was nothing to measure."""
+
+    requests: int
+    finished: int
+    rejections: int
+    failures: int
+    unfinished: int
+    effective_capacity: float | None
+    """Share of all requests whose first token met the objective."""
+    ttft: Latency
+    tpot: Latency
+    e2e: Latency
+    well_behaved_ttft: Latency
+    """TTFT of the clients that keep to their share; of all, where nobody misbehaves."""
+    hit_rate: float | None
+    """Cached over prompt tokens of the requests that the engines served, as the engines report it."""
+    hit_share_of_bound: float | None
+    """`hit_rate` over what one infinite cache would have given."""
+    load_cv: float | None
+    """Coefficient of variation of pending tokens across instances, mean over time."""
+    migrations: int
+    jain: float | None
+    """Jain's index over the clients' service: 1 when all got the same, 1/n when one got everything."""
+    prediction_error_p50_s: Seconds | None
+    prediction_error_p90_s: Seconds | None
+    """How far the TTFT predicted at placement was from the real one, either way."""
+    prediction_bias_s: Seconds | None
+    """Mean of real minus predicted TTFT: positive where predictions are too hopeful."""
+    decision_us: float | None
+    """Real CPU time of one placement, microseconds."""
+    by_length: tuple[LengthBand, ...]
+    by_tenant: Mapping[str, Attainment]
+
+
+def summarise(
+    outcome: Outcome,
+    *,
+    warmup: int = 0,
+    hit_bound: float | None = None,
+    misbehaving: Collection[str] = frozenset(),
+) -> Report:
+    """The numbers of a run without its first `warmup` requests.
+
+    `hit_bound`: token-weighted hit share of one infinite cache over the same requests. `misbehaving`: the
+    clients that take more than their share.
+    """
+    rows = outcome.rows[warmup:]
+    served = [row for row in rows if row.first_token_at is not None]
+    errors = [
+        row.ttft - row.predicted_ttft for row in served if row.ttft is not None and row.predicted_ttft is not None
+    ]
+    hits = hit_rate(served)
+    return Report(
+        requests=len(rows),
+        finished=sum(row.end == "finished" for row in rows),
+        rejections=sum(row.end == "rejected" for row in rows),
+        failures=sum(row.end == "failed" for row in rows),
+        unfinished=sum(row.end == "unfinished" for row in rows),
+        effective_capacity=effective_capacity(rows),
+        ttft=_latency(row.ttft for row in served),
+        tpot=_latency(tpot(row) for row in served),
+        e2e=_latency(e2e(row) for row in served),
+        well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
+        hit_rate=hits,
+        hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
+        load_cv=load_cv(_within(outcome.samples, rows)),
+        migrations=sum(row.migrations for row in rows),
+        jain=jain_index(service_by_tenant(rows).values()),
+        prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
+        prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
+        prediction_bias_s=fmean(errors) if errors else None,
+        decision_us=outcome.decision_seconds / outcome.decisions * 1e6 if outcome.decisions else None,
+        by_length=length_bands(rows),
+        by_tenant=attainment_by_tenant(rows),
+    )
+
+
+def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
+    """The share of `rows` on time; None of nothing."""
+    return sum(row.on_time for row in rows) / len(rows) if rows else None
+
+
+def tpot(row: RequestRow) -> Seconds | None:
+    """Mean time per output token after the first; None with fewer than two, or where the end never came."""
+    if row.end != "finished" or row.first_token_at is None or row.ended_at is None or answer_tokens(row) < 2:
+        return None
+    return (row.ended_at - row.first_token_at) / (row.output_tokens - 1)
+
+
+def e2e(row: RequestRow) -> Seconds | None:
+    """From arrival to the last token; None unless it finished."""
+    return row.ended_at - row.arrived_at if row.end == "finished" and row.ended_at is not None else None
+
+
+def answer_tokens(row: RequestRow) -> Tokens:
+    """Tokens of a complete answer. What ended with its first token had no more, whatever was asked for: that is how
+    the prefill-bound model answers."""
+    if row.end != "finished":
+        return 0
+    return 1 if row.ended_at == row.first_token_at else row.output_tokens
+
+
+def hit_rate(served: Sequence[RequestRow]) -> float | None:
+    """Cached over prompt tokens; None of nothing."""
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.cached_tokens for row in served) / prompt if prompt else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear between the two nearest ranks; None of nothing."""
+    return _of_ordered(sorted(values), percent)
+
+
+# --- Evenness ---
+
+
+def load_cv(samples: Sequence[LoadSample]) -> float | None:
+    """Mean over time of the coefficient of variation of pending tokens; each sample holds until the next.
+
+    Moments at which nothing is pending have no variation to speak of and are left out. None without any other.
+    """
+    weighted = seconds = 0.0
+    for sample, following in pairwise(samples):
+        if any(sample.pending_tokens):
+            held = following.at - sample.at
+            weighted += held * pstdev(sample.pending_tokens) / fmean(sample.pending_tokens)
+            seconds += held
+    return weighted / seconds if seconds else None
+
+
+def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[LoadSample]:
+    """The samples between the first and the last arrival."""
+    if not rows:
+        return []
+    return [sample for sample in samples if rows[0].arrived_at <= sample.at <= rows[-1].arrived_at]
+
+
+# --- Fairness ---
+
+
+def service_by_tenant(rows: Sequence[RequestRow]) -> dict[str, float]:
+    """What each client got while requests still arrived: computed prompt tokens and output tokens, weighted.
+
+    Tokens from a cache cost the engine nothing and are no service (as in DLPM). Once arrivals end, all that waits
+    is served in any order, and everyone gets what they asked for: counting that would hide who was held back.
+    """
+    service = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
+    until = rows[-1].arrived_at if rows else 0.0
+    for row in rows:
+        if row.first_token_at is not None and row.first_token_at <= until:
+            service[row.tenant] += INPUT_WEIGHT * (row.prompt_tokens - row.cached_tokens)
+        if row.ended_at is not None and row.ended_at <= until:
+            service[row.tenant] += OUTPUT_WEIGHT * answer_tokens(row)
+    return service
+
+
+def jain_index(service: Collection[float]) -> float | None:
+    """(sum x)^2 / (n * sum x^2); None where nobody got anything."""
+    squares = sum(one * one for one in service)
+    return sum(service) ** 2 / (len(service) * squares) if squares else None
+
+
+def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
+    """Attainment of each client, by name."""
+    groups: dict[str, list[RequestRow]] = {}
+    for row in rows:
+        groups.setdefault(row.tenant, []).append(row)
+    return {tenant: _attainment(groups[tenant]) for tenant in sorted(groups)}
+
+
+def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
+    """Ten groups of equal size, shortest prompts first; fewer where there are fewer requests."""
+    ordered = sorted(rows, key=lambda row: (row.prompt_tokens, row.number))
+    edges = [len(ordered) * band // LENGTH_BANDS for band in range(LENGTH_BANDS + 1)]
+    return tuple(
+        LengthBand(
+            tokens_min=ordered[start].prompt_tokens,
+            tokens_max=ordered[end - 1].prompt_tokens,
+            attainment=_attainment(ordered[start:end]),
+        )
+        for start, end in pairwise(edges)
+        if end > start
+    )
+
+
+# --- Arithmetic ---
+
+
+def _attainment(rows: Sequence[RequestRow]) -> Attainment:
+    return Attainment(requests=len(rows), share=sum(row.on_time for row in rows) / len(rows))
+
+
+def _latency(values: Iterable[Seconds | None]) -> Latency:
+    ordered = sorted(value for value in values if value is not None)
+    return Latency(p50_s=_of_ordered(ordered, 50), p90_s=_of_ordered(ordered, 90), p99_s=_of_ordered(ordered, 99))
+
+
+def _of_ordered(ordered: Sequence[float], percent: float) -> float | None:
+    if not ordered:
+        return None
+    rank = (len(ordered) - 1) * percent / 100
+    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    return below + (above - below) * (rank - math.floor(rank))

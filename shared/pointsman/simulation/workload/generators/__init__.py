@@ -1,0 +1,70 @@
+"""Generators: workloads made from a seed, one file a shape, each with its source.
+
+The settings of a shape are a frozen dataclass beside its generator. `GENERATORS` holds the generators by name with
+their settings bound, as commands offer them.
+"""
+
+import random
+from functools import partial
+
+from pointsman.simulation.workload.arrivals import DayShape, diurnal
+from pointsman.simulation.workload.generators.base import Generator
+from pointsman.simulation.workload.generators.chat import ChatShape, chat
+from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS, WELL_BEHAVED, Clients
+from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
+from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
+from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
+from pointsman.simulation.workload.generators.tools import ToolsShape, tools
+from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
+from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
+from pointsman.simulation.workload.requests import WorkloadRequest
+
+
+def chat_diurnal(count: int, *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
+    """`chat` with a rate that goes through one whole day, from night to night."""
+    requests = chat(count, rate=rate, chance=chance)
+    day = requests[-1].arrival_s if requests else 0.0
+    return diurnal(requests, shape=DayShape(day_s=day)) if day else requests
+
+
+GENERATORS: dict[str, Generator] = {
+    "chat": chat,
+    "chat_diurnal": chat_diurnal,
+    "tools": tools,
+    "gsp": gsp,
+    "gsp_mixed": partial(gsp, shape=GspShape(range_ratio=0.25)),
+    "gsp_round_robin": partial(gsp, shape=GspShape(order="round_robin")),
+    "long_document_qa": long_document_qa,
+    "tree_of_thoughts": tree_of_thoughts,
+    "tree_of_thoughts_s1": partial(tree_of_thoughts, shape=TreeShape(clients=MORE_REQUESTS)),
+    "tree_of_thoughts_s2": partial(tree_of_thoughts, shape=TreeShape(clients=LONGER_PREFIXES)),
+    "llm_as_judge": llm_as_judge,
+    "llm_as_judge_s1": partial(llm_as_judge, shape=JudgeShape(clients=MORE_REQUESTS)),
+    "llm_as_judge_s2": partial(llm_as_judge, shape=JudgeShape(clients=LONGER_PREFIXES)),
+    "two_hot_prefixes": two_hot_prefixes,
+}
+"""By name. `_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
+
+__all__ = [
+    "GENERATORS",
+    "LONGER_PREFIXES",
+    "MORE_REQUESTS",
+    "WELL_BEHAVED",
+    "ChatShape",
+    "Clients",
+    "Generator",
+    "GspShape",
+    "HotspotShape",
+    "JudgeShape",
+    "LongDocumentShape",
+    "ToolsShape",
+    "TreeShape",
+    "chat",
+    "chat_diurnal",
+    "gsp",
+    "llm_as_judge",
+    "long_document_qa",
+    "tools",
+    "tree_of_thoughts",
+    "two_hot_prefixes",
+]

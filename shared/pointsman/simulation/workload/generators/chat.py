@@ -1,0 +1,69 @@
+"""Conversations: each turn repeats everything before it, behind one of a few system prompts.
+
+ShareGPT-like: few rounds on average with a long tail (geometric), exponential lengths, and pauses for reading,
+thinking and typing.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
+from pointsman.simulation.workload.generators.base import interleaved, length_about, zipf
+from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatShape:
+    """Conversations that share a few system prompts and grow turn by turn. Lengths are means (exponential)."""
+
+    system_prompt_blocks: tuple[int, ...] = (6, 4, 3, 2)
+    """Length of each system prompt, most popular first: the n-th is chosen with weight 1/n."""
+    turns: float = 5.0
+    question_tokens: float = 400.0
+    answer_tokens: float = 250.0
+    think_s: Seconds = 30.0
+    answer_s_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN
+    """How long the user waits for an answer before thinking; the workload is open loop, so this is a guess."""
+    input_tokens_max: Tokens = 16_384
+    """A conversation that grew beyond this is over."""
+    output_tokens_max: Tokens = 1024
+
+
+def chat(count: int, *, rate: float, chance: random.Random, shape: ChatShape | None = None) -> list[WorkloadRequest]:
+    """`count` requests of conversations that begin at random so that about `rate` requests arrive a second."""
+    shape = shape or ChatShape()
+    ids = BlockIds()
+    systems = [ids.take(blocks) for blocks in shape.system_prompt_blocks]
+    popularity = zipf(len(systems), 1.0)
+
+    def conversation(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+        system = chance.choices(systems, cum_weights=popularity)[0]
+        return _conversation(number, start, system, ids, shape, chance)
+
+    return interleaved(count, tasks_rate=rate / shape.turns, task=conversation, chance=chance)
+
+
+def _conversation(
+    number: int, start: Seconds, system: tuple[int, ...], ids: BlockIds, shape: ChatShape, chance: random.Random
+) -> Iterator[WorkloadRequest]:
+    arrival_s, block_ids, length = start, system, len(system) * TRACE_BLOCK_TOKENS
+    while True:
+        length += length_about(shape.question_tokens, chance)
+        if length > shape.input_tokens_max:
+            return
+        block_ids = ids.extended(block_ids, length)
+        answer = min(length_about(shape.answer_tokens, chance), shape.output_tokens_max)
+        yield WorkloadRequest(
+            arrival_s=arrival_s,
+            block_ids=block_ids,
+            input_length=length,
+            output_tokens=answer,
+            tenant=Tenant(f"user-{number % 8 + 1}"),
+            session=SessionId(f"chat-{number}"),
+        )
+        if chance.uniform(0.0, 1.0) < 1 / shape.turns:
+            return
+        length += answer
+        arrival_s += answer * shape.answer_s_per_token + chance.expovariate(1 / shape.think_s)

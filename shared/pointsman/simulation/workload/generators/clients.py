@@ -1,0 +1,55 @@
+"""Who sends: several clients, a few of which may misbehave.
+
+After the fairness experiments of Cao et al., *Locality-aware Fair Scheduling in LLM Serving* (2025), which have two
+kinds: S1 sends more requests than the others, S2 sends requests with longer prefixes. The second is the subtler:
+whoever serves the longest cached prefix first serves S2 first.
+"""
+
+import random
+from dataclasses import dataclass
+
+from pointsman.primitives import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """`count` clients, the first `misbehaving` of which send `requests_factor` times as many tasks as each of the
+    others, behind a prefix `prefix_factor` times as long.
+
+    The rate of a workload is that of all clients together, so S1 leaves the others less of it. Raises ValueError for
+    numbers that make no sense.
+    """
+
+    count: int = 8
+    misbehaving: int = 1
+    requests_factor: float = 1.0
+    prefix_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.misbehaving <= self.count >= 1 and min(self.requests_factor, self.prefix_factor) > 0):
+            msg = f"clients need a count, at most as many misbehaving ones, and positive factors, not {self}"
+            raise ValueError(msg)
+
+    def tenants(self) -> list[Tenant]:
+        """All of them, the misbehaving ones first."""
+        return [Tenant(f"client-{number + 1}") for number in range(self.count)]
+
+    def misbehaves(self, index: int) -> bool:
+        """Whether the client at this place of `tenants()` does."""
+        return index < self.misbehaving
+
+    def pick(self, chance: random.Random) -> int:
+        """Who sends the next task, as a place in `tenants()`."""
+        weights = [self.requests_factor if self.misbehaves(index) else 1.0 for index in range(self.count)]
+        return chance.choices(range(self.count), weights=weights)[0]
+
+    def prefix_blocks(self, index: int, blocks: int) -> int:
+        """How long the prefix of this client is, where that of a well-behaved one has `blocks` blocks."""
+        return round(blocks * self.prefix_factor) if self.misbehaves(index) else blocks
+
+
+WELL_BEHAVED = Clients()
+MORE_REQUESTS = Clients(requests_factor=8.0)
+"""S1: one client sends as much as eight others."""
+LONGER_PREFIXES = Clients(prefix_factor=4.0)
+"""S2: one client's prefixes are four times as long."""

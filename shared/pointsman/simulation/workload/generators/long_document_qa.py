@@ -1,0 +1,78 @@
+"""Questions about long documents: a little text behind very much of it, some documents far more read than others.
+
+LooGLE-like: documents of 10 to 30 thousand tokens, short questions, short answers. A reader opens a document (Zipf)
+and asks several questions, one after the other; each is asked alone behind the document, as that benchmark does, so
+that the document is all that is shared.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
+from pointsman.simulation.workload.generators.base import interleaved, length_about, zipf
+from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongDocumentShape:
+    """Documents, readers, and what they ask. Token lengths are means (exponential)."""
+
+    documents: int = 400
+    """About 8 million tokens together: more than a few engines cache."""
+    zipf_exponent: float = 0.8
+    document_blocks_min: int = 20
+    document_blocks_max: int = 58
+    """Evenly from 10,240 to 29,696 tokens."""
+    questions_max: int = 7
+    """A reader asks 1 to so many, each number as likely."""
+    question_tokens: float = 30.0
+    answer_tokens: float = 60.0
+    output_tokens_max: Tokens = 512
+    think_s: Seconds = 15.0
+    """Between an answer and the next question; mean."""
+    readers: int = 8
+    """Tenants, in turn."""
+
+
+def long_document_qa(
+    count: int, *, rate: float, chance: random.Random, shape: LongDocumentShape | None = None
+) -> list[WorkloadRequest]:
+    """`count` questions of readers who open documents at random so that about `rate` questions come a second."""
+    shape = shape or LongDocumentShape()
+    ids = BlockIds()
+    documents = [
+        ids.take(chance.randint(shape.document_blocks_min, shape.document_blocks_max)) for _ in range(shape.documents)
+    ]
+    popularity = zipf(shape.documents, shape.zipf_exponent)
+
+    def reading(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+        document = chance.choices(documents, cum_weights=popularity)[0]
+        return _reading(number, start, document, ids, shape, chance)
+
+    questions_mean = (1 + shape.questions_max) / 2
+    return interleaved(count, tasks_rate=rate / questions_mean, task=reading, chance=chance)
+
+
+def _reading(
+    number: int,
+    start: Seconds,
+    document: tuple[int, ...],
+    ids: BlockIds,
+    shape: LongDocumentShape,
+    chance: random.Random,
+) -> Iterator[WorkloadRequest]:
+    arrival_s = start
+    for _ in range(chance.randint(1, shape.questions_max)):
+        length = len(document) * TRACE_BLOCK_TOKENS + length_about(shape.question_tokens, chance)
+        answer = min(length_about(shape.answer_tokens, chance), shape.output_tokens_max)
+        yield WorkloadRequest(
+            arrival_s=arrival_s,
+            block_ids=ids.extended(document, length),
+            input_length=length,
+            output_tokens=answer,
+            tenant=Tenant(f"reader-{number % shape.readers + 1}"),
+            session=SessionId(f"reading-{number}"),
+        )
+        arrival_s += answer * ANSWER_SECONDS_PER_TOKEN + chance.expovariate(1 / shape.think_s)

@@ -1,0 +1,87 @@
+"""A hotspot: two long prefixes that arrive in bursts, over a steady stream of prompts that share nothing.
+
+What consistent hashing fears: each prefix has one home, and a burst is more than a home can take. The lengths of 12
+and 5 blocks are those of the two hot tools of the tool-and-agent trace.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pointsman.primitives import Seconds, Tenant, Tokens
+from pointsman.simulation.workload.generators.base import interleaved, length_about
+from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+
+COLD = Tenant("cold")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotspotShape:
+    """Which prefixes are hot, how much of the traffic they are, and how it comes."""
+
+    prefix_blocks: tuple[int, ...] = (12, 5)
+    shares: tuple[float, ...] = (0.4, 0.2)
+    """Of all requests, one share a hot prefix; the rest is cold. Together at most 1."""
+    burst_requests: int = 20
+    burst_s: Seconds = 2.0
+    """The requests of a burst come at random moments within this."""
+    question_tokens: float = 300.0
+    cold_tokens: float = 3000.0
+    answer_tokens: float = 120.0
+    """Lengths are means (exponential)."""
+    input_tokens_max: Tokens = 16_384
+    output_tokens_max: Tokens = 1024
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless shares fit the prefixes and leave no less than nothing."""
+        fits = len(self.prefix_blocks) == len(self.shares) and all(share >= 0 for share in self.shares)
+        if not fits or sum(self.shares) > 1 or self.burst_requests < 1:
+            msg = f"each hot prefix needs a share, all together at most 1, and bursts a request, not {self}"
+            raise ValueError(msg)
+
+
+def two_hot_prefixes(
+    count: int, *, rate: float, chance: random.Random, shape: HotspotShape | None = None
+) -> list[WorkloadRequest]:
+    """`count` requests; bursts and cold prompts begin at random so that about `rate` requests arrive a second.
+
+    A tenant is a hot prefix (`hot-1`, `hot-2`), or `cold`.
+    """
+    shape = shape or HotspotShape()
+    ids = BlockIds()
+    prefixes = [ids.take(blocks) for blocks in shape.prefix_blocks]
+    begins = [*(share / shape.burst_requests for share in shape.shares), 1 - sum(shape.shares)]
+    weights = list(accumulate(begins))
+
+    def burst_or_cold(_number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+        chosen = chance.choices(range(len(begins)), cum_weights=weights)[0]
+        if chosen == len(prefixes):
+            yield _request((), start, COLD, shape.cold_tokens, ids, shape, chance)
+            return
+        for _ in range(shape.burst_requests):
+            arrival_s = start + chance.uniform(0.0, shape.burst_s)
+            tenant = Tenant(f"hot-{chosen + 1}")
+            yield _request(prefixes[chosen], arrival_s, tenant, shape.question_tokens, ids, shape, chance)
+
+    return interleaved(count, tasks_rate=rate * weights[-1], task=burst_or_cold, chance=chance)
+
+
+def _request(
+    prefix: tuple[int, ...],
+    arrival_s: Seconds,
+    tenant: Tenant,
+    question_tokens: float,
+    ids: BlockIds,
+    shape: HotspotShape,
+    chance: random.Random,
+) -> WorkloadRequest:
+    length = len(prefix) * TRACE_BLOCK_TOKENS + length_about(question_tokens, chance)
+    length = min(length, shape.input_tokens_max)
+    return WorkloadRequest(
+        arrival_s=arrival_s,
+        block_ids=ids.extended(prefix, length),
+        input_length=length,
+        output_tokens=min(length_about(shape.answer_tokens, chance), shape.output_tokens_max),
+        tenant=tenant,
+    )

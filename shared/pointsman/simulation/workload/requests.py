@@ -1,0 +1,73 @@
+"""What a workload is made of: requests, and the ids of the blocks their prompts share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+
+TRACE_BLOCK_TOKENS: Tokens = 512
+"""Tokens that one id of a trace stands for."""
+
+NO_TENANT = Tenant("")
+NO_SESSION = SessionId("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRequest:
+    """One request: when it arrives (since the workload's start, engine time), and its prompt as block ids."""
+
+    arrival_s: Seconds
+    block_ids: tuple[int, ...]
+    input_length: Tokens
+    output_tokens: Tokens
+    tenant: Tenant = NO_TENANT
+    session: SessionId = NO_SESSION
+
+
+def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
+    """By arrival, the first one at 0."""
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    start = ordered[0].arrival_s if ordered else 0.0
+    return [replace(request, arrival_s=request.arrival_s - start) for request in ordered]
+
+
+def mean_rate(requests: Sequence[WorkloadRequest]) -> float:
+    """Mean arrivals a second from the first to the last; 0 where there is no such time."""
+    span = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+    return (len(requests) - 1) / span if span > 0 else 0.0
+
+
+def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens | None) -> list[WorkloadRequest]:
+    """The same requests, prompts cut after `input_tokens_max` tokens; None cuts nothing."""
+    return [
+        request
+        if input_tokens_max is None or request.input_length <= input_tokens_max
+        else replace(
+            request, input_length=input_tokens_max, block_ids=request.block_ids[: blocks_for(input_tokens_max)]
+        )
+        for request in requests
+    ]
+
+
+def blocks_for(tokens: Tokens) -> int:
+    """How many blocks a prompt of so many tokens has, the last one perhaps partial."""
+    return -(-tokens // TRACE_BLOCK_TOKENS)
+
+
+class BlockIds:
+    """Gives out ids that were never used before, so that different contents never meet in one id.
+
+    Prompts that part ways must do so at the end of a whole block: a partial block has one continuation only.
+    """
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """`count` new ids."""
+        first, self._next = self._next, self._next + count
+        return tuple(range(first, self._next))
+
+    def extended(self, block_ids: tuple[int, ...], length: Tokens) -> tuple[int, ...]:
+        """`block_ids` with enough new ones behind them for a prompt of `length` tokens."""
+        return block_ids + self.take(blocks_for(length) - len(block_ids))

@@ -1,0 +1,89 @@
+"""Published traces: one JSON object a line, as released with Mooncake, read into a workload.
+
+A trace says when requests came, how long they were and which prefixes they shared; who sent them it does not say, so
+what is read has neither tenant nor session.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.workload.requests import WorkloadRequest, blocks_for, in_order, input_capped
+
+ROUNDING_SECONDS: Seconds = 3.0
+"""Published traces round arrivals down to this."""
+
+
+class TraceError(ValueError):
+    """The file is no trace. The message begins with the file and, where it applies, the line number."""
+
+
+class _TraceRow(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_trace(
+    path: Path,
+    *,
+    limit: int | None = None,
+    chance: random.Random,
+    spread_s: Seconds = ROUNDING_SECONDS,
+    input_tokens_max: Tokens | None = None,
+) -> list[WorkloadRequest]:
+    """The first `limit` requests of a Mooncake-format trace (one JSON object a line; see `_TraceRow`; ms).
+
+    Arrivals are spread over the `spread_s` that the trace rounded away (0 leaves them). Prompts longer than
+    `input_tokens_max` are cut there. Raises TraceError, also for an empty file.
+    """
+    rows = list(_rows(path, limit))
+    if not rows:
+        msg = f"{path}: no requests"
+        raise TraceError(msg)
+    first = min(row.timestamp for row in rows)
+    requests = [
+        WorkloadRequest(
+            arrival_s=(row.timestamp - first) / 1000 + chance.uniform(0.0, spread_s),
+            block_ids=tuple(row.hash_ids),
+            input_length=row.input_length,
+            output_tokens=row.output_length,
+        )
+        for row in rows
+    ]
+    return in_order(input_capped(requests, input_tokens_max))
+
+
+def _rows(path: Path, limit: int | None) -> Iterator[_TraceRow]:
+    decoder = msgspec.json.Decoder(_TraceRow)
+    try:
+        with path.open("rb") as lines:
+            number = 0
+            for line_number, line in enumerate(lines, start=1):
+                if limit is not None and number >= limit:
+                    return
+                if line.strip():
+                    number += 1
+                    yield _checked(decoder, line, f"{path}:{line_number}")
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise TraceError(msg) from error
+
+
+def _checked(decoder: "msgspec.json.Decoder[_TraceRow]", line: bytes, where: str) -> _TraceRow:
+    try:
+        row = decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        msg = f"{where}: {error}"
+        raise TraceError(msg) from error
+    if row.input_length < 1 or row.output_length < 0 or row.timestamp < 0:
+        msg = f"{where}: lengths and time must not be negative, and the prompt not empty"
+        raise TraceError(msg)
+    if len(row.hash_ids) != blocks_for(row.input_length):
+        msg = f"{where}: {len(row.hash_ids)} hash_ids for {row.input_length} tokens; expected {blocks_for(row.input_length)}"
+        raise TraceError(msg)
+    return row

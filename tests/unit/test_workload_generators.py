@@ -1,0 +1,407 @@
+"""Generated workloads: the same from a seed, prefixes shared exactly as promised, no question before its answer."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, pairwise
+from statistics import mean, pstdev
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.primitives import SessionId, Tenant, Tokens
+from pointsman.simulation.workload import (
+    ARRIVALS,
+    GENERATORS,
+    LONGER_PREFIXES,
+    MORE_REQUESTS,
+    ChatShape,
+    Clients,
+    DayShape,
+    GspShape,
+    HotspotShape,
+    JudgeShape,
+    LongDocumentShape,
+    TreeShape,
+    WorkloadRequest,
+    causal,
+    chat,
+    describe,
+    diurnal,
+    gamma,
+    gsp,
+    infinite_cache_hit_share,
+    input_capped,
+    llm_as_judge,
+    long_document_qa,
+    mean_rate,
+    poisson,
+    prompt_token_ids,
+    timestamps,
+    tools,
+    tree_of_thoughts,
+    two_hot_prefixes,
+    uniform,
+)
+
+SMALL = {
+    "chat": partial(chat, shape=ChatShape(system_prompt_blocks=(2, 1), question_tokens=200, input_tokens_max=3000)),
+    "gsp": partial(gsp, shape=GspShape(groups=3, prompts_per_group=4, prefix_tokens=1000, range_ratio=0.5)),
+    "judge": partial(llm_as_judge, shape=JudgeShape(rubric_blocks=1, answer_blocks_max=2, clients=Clients(count=2))),
+    "tree": partial(tree_of_thoughts, shape=TreeShape(instruction_blocks=1, depth=3, clients=Clients(count=2))),
+}
+
+
+def arrivals(requests: Sequence[WorkloadRequest]) -> list[float]:
+    return [request.arrival_s for request in requests]
+
+
+def by_session(requests: Sequence[WorkloadRequest]) -> dict[SessionId, list[WorkloadRequest]]:
+    sessions: dict[SessionId, list[WorkloadRequest]] = {}
+    for request in requests:
+        sessions.setdefault(request.session, []).append(request)
+    return sessions
+
+
+def common_blocks(first: WorkloadRequest, second: WorkloadRequest) -> int:
+    count = 0
+    for one, other in zip(first.block_ids, second.block_ids, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> Tokens:
+    for place, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return place
+    return min(len(first), len(second))
+
+
+# --- Every generator ---
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(0, 300), rate=st.floats(0.5, 50))
+def test_a_generator_gives_well_formed_requests_in_order_that_wait_for_answers(
+    name: str, seed: int, count: int, rate: float
+) -> None:
+    requests = GENERATORS[name](count, rate=rate, chance=random.Random(seed))
+
+    assert requests == GENERATORS[name](count, rate=rate, chance=random.Random(seed))
+    assert len(requests) == count
+    assert arrivals(requests) == sorted(arrivals(requests))
+    assert all(len(r.block_ids) == -(-r.input_length // 512) for r in requests)
+    assert all(len(set(r.block_ids)) == len(r.block_ids) for r in requests)
+    assert all(r.output_tokens > 0 and r.tenant for r in requests)
+    assert arrivals(causal(requests)) == pytest.approx(arrivals(requests))
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATORS if not name.startswith("chat")])
+def test_a_generator_keeps_the_rate_once_it_has_built_up(name: str) -> None:
+    rates = [mean_rate(GENERATORS[name](4000, rate=5.0, chance=random.Random(seed))[1000:]) for seed in range(3)]
+
+    assert mean(rates) == pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_block_id_has_one_predecessor_only(name: str) -> None:
+    before: dict[int, int] = {}
+
+    for request in GENERATORS[name](1500, rate=5.0, chance=random.Random(2)):
+        for previous, block_id in pairwise((0, *request.block_ids)):
+            assert before.setdefault(block_id, previous) == previous
+
+
+# --- What an infinite cache hits ---
+
+
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 10**6), warmup=st.integers(0, 30))
+def test_the_infinite_cache_agrees_with_comparing_all_tokens(name: str, seed: int, warmup: int) -> None:
+    requests = SMALL[name](30, rate=5.0, chance=random.Random(seed))
+    prompts = [prompt_token_ids(request, vocab_size=2**31, seed=seed) for request in requests]
+    hits = [
+        max((common_prefix(prompt, earlier) for earlier in prompts[:number]), default=0)
+        for number, prompt in enumerate(prompts)
+    ]
+
+    total = sum(map(len, prompts[warmup:]))
+
+    assert infinite_cache_hit_share(requests, warmup=warmup) == (sum(hits[warmup:]) / total if total else 0.0)
+
+
+def test_a_workload_is_described_in_numbers() -> None:
+    requests = [
+        WorkloadRequest(arrival_s=0.0, block_ids=(1, 2), input_length=600, output_tokens=10, session=SessionId("a")),
+        WorkloadRequest(arrival_s=1.0, block_ids=(1, 2), input_length=1000, output_tokens=20, session=SessionId("a")),
+        WorkloadRequest(arrival_s=4.0, block_ids=(3,), input_length=400, output_tokens=60),
+    ]
+
+    facts = describe(requests)
+
+    assert (facts.requests, facts.sessions, facts.tenants, facts.blocks) == (3, 1, 0, 3)
+    assert (facts.duration_s, facts.rate) == (4.0, 0.5)
+    assert facts.infinite_cache_hit_share == 600 / 2000
+    assert (facts.output_tokens.mean, facts.output_tokens.p50, facts.output_tokens.p99) == (30.0, 20, 60)
+    assert facts.input_tokens.longest == 1000
+    assert describe([]).infinite_cache_hit_share == describe([]).rate == 0.0
+
+
+def test_a_shorter_prompt_does_not_make_the_cache_forget() -> None:
+    long = WorkloadRequest(arrival_s=0.0, block_ids=(1, 2), input_length=1000, output_tokens=1)
+    short = replace(long, input_length=600)
+
+    assert infinite_cache_hit_share([long, short, long]) == (600 + 1000) / 2600
+
+
+# --- One by one ---
+
+
+@pytest.mark.parametrize("order", ["random", "round_robin"])
+def test_gsp_shares_the_prefix_of_a_group_and_nothing_else(order: Literal["random", "round_robin"]) -> None:
+    shape = GspShape(groups=20, prompts_per_group=5, prefix_tokens=2048, question_tokens=100, order=order)
+    requests = gsp(100, rate=2.0, chance=random.Random(1), shape=shape)
+
+    for one, other in combinations(requests, 2):
+        assert common_blocks(one, other) == (4 if one.tenant == other.tenant else 0)
+    assert set(Counter(r.tenant for r in requests).values()) == {5}
+    assert infinite_cache_hit_share(requests) == pytest.approx(0.8 * 2048 / 2148)
+
+
+def test_gsp_round_robin_uses_every_prefix_before_one_comes_again_and_random_does_not() -> None:
+    in_turn = gsp(128, rate=2.0, chance=random.Random(1), shape=GspShape(order="round_robin"))
+    shuffled = gsp(128, rate=2.0, chance=random.Random(1), shape=GspShape(order="random"))
+
+    assert [r.tenant for r in in_turn[:64]] == [r.tenant for r in in_turn[64:]]
+    assert len({r.tenant for r in in_turn[:64]}) == 64
+    assert len({r.tenant for r in shuffled[:64]}) < 64
+
+
+def test_gsp_begins_new_groups_when_more_prompts_are_asked_for() -> None:
+    shape = GspShape(groups=4, prompts_per_group=3)
+    requests = gsp(24, rate=2.0, chance=random.Random(1), shape=shape)
+
+    assert len({r.block_ids[0] for r in requests[:12]}) == 4
+    assert not {r.block_ids[0] for r in requests[:12]} & {r.block_ids[0] for r in requests[12:]}
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 0.9])
+def test_gsp_splits_prompts_by_the_shared_ratio(ratio: float) -> None:
+    shape = GspShape(prefix_tokens=8192, question_tokens=2048, shared_ratio=ratio, groups=4, prompts_per_group=100)
+    requests = gsp(400, rate=2.0, chance=random.Random(1), shape=shape)
+
+    assert infinite_cache_hit_share(requests) == pytest.approx(0.99 * ratio, abs=0.03)
+    assert requests[0].input_length == pytest.approx(10_240, abs=256)
+
+
+def test_gsp_mixes_lengths_between_a_share_of_the_longest_and_the_longest() -> None:
+    shape = GspShape(range_ratio=0.25, prefix_tokens=4096, question_tokens=400)
+    requests = gsp(1024, rate=2.0, chance=random.Random(1), shape=shape)
+
+    assert {min(r.output_tokens for r in requests), max(r.output_tokens for r in requests)} == {64, 256}
+    assert len({r.input_length for r in requests}) > 500
+    assert 1024 + 100 <= min(r.input_length for r in requests) < max(r.input_length for r in requests) <= 4496
+
+
+def test_a_long_document_is_asked_several_short_questions_by_one_reader_after_the_other() -> None:
+    requests = long_document_qa(2000, rate=3.0, chance=random.Random(3))
+    documents = Counter(r.block_ids[0] for r in requests).most_common()
+
+    assert documents[0][1] > 4 * documents[len(documents) // 2][1]
+    assert 10_240 < min(r.input_length for r in requests) < max(r.input_length for r in requests) < 30_720
+    for reading in by_session(requests).values():
+        assert len(reading) <= LongDocumentShape().questions_max
+        for before, after in pairwise(reading):
+            assert common_blocks(before, after) >= 20
+            assert after.arrival_s >= before.arrival_s + 0.03 * before.output_tokens
+            assert set(before.block_ids) - set(after.block_ids)
+
+
+def test_a_tree_shares_its_trunk_and_every_branch_what_lies_above_it() -> None:
+    shape = TreeShape(branching=3, depth=3, instruction_blocks=2, question_blocks=1, thought_blocks=1)
+    requests = tree_of_thoughts(39 * 40, rate=5.0, chance=random.Random(4), shape=shape)
+    trees = [tree for tree in by_session(requests).values() if len(tree) == shape.requests()]
+
+    assert len(trees) > 20
+    for tree in trees:
+        prompts = Counter(r.block_ids for r in tree)
+        assert Counter(map(len, prompts)) == {3: 1, 4: 3, 5: 9}
+        assert set(prompts.values()) == {3}
+        assert all(r.input_length == 512 * len(r.block_ids) for r in tree)
+        assert all(prompt[:-1] in prompts for prompt in prompts if len(prompt) > 3)
+        for prompt in prompts:
+            above = [r for r in tree if r.block_ids == prompt[:-1]]
+            begun = min(r.arrival_s for r in tree if r.block_ids == prompt)
+            assert all(begun >= r.arrival_s + 0.03 * r.output_tokens for r in above)
+    first, second = trees[0][0], next(t[0] for t in trees[1:] if t[0].tenant == trees[0][0].tenant)
+    stranger = next(t[0] for t in trees if t[0].tenant != first.tenant)
+    assert (common_blocks(first, second), common_blocks(first, stranger)) == (2, 0)
+
+
+def test_an_answer_is_judged_in_all_dimensions_at_once_and_scored_when_they_are_read() -> None:
+    requests = llm_as_judge(7 * 60, rate=5.0, chance=random.Random(5))
+    judgings = [judging for judging in by_session(requests).values() if len(judging) == 7]
+
+    assert len(judgings) > 40
+    for *dimensions, score in judgings:
+        assert len(set(arrivals(dimensions))) == 1
+        assert score.output_tokens == 2
+        assert score.arrival_s >= max(r.arrival_s + 0.03 * r.output_tokens for r in dimensions)
+        judged = len(dimensions[0].block_ids) - 1
+        assert 6 < judged <= 12
+        assert {common_blocks(one, other) for one, other in combinations([*dimensions, score], 2)} == {judged}
+    for one, other in combinations([judging[0] for judging in judgings], 2):
+        assert common_blocks(one, other) == (6 if one.tenant == other.tenant else 0)
+
+
+def test_two_prefixes_come_in_bursts_among_prompts_that_share_nothing() -> None:
+    shape = HotspotShape(shares=(0.4, 0.2), burst_requests=20, burst_s=1.0)
+    requests = two_hot_prefixes(6000, rate=10.0, chance=random.Random(6), shape=shape)
+    uses = Counter(r.tenant for r in requests)
+
+    assert uses[Tenant("hot-1")] / 6000 == pytest.approx(0.4, abs=0.08)
+    assert uses[Tenant("hot-2")] / 6000 == pytest.approx(0.2, abs=0.08)
+    for tenant, blocks in (("hot-1", 12), ("hot-2", 5)):
+        hot = [r for r in requests if r.tenant == tenant]
+        assert len({r.block_ids[:blocks] for r in hot}) == 1
+        gaps = [after - before for before, after in pairwise(arrivals(hot))]
+        assert pstdev(gaps) > 2 * mean(gaps)
+    cold = [r for r in requests if r.tenant == "cold"]
+    assert infinite_cache_hit_share(cold) == 0.0
+
+
+# --- Clients who misbehave ---
+
+
+@pytest.mark.parametrize("generate", ["tree_of_thoughts", "llm_as_judge"])
+def test_s1_sends_more_requests_and_s2_longer_prefixes(generate: str) -> None:
+    usual, s1, s2 = (
+        GENERATORS[f"{generate}{kind}"](8000, rate=5.0, chance=random.Random(7)) for kind in ("", "_s1", "_s2")
+    )
+
+    def tasks(requests: Sequence[WorkloadRequest]) -> Counter[Tenant]:
+        return Counter(session[0].tenant for session in by_session(requests).values())
+
+    def shared_blocks(requests: Sequence[WorkloadRequest], tenant: str) -> int:
+        firsts = [session[0] for session in by_session(requests).values() if session[0].tenant == tenant]
+        return min(common_blocks(one, other) for one, other in pairwise(firsts))
+
+    misbehaving = Tenant("client-1")
+    assert tasks(usual)[misbehaving] / tasks(usual).total() == pytest.approx(1 / 8, abs=0.06)
+    assert tasks(s1)[misbehaving] / tasks(s1).total() == pytest.approx(8 / 15, abs=0.08)
+    assert MORE_REQUESTS.requests_factor == 8.0
+    assert len(tasks(s1)) == 8
+    assert shared_blocks(s2, "client-1") == LONGER_PREFIXES.prefix_factor * shared_blocks(s2, "client-2")
+    assert shared_blocks(usual, "client-1") == shared_blocks(usual, "client-2") == shared_blocks(s2, "client-2")
+
+
+# --- Arrivals ---
+
+
+@pytest.mark.parametrize("name", ARRIVALS)
+def test_new_times_keep_the_order_and_the_rate(name: str) -> None:
+    requests = chat(4000, rate=5.0, chance=random.Random(8))
+
+    retimed = ARRIVALS[name](requests, rate=20.0, chance=random.Random(8))
+
+    assert [replace(r, arrival_s=0.0) for r in retimed] == [replace(r, arrival_s=0.0) for r in requests]
+    assert arrivals(retimed) == sorted(arrivals(retimed))
+    assert mean_rate(retimed) == pytest.approx(20.0, rel=0.12)
+    assert retimed == ARRIVALS[name](requests, rate=20.0, chance=random.Random(8))
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0, 3.0])
+def test_gaps_vary_as_much_as_was_asked_for(cv: float) -> None:
+    requests = tools(20_000, rate=5.0, chance=random.Random(9))
+
+    bursty = arrivals(gamma(requests, rate=5.0, cv=cv, chance=random.Random(9)))
+    gaps = [after - before for before, after in pairwise(bursty)]
+
+    assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, rel=0.1)
+    assert {round(b - a, 9) for a, b in pairwise(arrivals(uniform(requests, rate=5.0)))} == {0.2}
+
+
+def test_times_of_a_trace_are_spread_over_what_they_were_rounded_to() -> None:
+    requests = tools(200, rate=5.0, chance=random.Random(9))
+
+    traced = timestamps(requests, moments=[3.0 * (n // 50) for n in range(300)], chance=random.Random(1))
+
+    assert arrivals(traced) == sorted(arrivals(traced))
+    assert traced[0].arrival_s == 0.0
+    assert max(b - a for a, b in pairwise(arrivals(traced))) < 1.0
+    assert 9.0 < traced[-1].arrival_s < 12.0
+    with pytest.raises(ValueError, match="2 moments are too few"):
+        timestamps(requests, moments=[0.0, 1.0], chance=random.Random(1))
+
+
+def test_turns_that_came_too_early_wait_for_the_answer() -> None:
+    hurried = poisson(chat(800, rate=2.0, chance=random.Random(10)), rate=40.0, chance=random.Random(10))
+
+    patient = causal(hurried)
+
+    too_early = 0
+    for turns in by_session(patient).values():
+        for before, after in pairwise(turns):
+            assert after.arrival_s >= before.arrival_s + 0.03 * before.output_tokens - 1e-9
+            assert after.input_length > before.input_length
+    for turns in by_session(hurried).values():
+        too_early += sum(b.arrival_s < a.arrival_s + 0.03 * a.output_tokens for a, b in pairwise(turns))
+    assert too_early > 50
+    assert arrivals(causal(patient)) == pytest.approx(arrivals(patient))
+
+
+def test_a_day_is_quiet_at_its_ends_and_busy_in_the_middle() -> None:
+    shape = DayShape(day_s=400.0, swing=0.8)
+    requests = diurnal(tools(8000, rate=10.0, chance=random.Random(11)), shape=shape)
+    quarters = Counter(int(r.arrival_s % 400 // 100) for r in requests)
+    first_days = sum(r.arrival_s < 400 for r in requests)
+
+    # The integral of 1 - 0.8 cos over a quarter day is a quarter, less or more 0.8 / (2 pi).
+    for quarter, share in ((0, 0.123), (1, 0.377), (2, 0.377), (3, 0.123)):
+        assert quarters[quarter] / 8000 == pytest.approx(share, abs=0.02)
+    assert first_days / 8000 == pytest.approx(0.5, abs=0.03)
+    assert arrivals(requests) == sorted(arrivals(requests))
+
+
+def test_a_day_leaves_a_session_its_own_pace() -> None:
+    steady = chat(1000, rate=3.0, chance=random.Random(12))
+    day = by_session(diurnal(steady, shape=DayShape(day_s=100.0)))
+
+    for session, turns in by_session(steady).items():
+        pauses = [b - a for a, b in pairwise(arrivals(turns))]
+        assert [b - a for a, b in pairwise(arrivals(day[session]))] == pytest.approx(pauses)
+
+
+# --- What is refused ---
+
+
+def test_numbers_that_make_no_sense_are_refused() -> None:
+    requests = tools(10, rate=5.0, chance=random.Random(1))
+
+    for nonsense in (
+        lambda: poisson(requests, rate=0.0, chance=random.Random(1)),
+        lambda: gamma(requests, rate=1.0, cv=0.0, chance=random.Random(1)),
+        lambda: DayShape(swing=1.0),
+        lambda: GspShape(groups=0),
+        lambda: GspShape(shared_ratio=1.5),
+        lambda: Clients(count=2, misbehaving=3),
+        lambda: TreeShape(thought_tokens_max=513),
+        lambda: HotspotShape(shares=(0.9, 0.2)),
+    ):
+        with pytest.raises(ValueError, match=r"must|needs?|do not fit"):
+            nonsense()
+
+
+def test_cut_prompts_still_share_what_they_shared() -> None:
+    requests = input_capped(long_document_qa(300, rate=3.0, chance=random.Random(3)), 8192)
+
+    assert {r.input_length for r in requests} == {8192}
+    assert infinite_cache_hit_share(requests) == pytest.approx(1 - len({r.block_ids[0] for r in requests}) / 300)
