@@ -169,7 +169,7 @@ def test_an_empty_fleet_refuses() -> None:
 def test_an_unknown_policy_or_setting_is_named_with_those_there_are() -> None:
     with pytest.raises(UnknownPolicyError, match="there is no routing policy best; there are: dualmap, least_loaded"):
         policy_set(routing="best")
-    with pytest.raises(UnknownPolicyError, match="no setting of dualmap speed; there are: both_over"):
+    with pytest.raises(UnknownPolicyError, match="no setting of dualmap speed; there are: ablation, both_over"):
         policy_set(routing="dualmap", settings={"speed": 1})
     with pytest.raises(UnknownPolicyError, match="both_over must be affine or least_loaded"):
         policy_set(routing="dualmap", settings={"both_over": "random"})

@@ -95,7 +95,7 @@ def summarise(
 ) -> Report:
     """The numbers of a run without its first `warmup` requests.
 
-    `hit_bound`: token-weighted hit share of one infinite cache over the same requests. `misbehaving`: the
+    `hit_bound`: token-weighted hit share of one infinite cache over the requests that were served. `misbehaving`: the
     clients that take more than their share.
     """
     rows = outcome.rows[warmup:]
@@ -223,8 +223,12 @@ def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
 
 
 def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
-    """Ten groups of equal size, shortest prompts first; fewer where there are fewer requests."""
-    ordered = sorted(rows, key=lambda row: (row.prompt_tokens, row.number))
+    """Ten groups of equal size, shortest prompts first; fewer where there are fewer requests.
+
+    Prompts of equal length, often many at a cap, are dealt out in no order of time: else one group would be those
+    that came early, and a difference between groups would be one between times.
+    """
+    ordered = sorted(rows, key=lambda row: (row.prompt_tokens, _shuffled(row.number)))
     edges = [len(ordered) * band // LENGTH_BANDS for band in range(LENGTH_BANDS + 1)]
     return tuple(
         LengthBand(
@@ -242,6 +246,10 @@ def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
 
 def _attainment(rows: Sequence[RequestRow]) -> Attainment:
     return Attainment(requests=len(rows), share=sum(row.on_time for row in rows) / len(rows))
+
+
+def _shuffled(number: int) -> int:
+    return number * 0x9E3779B1 % 2**32
 
 
 def _latency(values: Iterable[Seconds | None]) -> Latency:

@@ -13,6 +13,11 @@ COMMANDS = {
     "fleet": ("pointsman.tooling.fleet", "fleet_command", "Show the instances of a running fleet."),
     "tap": ("pointsman.tooling.tap", "tap_command", "Print what goes into the log, live."),
     "bench": ("pointsman.tooling.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
+    "simulate": (
+        "pointsman.tooling.simulate",
+        "simulate_command",
+        "Compare policies on a trace or a generated workload, in virtual time.",
+    ),
     "bench-gateway": (
         "pointsman.tooling.bench_gateway",
         "bench_gateway_command",

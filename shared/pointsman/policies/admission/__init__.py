@@ -7,8 +7,12 @@ paid by long prompts; `simulate` reports attainment by prompt length so that the
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
+from pointsman.policies.admission.predicted_ttft_fair import PredictedTtftFair
+from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
 
-ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {policy.name: policy for policy in (AdmitAll, PredictedTtft)}
+ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {
+    policy.name: policy for policy in (AdmitAll, PredictedTtft, PredictedTtftFair, PredictedTtftGlobal)
+}
 DEFAULT_ADMISSION = PredictedTtft.name
 
 __all__ = ["ADMISSION_POLICIES", "DEFAULT_ADMISSION", "AdmissionPolicy", "Refusal"]

@@ -1,7 +1,12 @@
 """Predicted TTFT: refuse what cannot meet its objective where it was placed.
 
-Source: Mooncake (FAST'25), section 7. Compares what is left of the objective with predicted TTFT = queue time +
-prefill time, corrected by what the instance taught. Bias: as good as the prediction; long prompts are refused first.
+Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is left of the
+TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT objective with the
+seconds per token that the instance showed lately at that many decoding requests (`memories.decode_load`; without
+evidence there is no such check).
+
+Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be when the
+prefill is over.
 """
 
 from dataclasses import dataclass
@@ -12,15 +17,41 @@ from typing_extensions import override
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.decode_load import DecodeLoad
+
+DECODE_RETRY_SECONDS = 1.0
+"""What a client refused for TPOT is told to wait: some answer will have ended by then."""
 
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
+    """`tpot_check`: whether the TPOT objective counts."""
+
     name: ClassVar[str] = "predicted_ttft"
+
+    tpot_check: bool = True
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (DecodeLoad(),) if self.tpot_check else ()
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        return choice if choice.option.predicted_ttft <= view.budget else too_late(view, choice.option)
+        if choice.option.predicted_ttft > view.budget:
+            return too_late(view, choice.option)
+        if self.tpot_check and (tpot := excessive_tpot(view, choice.option)):
+            return too_slow(view, choice.option, tpot)
+        return choice
+
+
+def excessive_tpot(view: PoolView, option: Option) -> Seconds | None:
+    """The seconds per token to expect there, if they exceed the objective; None if not, or nobody can tell."""
+    if view.request.max_output_tokens <= 1:
+        return None
+    tpot = view.recall(DecodeLoad).predicted_tpot(option.instance, view.now)
+    return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 
 def too_late(view: PoolView, option: Option) -> Refusal:
@@ -32,3 +63,12 @@ def too_late(view: PoolView, option: Option) -> Refusal:
     if option.prefill_seconds > view.request.slo_ttft:
         return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", option.prefill_seconds)
     return Refusal("slo_ttft", detail, min(option.predicted_ttft - view.budget, option.queue_seconds))
+
+
+def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
+    """The refusal of a request whose answer would come too slowly from this instance."""
+    detail = (
+        f"predicted time per output token is {tpot * 1000:.0f} ms on {option.instance}, "
+        f"the objective is {view.request.slo_tpot * 1000:g} ms"
+    )
+    return Refusal("slo_tpot", detail, DECODE_RETRY_SECONDS)

@@ -1,1 +1,13 @@
 """Rebalancing policies: which waiting requests should move to another instance. One file a policy."""
+
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
+from pointsman.policies.rebalancing.dualmap_pair import DualMapPair
+from pointsman.policies.rebalancing.global_benefit import GlobalBenefit
+from pointsman.policies.rebalancing.off import Off
+
+REBALANCING_POLICIES: dict[str, type[RebalancingPolicy]] = {
+    policy.name: policy for policy in (DualMapPair, GlobalBenefit, Off)
+}
+DEFAULT_REBALANCING = DualMapPair.name
+
+__all__ = ["DEFAULT_REBALANCING", "REBALANCING_POLICIES", "Migration", "MigrationPlan", "RebalancingPolicy"]

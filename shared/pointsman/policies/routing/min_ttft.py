@@ -1,32 +1,69 @@
 """Minimum TTFT: the instance where the first token is predicted soonest.
 
-Source: Mooncake's Conductor (FAST'25), Algorithm 1, without a shared tier: queue time plus prefill time of what is
-not cached. Bias: greedy; it takes an idle instance over a warm one as soon as recomputing is quicker for this
-request, and everyone behind pays for the recomputation. Limit: with stale load all routers herd to one instance.
+Source: Mooncake's Conductor (FAST'25), Algorithm 1: queue time plus prefill time of what is not cached, and where a
+shared tier exists, the transfer of a prefix that another instance holds. As in the paper, transfer is looked at only
+where the best holder has more than `kvcache_balancing_threshold` times what the instance has itself; it is taken
+where it is quicker than computing (its section 6.2).
+
+A transferred prefix counts as held in the `Option`: its hit and cached tokens are the best holder's, its prefill
+(seconds, work and uncached tokens) is only what is then left to compute, so that nothing is booked on the engine that
+the engine will not do; the transfer, which leaves the engine free, counts as part of the queue time.
+
+Bias: greedy; it takes an idle instance over a warm one as soon as recomputing is quicker for this request, and
+everyone behind pays for the recomputation. Limits: with stale load all routers herd to one instance; a transfer is
+priced by its length alone, not by how busy the sender is; the engines' own connector must do it, we only count on it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView
+from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 
 
 @dataclass(frozen=True)
 class MinTtft(RoutingPolicy):
-    """`tie_seconds`: predictions closer than this are equal, and the longer hit, then the familiar one, wins."""
+    """`tie_seconds`: predictions closer than this are equal, and the longer own hit, then the familiar one, wins.
+
+    `transfer_tokens_per_s`: how fast engines fetch a prefix from the shared tier; 0 where there is none.
+    """
 
     name: ClassVar[str] = "min_ttft"
 
     tie_seconds: float = 0.001
+    kvcache_balancing_threshold: float = 2.0
+    transfer_tokens_per_s: float = 0.0
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
+        held = options_of(view)
+        options = self._with_transfers(view, held) if self.transfer_tokens_per_s > 0 else held
         soonest = min(option.predicted_ttft for option in options)
-        near = [option for option in options if option.predicted_ttft <= soonest + self.tie_seconds]
-        most = max(option.cached_tokens for option in near)
-        chosen = view.familiar([option for option in near if option.cached_tokens == most])
-        return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s", options)
+        near = [
+            (own, option)
+            for own, option in zip(held, options, strict=True)
+            if option.predicted_ttft <= soonest + self.tie_seconds
+        ]
+        most = max(own.cached_tokens for own, _ in near)
+        chosen = view.familiar([option for own, option in near if own.cached_tokens == most])
+        transferred = chosen.cached_tokens - most
+        how = f", {transferred} tokens of it transferred" if transferred else ""
+        return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s{how}", options)
+
+    def _with_transfers(self, view: PoolView, held: list[Option]) -> list[Option]:
+        """Each option, or what it becomes by fetching the longest prefix that anyone holds, where that is sooner."""
+        best = max(held, key=lambda option: option.cached_tokens)
+        return [
+            self._sooner(view, own, best)
+            if best.cached_tokens > self.kvcache_balancing_threshold * own.cached_tokens
+            else own
+            for own in held
+        ]
+
+    def _sooner(self, view: PoolView, own: Option, best: Option) -> Option:
+        fetched = view.option(own.instance, hit_blocks=best.hit_blocks)
+        transfer_seconds = (fetched.cached_tokens - own.cached_tokens) / self.transfer_tokens_per_s
+        fetched = replace(fetched, queue_seconds=fetched.queue_seconds + transfer_seconds)
+        return fetched if fetched.predicted_ttft < own.predicted_ttft else own

@@ -51,11 +51,11 @@ class DecayedLoad(Memory):
     @override
     def placed(self, request: Request, at: Seconds) -> None:
         self._release(request.id, at)
-        share = self._shares[request.id] = _Share(request.instance, request.prefill_seconds, at)
         load = self._loads.setdefault(request.instance, _Load(at=at))
         self._fade(load, at)
         load.requests += 1
-        load.seconds += share.seconds
+        load.seconds += request.prefill_seconds
+        self._shares[request.id] = _Share(request.instance, request.prefill_seconds, load.at)
 
     @override
     def unplaced(self, request: Request, at: Seconds) -> None:

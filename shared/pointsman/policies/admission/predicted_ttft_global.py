@@ -1,0 +1,72 @@
+"""Predicted TTFT, looking beyond the choice: refuse only what no instance can serve on time.
+
+Source: Mooncake (FAST'25), section 7, whose Conductor looks at all instances anyway; a policy that looks at a pair (DualMap) or
+at one holder refuses requests that another instance had room for. Where the choice misses the objective, the
+request goes to the instance with the soonest predicted first token, if that meets it.
+
+Bias: near saturation it trades locality for one more request on time, and the recomputation delays those who come after. With
+stale load, many routers find the same free instance.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.admission.base import AdmissionPolicy, Refusal
+from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.routing.base import Choice
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.decode_load import DecodeLoad
+
+
+@dataclass(frozen=True)
+class PredictedTtftGlobal(AdmissionPolicy):
+    """`tpot_check`: whether the TPOT objective counts, where there is evidence."""
+
+    name: ClassVar[str] = "predicted_ttft_global"
+
+    tpot_check: bool = True
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (DecodeLoad(),) if self.tpot_check else ()
+
+    @override
+    def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        return choice_or_soonest(view, choice, check_tpot=self.tpot_check)
+
+
+def choice_or_soonest(
+    view: PoolView, choice: Choice, *, check_tpot: bool, queue_max: Seconds = inf
+) -> Choice | Refusal:
+    """The choice if it meets both objectives, else the soonest option that does, else why not even that one does.
+
+    `queue_max`: an option with a longer queue does not meet them either.
+    """
+
+    def meets(option: Option) -> bool:
+        return (
+            option.predicted_ttft <= view.budget
+            and option.queue_seconds <= queue_max
+            and not (check_tpot and excessive_tpot(view, option))
+        )
+
+    if meets(choice.option):
+        return choice
+    able = [option for option in view.options if meets(option)]
+    if able:
+        soonest = _soonest(able)
+        return Choice(soonest, f"{choice.option.instance} would miss the objective: first token soonest", view.options)
+    soonest = _soonest(view.options)
+    if soonest.predicted_ttft > view.budget:
+        return too_late(view, soonest)
+    return too_slow(view, soonest, excessive_tpot(view, soonest) or 0.0)
+
+
+def _soonest(options: list[Option]) -> Option:
+    """By predicted first token; of equals the one with more cached tokens, then the first."""
+    return min(options, key=lambda option: (option.predicted_ttft, -option.cached_tokens))

@@ -1,0 +1,34 @@
+"""The decode bottleneck: an engine that is busy decoding finishes no prefill, and a queue estimate does not show it.
+
+Source: DualMap's correction: an instance that has finished no prefill for T = 3 s although it has requests before it
+gets the time that has passed added to its queue estimate. Nothing else is known of how long it will last.
+
+Bias, beyond the paper: a prefill that the cost model itself expects to take longer than T is no stall before it is
+overdue. Limit: of requests that are not streamed nobody sees the first token; they neither prove nor disprove one.
+"""
+
+from pointsman.primitives import Seconds
+from pointsman.state.workload import Line
+
+STALL_SECONDS = 3.0
+"""T of the paper, in engine time."""
+
+
+def stalled_seconds(line: Line, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
+    """How long the instance has finished no prefill although it should have; 0 while that is at most `after`."""
+    if line.prefill:
+        since = _overdue_since(line, now)
+    elif line.pending:
+        since = max(line.working_since, next(iter(line.pending.values())).placed_at)
+    else:
+        since = now
+    elapsed = now - since
+    return elapsed if elapsed > after else 0.0
+
+
+def _overdue_since(line: Line, now: Seconds) -> Seconds:
+    """When the engine began the prefill that should be over by now; `now` where none is overdue."""
+    watched = next((request for request in line.prefill.values() if request.streaming), None)
+    if watched is None or now <= watched.granted_at + watched.engine_seconds:
+        return now
+    return line.working_since

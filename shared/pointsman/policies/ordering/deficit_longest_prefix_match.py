@@ -1,0 +1,55 @@
+"""Deficit longest prefix match: the longest cached prefix among tenants that have some of their quantum left.
+
+Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1. Tokens to compute are charged at the
+grant, generated ones when the answer is whole; when no waiting tenant has anything left, all without get another
+quantum Q. Bound (Theorem 5.1): of two tenants that both wait all the time, neither gets more than 2(U + Q) more
+than the other, U = w_e * (most tokens to compute at once) + w_q * (output tokens that one tenant has inside the
+engine at a time): both see every refill, and a balance never leaves (-U, Q].
+
+Bias: a large quantum is LPM, a small one takes turns and loses locality. Limits: within a tenant the longest match comes first,
+tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its quantum.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.ordering.base import OrderingPolicy
+from pointsman.policies.ordering.longest_prefix_match import longest_match
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.queue_deficits import QueueDeficits
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+
+@dataclass(frozen=True)
+class DeficitLongestPrefixMatch(OrderingPolicy):
+    """`quantum_tokens` is Q, `input_weight` w_e, `output_weight` w_q; `ageing_tokens` as in `lpm`."""
+
+    name: ClassVar[str] = "dlpm"
+
+    quantum_tokens: float = 16_384.0
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    ageing_tokens: float = 50.0
+
+    def __post_init__(self) -> None:
+        if self.quantum_tokens <= 0:
+            message = f"quantum_tokens must be positive, not {self.quantum_tokens}"
+            raise ValueError(message)
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        deficits = QueueDeficits(
+            quantum=self.quantum_tokens, input_weight=self.input_weight, output_weight=self.output_weight
+        )
+        return (deficits,)
+
+    @override
+    def first(self, line: Line, now: Seconds, state: State) -> Request:
+        pending = line.pending.values()
+        instance = next(iter(pending)).instance
+        tenants = state.recall(QueueDeficits).in_turn(instance, {request.tenant for request in pending})
+        return longest_match((r for r in pending if r.tenant in tenants), state, self.ageing_tokens)

@@ -1,0 +1,86 @@
+"""Fair deadlines, our default: the most urgent of those who can still be on time, tenants kept close together.
+
+Three questions, each a narrower choice than the one before:
+
+1. *Whose turn may it be?* Tenants whose service from this instance (tokens computed, plus weighted tokens generated;
+   `memories.client_service`) is at most `lead_tokens_max` above that of the waiting tenant with the least.
+2. *Who can still be on time?* Of their requests, those whose first token would come before its deadline if they went now.
+   The others come last, but a share `late_share` of the work is theirs, oldest first (`memories.late_turns`), so
+   that none starves and none drags the rest past its deadline.
+3. *Who is first?* The earliest deadline. Of requests within `tie_seconds` of it, the longest prefix in the cache now, unless
+   that would make the earliest late.
+
+Bound, as in Theorem 5.1 of Cao et al. with the lead in the place of the quantum: of two tenants that both wait all the
+time, neither gets more than 2(U + lead_tokens_max) more than the other, U = input_weight * (most tokens to compute at
+once) + output_weight * (output tokens that one tenant has inside the engine at a time). For a tenant is granted only
+at a counter of at most `least + lead`, and no more than U is booked to it before its next grant; a newcomer starts
+between the least and that. So any two counters that wait differ by at most U + lead, before and after.
+
+Bias: one tenant alone is served by deadline, whatever its neighbours on other instances do: service is compared within a
+line. Sound under overload only together with admission or the shedding of question 2, since EDF alone is not. Limit: the
+bound is for charged tokens; a hundred new tenants are a hundred claims.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.ordering.base import OrderingPolicy
+from pointsman.policies.ordering.longest_prefix_match import longest_match
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.client_service import ClientService
+from pointsman.state.memories.late_turns import LateTurns
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+
+@dataclass(frozen=True)
+class FairDeadlines(OrderingPolicy):
+    """`lead_tokens_max`: weighted tokens of service that a tenant may be ahead of the last one and still be granted."""
+
+    name: ClassVar[str] = "fair_edf"
+
+    lead_tokens_max: float = 16_384.0
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    late_share: float = 0.05
+    tie_seconds: float = 0.25
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        service = ClientService(input_weight=self.input_weight, cached_weight=0.0, output_weight=self.output_weight)
+        return (service, LateTurns(late_share=self.late_share))
+
+    @override
+    def first(self, line: Line, now: Seconds, state: State) -> Request:
+        turns = state.recall(LateTurns)
+        fair = self._within_lead(line.pending.values(), state)
+        on_time, late = turns.split(fair, line, now)
+        instance = (on_time or late)[0].instance
+        if late and (not on_time or turns.due(instance)):
+            return min(late, key=lambda request: request.deadline)
+        return self._most_urgent(on_time, line, now, turns.factor(instance), state)
+
+    def _within_lead(self, pending: Collection[Request], state: State) -> Collection[Request]:
+        tenants = {request.tenant for request in pending}
+        if len(tenants) == 1:
+            return pending
+        instance = next(iter(pending)).instance
+        services = state.recall(ClientService).services(instance, tenants)
+        most = min(services.values()) + self.lead_tokens_max
+        return [request for request in pending if services[request.tenant] <= most]
+
+    def _most_urgent(self, on_time: list[Request], line: Line, now: Seconds, factor: float, state: State) -> Request:
+        urgent = min(on_time, key=lambda request: request.deadline)
+        before = line.engine_seconds_left(now) + urgent.prefill_seconds
+        spare = (urgent.deadline - now) / factor - before
+        near = [
+            request
+            for request in on_time
+            if request.deadline <= urgent.deadline + self.tie_seconds
+            and (request is urgent or request.prefill_seconds <= spare)
+        ]
+        return longest_match(near, state) if len(near) > 1 else urgent

@@ -1,0 +1,62 @@
+"""Moore-Hodgson: as many first tokens on time as can be, of those who wait.
+
+Source: Moore, 1968 (1 || sum U_j). By deadline, take requests in; whenever the last one would be late, set aside the longest
+prefill taken in so far. What is left is the largest set that can be on time, and the earliest deadline of it goes
+first. Predicted seconds are corrected by what the instance taught.
+
+Bias: it is long prompts that are set aside. They go when no other waits, and once they are late a share `late_share` of the
+work is theirs, oldest first (`memories.late_turns` gives the bound), so that none starves. Limit: the best for who waits now;
+it does not know who comes next.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.ordering.base import OrderingPolicy
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.late_turns import LateTurns
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+
+@dataclass(frozen=True)
+class MooreHodgson(OrderingPolicy):
+    """`late_share`: of the prefill work, for requests that are late already; 0 starves them past saturation."""
+
+    name: ClassVar[str] = "moore_hodgson"
+
+    late_share: float = 0.05
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (LateTurns(late_share=self.late_share),)
+
+    @override
+    def first(self, line: Line, now: Seconds, state: State) -> Request:
+        turns = state.recall(LateTurns)
+        on_time, late = turns.split(line.pending.values(), line, now)
+        instance = (on_time or late)[0].instance
+        if late and (not on_time or turns.due(instance)):
+            return min(late, key=lambda request: request.deadline)
+        kept = most_on_time(on_time, now, line.engine_seconds_left(now), turns.factor(instance))
+        return (kept or on_time)[0]
+
+
+def most_on_time(requests: Iterable[Request], now: Seconds, before: Seconds, factor: float) -> list[Request]:
+    """The largest set of requests that are all on time if they are granted in this order, that of their deadlines.
+
+    `before`: prefill seconds inside the engine; `factor` corrects all prefill seconds.
+    """
+    taken: list[tuple[Seconds, int, Request]] = []
+    seconds = before
+    for order, request in enumerate(sorted(requests, key=lambda request: request.deadline)):
+        heappush(taken, (-request.prefill_seconds, -order, request))
+        seconds += request.prefill_seconds
+        if now + seconds * factor > request.deadline:
+            seconds += heappop(taken)[0]
+    return [request for _, _, request in sorted(taken, key=lambda entry: -entry[1])]

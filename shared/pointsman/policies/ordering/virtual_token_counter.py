@@ -1,0 +1,43 @@
+"""Virtual token counter: the waiting tenant that got the least service is served, its oldest request first.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI'24, Algorithm 2, one counter per tenant and
+line. Bound: of two tenants that both wait all the time, neither gets more than 2U more than the other, where
+U = w_p * (longest prompt) + w_q * (output tokens that one tenant has inside the engine at a time; they are counted
+when the answer is whole). Bias: cached tokens cost the tenant what others cost, so locality earns nothing and is
+not sought. Limits: with endlessly new tenants, who each start at the least counter, an old one can wait for
+long; who is late already is not considered.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.ordering.base import OrderingPolicy
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.client_service import ClientService
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+
+@dataclass(frozen=True)
+class VirtualTokenCounter(OrderingPolicy):
+    """Weights of a prompt token (`w_p`) and of a generated one (`w_q`)."""
+
+    name: ClassVar[str] = "vtc"
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (ClientService(input_weight=self.input_weight, cached_weight=1.0, output_weight=self.output_weight),)
+
+    @override
+    def first(self, line: Line, now: Seconds, state: State) -> Request:
+        oldest: dict[str, Request] = {}
+        for request in line.pending.values():
+            oldest.setdefault(request.tenant, request)
+        service = state.recall(ClientService)
+        return min(oldest.values(), key=lambda request: service.balance(request.instance, request.tenant))

@@ -1,0 +1,62 @@
+"""Within the pair: a request moves to the other instance that its prefix maps to.
+
+Source: DualMap's hotspot-aware rebalancing, Eq. 6 (see `relief` for the round itself). Where both candidates of a
+request are overloaded, neither takes it, but the queues of both shed requests whose other candidate has room: each
+prefix has a different pair, and that makes the place.
+
+Bias: keeps every prefix on two instances, so a hot prefix with both of them overloaded waits while a third is idle.
+Limit: moves little when placement saw fresh load; it earns its keep when load lags, engines slow down or stall, or a
+hot prefix arrives at once.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.bottleneck import STALL_SECONDS
+from pointsman.policies.hash_ring import candidate_pair
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
+from pointsman.policies.rebalancing.relief import Bounds, Relief, Target, Targets
+from pointsman.primitives import BlockKey, Seconds
+from pointsman.state.state import State
+from pointsman.state.workload import Request
+
+
+@dataclass(frozen=True)
+class DualMapPair(RebalancingPolicy):
+    """`ttft_slo_threshold`: the share of its TTFT objective that a request may be predicted to take.
+
+    `stall_seconds`: T of the decode bottleneck, 0 leaves it out. `migrations_max`: moves in one round.
+    """
+
+    name: ClassVar[str] = "dualmap_pair"
+
+    ttft_slo_threshold: float = 1.0
+    stall_seconds: float = STALL_SECONDS
+    migrations_max: int = 64
+
+    @override
+    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+        bounds = Bounds(
+            slo_share=self.ttft_slo_threshold,
+            stall_seconds=self.stall_seconds,
+            migrations_max=self.migrations_max,
+        )
+        return Relief(state, now, bounds).plan(lambda relief: _within_the_pair(relief, state, now))
+
+
+def _within_the_pair(relief: Relief, state: State, now: Seconds) -> Targets:
+    ready = state.fleet.ready
+    known: dict[BlockKey, list[Target]] = {}
+
+    def targets(request: Request) -> list[Target]:
+        key = PoolView(state, request, now).ring_key
+        pair = known.get(key)
+        if pair is None:
+            pair = [relief.targets[i] for i in candidate_pair(ready, key) if i in relief.targets]
+            known[key] = pair
+        return pair
+
+    return targets

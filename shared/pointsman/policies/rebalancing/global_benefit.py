@@ -1,0 +1,47 @@
+"""Anywhere: a request moves to whichever ready instance gives it its first token soonest, lost affinity counted.
+
+Source: DualMap's Eq. 6 (see `relief`) without its pair, and our own charge for work that a move causes: a target
+that must compute more than the source would have is charged for the difference `waste_weight` times over, since
+everyone behind it pays.
+
+Bias: fills idle instances, and spreads prefixes beyond their pairs while it does: later requests of that prefix do
+not find those copies unless routing looks beyond the pair too. Limit: with stale load, moves herd to one target.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.bottleneck import STALL_SECONDS
+from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
+from pointsman.policies.rebalancing.relief import Bounds, Relief, Targets
+from pointsman.primitives import Seconds
+from pointsman.state.state import State
+
+
+@dataclass(frozen=True)
+class GlobalBenefit(RebalancingPolicy):
+    """`ttft_slo_threshold`, `stall_seconds`, `migrations_max`: as for `dualmap_pair`."""
+
+    name: ClassVar[str] = "global"
+
+    ttft_slo_threshold: float = 1.0
+    stall_seconds: float = STALL_SECONDS
+    migrations_max: int = 64
+    waste_weight: float = 1.0
+
+    @override
+    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+        bounds = Bounds(
+            slo_share=self.ttft_slo_threshold,
+            stall_seconds=self.stall_seconds,
+            migrations_max=self.migrations_max,
+            waste_weight=self.waste_weight,
+        )
+        return Relief(state, now, bounds).plan(_anywhere)
+
+
+def _anywhere(relief: Relief) -> Targets:
+    by_queue = sorted(relief.targets.values(), key=lambda target: target.queue)
+    return lambda _request: by_queue

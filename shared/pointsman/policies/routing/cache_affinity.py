@@ -1,0 +1,38 @@
+"""Cache affinity: each prefix belongs to one instance, whatever the load.
+
+Source: consistent hashing (Karger et al., 1997) of the prefix, as DualMap's baseline of the same name: the first of
+its two rings alone. Which blocks count as the prefix adapts to traffic (`state.hotness`). Bias: the best hit rate a
+single home can give, and no eye for load. Limit: one hot prefix overloads its home until it is hot enough to be
+split; prompts shorter than one block have no prefix and are spread by request id.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.chance import pick
+from pointsman.policies.hash_ring import ring
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.primitives import InstanceId
+
+
+@dataclass(frozen=True)
+class CacheAffinity(RoutingPolicy):
+    name: ClassVar[str] = "cache_affinity"
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        instances = require_eligible(view)
+        home = _home(view)
+        if home is None:
+            stray = view.option(instances[pick(len(instances), 0, view.request.id)])
+            return Choice(stray, "no whole block, so no prefix: by request id", [stray])
+        option = view.option(home)
+        return Choice(option, "the home of its prefix", [option])
+
+
+def _home(view: PoolView) -> InstanceId | None:
+    key = view.affinity_key
+    return None if key is None else ring(view.eligible, "ring-1").owner(key)

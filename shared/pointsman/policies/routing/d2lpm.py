@@ -1,0 +1,61 @@
+"""D2LPM: the longest prefix among the instances where the client has something left to spend.
+
+Source: "Locality-aware Fair Scheduling in LLM Serving" (2025), Algorithm 2. Each client has a deficit counter on each
+instance, charged with the tokens to compute at dispatch and `output_weight` times the answer's tokens at its end. The
+longest hit among the positive ones wins; where none is positive, all of the client's get quanta of `quantum_tokens`
+until one is. So a client's work spreads over instances as evenly as the quantum is small. Equal hits go where the
+client has most left.
+
+Bias: evens out what each client costs each instance, not what instances have to do; meant to run with `dlpm` order,
+which is fair between clients. Limits: deaf to queues and to speed; a placement that another policy made (migration,
+admission elsewhere) may refill early; who calls itself by many names is many clients.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.deficits import Deficits
+
+
+@dataclass(frozen=True)
+class D2Lpm(RoutingPolicy):
+    """`quantum_tokens`: small spreads, large keeps prefixes together. `output_weight`: what an answer's token costs,
+    counted in prompt tokens."""
+
+    name: ClassVar[str] = "d2lpm"
+
+    quantum_tokens: float = 16_384.0
+    output_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.quantum_tokens <= 0:
+            msg = f"quantum_tokens must be above 0, not {self.quantum_tokens}"
+            raise ValueError(msg)
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (Deficits(self.quantum_tokens, self.output_weight),)
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = options_of(view)
+        client, deficits = view.request.tenant, view.recall(Deficits)
+        needed = [deficits.quanta_needed(client, option.instance) for option in options]
+        fewest = min(needed)
+        affordable = [option for option, quanta in zip(options, needed, strict=True) if quanta == fewest]
+        longest = max(option.cached_tokens for option in affordable)
+        chosen = _most_left(view, [option for option in affordable if option.cached_tokens == longest])
+        refilled = "after a refill" if fewest else "with tokens left"
+        return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", options)
+
+
+def _most_left(view: PoolView, equals: list[Option]) -> Option:
+    deficits = view.recall(Deficits)
+    left = [deficits.tokens_left(view.request.tenant, option.instance) for option in equals]
+    most = max(left)
+    return view.familiar([option for option, tokens in zip(equals, left, strict=True) if tokens == most])

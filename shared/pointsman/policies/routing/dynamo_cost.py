@@ -1,0 +1,61 @@
+"""Dynamo's cost: blocks to prefill plus blocks in use, and the cheapest instance.
+
+Source: NVIDIA Dynamo's KV router: `overlap_weight * prefill blocks + active blocks`, both as they would be with the
+request there: what waits to be prefilled and this prompt's uncached part; the blocks of all requests under way,
+shared ones counted once, and this prompt's. At temperature 0 the least cost wins; above, a softmax over the costs,
+scaled to 0..1, decides by chance.
+
+Bias: a block in use costs as much as a block to compute, which guards decoding more than the first token; a larger
+`overlap_weight` turns that round. Limits: all instances count as equally fast; answers' blocks are not counted.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.chance import uniform
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.state.memories.active_blocks import ActiveBlocks
+from pointsman.state.memories.base import Memory
+
+
+@dataclass(frozen=True)
+class DynamoCost(RoutingPolicy):
+    """`temperature`: 0 takes the cheapest; the higher, the more equal the chances. `seed` is for those."""
+
+    name: ClassVar[str] = "dynamo_cost"
+
+    overlap_weight: float = 1.0
+    temperature: float = 0.0
+    seed: int = 0
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (ActiveBlocks(),)
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = options_of(view)
+        costs = self._costs(view, options)
+        if self.temperature > 0:
+            chosen = self._by_chance(view, options, costs)
+            return Choice(chosen, f"by chance, weighted by cost at temperature {self.temperature:g}", options)
+        least = min(costs)
+        equals = [option for option, cost in zip(options, costs, strict=True) if cost == least]
+        return Choice(view.familiar(equals), f"least cost, {least:.1f} blocks", options)
+
+    def _costs(self, view: PoolView, options: list[Option]) -> list[float]:
+        active = view.recall(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
+        weight = self.overlap_weight / view.block_tokens
+        return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in options]
+
+    def _by_chance(self, view: PoolView, options: list[Option], costs: list[float]) -> Option:
+        least, most = min(costs), max(costs)
+        spread = (most - least or 1.0) * self.temperature
+        heights = list(accumulate(exp((least - cost) / spread) for cost in costs))
+        mark = uniform(self.seed, view.request.id) * heights[-1]
+        return next((option for option, top in zip(options, heights, strict=True) if mark < top), options[-1])

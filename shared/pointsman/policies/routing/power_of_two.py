@@ -1,0 +1,42 @@
+"""Power of two choices: two instances by chance, the less loaded of them.
+
+Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001); load is counted in tokens to
+prefill, as in `least_loaded`. Bias: blind to the cache; equal prefixes scatter. With stale load it herds less than
+`least_loaded`, because routers that agree on who is idle rarely draw it together. Limit: half of the time neither
+draw is among the idle.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.chance import pick
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.primitives import InstanceId
+
+
+@dataclass(frozen=True)
+class PowerOfTwo(RoutingPolicy):
+    """`seed`: another one draws other pairs for the same requests."""
+
+    name: ClassVar[str] = "power_of_two"
+
+    seed: int = 0
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = [view.option(instance) for instance in self._drawn(view)]
+        least = min((option.load_tokens, option.requests) for option in options)
+        equals = [option for option in options if (option.load_tokens, option.requests) == least]
+        return Choice(view.familiar(equals), f"the less loaded of {len(options)} by chance", options)
+
+    def _drawn(self, view: PoolView) -> list[InstanceId]:
+        """Two distinct instances, or the only one."""
+        instances = require_eligible(view)
+        first = pick(len(instances), self.seed, view.request.id, "first")
+        others = [*instances[:first], *instances[first + 1 :]]
+        if not others:
+            return [instances[first]]
+        return [instances[first], others[pick(len(others), self.seed, view.request.id, "second")]]

@@ -1,0 +1,63 @@
+"""Preble: exploit a long cached prefix, else explore where the work costs least.
+
+Source: Preble (ICLR'25), scheduling algorithm E2. Exploit: where more than half of the prompt is cached, go to the
+holder of the longest hit; among several, to the one with the least load of the last `window_s` seconds. Explore: the
+least sum of windowed load L, eviction cost M and own prefill P. The paper sums M over the prefixes to be evicted,
+each with its recomputation and its hit rate; here a full cache is assumed, so that each computed token evicts one,
+which would have been used again as often as the instance's prompts hit within the window: M = hit share * P.
+
+Bias: the window weighs work that is done like work that waits, so that it evens out the minutes and overlooks the
+moment. Limits: decode is not part of L; the paper's later corrections (moving load off the heaviest instance,
+copying a hot prefix) are left to rebalancing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.windowed_load import WindowedLoad
+
+
+@dataclass(frozen=True)
+class Preble(RoutingPolicy):
+    """`exploit_share`: the share of the prompt above which a hit decides alone."""
+
+    name: ClassVar[str] = "preble"
+
+    window_s: float = 180.0
+    exploit_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.window_s <= 0:
+            msg = f"window_s must be above 0, not {self.window_s}"
+            raise ValueError(msg)
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (WindowedLoad(self.window_s),)
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        options = options_of(view)
+        load = view.recall(WindowedLoad)
+        longest = max(option.cached_tokens for option in options)
+        if longest > self.exploit_share * view.request.prompt_tokens:
+            costs = [(load.seconds(o.instance), o) for o in options if o.cached_tokens == longest]
+            return Choice(_cheapest(view, costs), f"exploit: {longest} tokens of the prompt are cached", options)
+        costs = [(_exploration_seconds(load, option), option) for option in options]
+        return Choice(_cheapest(view, costs), "explore: least windowed load, eviction and prefill", options)
+
+
+def _exploration_seconds(load: WindowedLoad, option: Option) -> Seconds:
+    evicting = load.hit_share(option.instance) * option.work_seconds
+    return load.seconds(option.instance) + evicting + option.work_seconds
+
+
+def _cheapest(view: PoolView, costs: list[tuple[Seconds, Option]]) -> Option:
+    least = min(cost for cost, _ in costs)
+    return view.familiar([option for cost, option in costs if cost == least])

@@ -1,0 +1,29 @@
+"""Random: any instance, all equally likely.
+
+Source: folklore; the baseline under every load balancer. Bias: none, and so no cache: equal prefixes are computed
+everywhere. Limit: bad luck queues long prompts behind each other while other instances idle.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.chance import pick
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+
+
+@dataclass(frozen=True)
+class RandomChoice(RoutingPolicy):
+    """`seed`: another one gives other choices for the same requests."""
+
+    name: ClassVar[str] = "random"
+
+    seed: int = 0
+
+    @override
+    def choose(self, view: PoolView) -> Choice:
+        instances = require_eligible(view)
+        option = view.option(instances[pick(len(instances), self.seed, view.request.id)])
+        return Choice(option, "by chance", [option])

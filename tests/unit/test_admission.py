@@ -1,0 +1,234 @@
+"""What each admission policy lets in, sends elsewhere or refuses, and that the floors of the fair one hold."""
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.requests import RequestFinished
+from pointsman.policies.admission import AdmissionPolicy
+from pointsman.policies.admission.predicted_ttft import PredictedTtft
+from pointsman.policies.admission.predicted_ttft_fair import PredictedTtftFair
+from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
+from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.routing import RoutingPolicy
+from pointsman.policies.routing.least_loaded import LeastLoaded
+from pointsman.policies.routing.round_robin import RoundRobin
+from pointsman.primitives import InstanceId, RequestId, Tenant, Term
+from pointsman.state.memories.attainment import Attainment
+from pointsman.state.memories.decode_load import DecodeFit
+from pointsman.state.state import PoolSettings, State
+from tests.support.events import BLOCK, first_token, joined, route
+
+FLEET = ("a", "b", "c")
+
+
+def pool(
+    admission: AdmissionPolicy, *, routing: RoutingPolicy | None = None, instances: tuple[str, ...] = FLEET
+) -> Dispatcher:
+    policies = PolicySet(routing=routing or RoundRobin(), admission=admission, ordering=FirstComeFirstServed())
+    state = State(PoolSettings(), policies.memories())
+    for instance in instances:
+        state.apply(joined(instance))
+    return Dispatcher(state, policies, term=Term(1))
+
+
+def answered(request: str, instance: str, *, at: float, tpot: float) -> RequestFinished:
+    return RequestFinished(
+        at=at, request=RequestId(request), instance=InstanceId(instance), e2e=at, prompt_tokens=1,
+        completion_tokens=10, cached_tokens=0, ttft=at, tpot=tpot,
+    )  # fmt: skip
+
+
+def ask(
+    dispatcher: Dispatcher, request: str, first_key: int, blocks: int, now: float = 0.0, **fields: object
+) -> LogEvent:
+    command = route(request, list(range(first_key, first_key + blocks)), arrived_at=now, **fields)  # type: ignore[arg-type]
+    return next(e for e in dispatcher.route(command, now) if isinstance(e, RequestPlaced | RequestRejected))
+
+
+def teach(dispatcher: Dispatcher, instance: str, *, answers: int, tpot: float, at: float) -> None:
+    for number in range(answers):
+        name = f"taught-{at}-{number}"
+        ask(dispatcher, name, 10_000 + number, 1, at)
+        dispatcher.state.apply(first_token(name, instance, at=at))
+        dispatcher.state.apply(answered(name, instance, at=at, tpot=tpot))
+
+
+@pytest.mark.parametrize("policy", [PredictedTtft(), PredictedTtftGlobal(), PredictedTtftFair()], ids=lambda p: p.name)
+def test_a_slow_decode_refuses_only_where_there_is_evidence(policy: AdmissionPolicy) -> None:
+    dispatcher = pool(policy, instances=("a",))
+    teach(dispatcher, "a", answers=5, tpot=0.4, at=1.0)
+    without = ask(dispatcher, "few", 1, 1, 1.0, slo_tpot=0.1)
+    teach(dispatcher, "a", answers=15, tpot=0.4, at=2.0)
+    refused = ask(dispatcher, "slow", 1, 1, 2.0, slo_tpot=0.1)
+    patient = ask(dispatcher, "patient", 1, 1, 2.0, slo_tpot=0.5)
+    faded = ask(dispatcher, "later", 1, 1, 90.0, slo_tpot=0.1)
+
+    assert isinstance(without, RequestPlaced)
+    assert isinstance(refused, RequestRejected)
+    assert (refused.reason, refused.detail) == (
+        "slo_tpot", "predicted time per output token is 400 ms on a, the objective is 100 ms",
+    )  # fmt: skip
+    assert isinstance(patient, RequestPlaced)
+    assert isinstance(faded, RequestPlaced), "who is refused teaches nothing, so old evidence must not refuse for ever"
+
+
+def test_the_tpot_check_can_be_left_out() -> None:
+    dispatcher = pool(PredictedTtft(tpot_check=False), instances=("a",))
+    teach(dispatcher, "a", answers=40, tpot=9.0, at=1.0)
+
+    assert isinstance(ask(dispatcher, "r", 1, 1, 1.0), RequestPlaced)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.001, 2.0)), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_predicted_tpot_never_falls_with_load_and_is_never_negative(points: list[tuple[int, float]]) -> None:
+    fit = DecodeFit()
+    for number, (decoding, seconds) in enumerate(points):
+        fit.learn(decoding, seconds, float(number))
+
+    predictions = [fit.seconds_per_token(decoding) for decoding in (1, 10, 100, 1000)]
+
+    assert predictions == sorted(predictions)
+    assert predictions[0] >= -1e-9
+
+
+def test_a_fit_through_a_line_finds_it() -> None:
+    fit = DecodeFit()
+    for decoding in range(1, 40):
+        fit.learn(decoding, 0.02 + 0.001 * decoding, float(decoding))
+
+    assert fit.seconds_per_token(60) == pytest.approx(0.08)
+
+
+def test_the_global_look_finds_room_beyond_the_choice() -> None:
+    dispatcher = pool(PredictedTtftGlobal())
+    for number, blocks in enumerate((60, 60, 10)):
+        ask(dispatcher, f"before{number}", 1000 * number, blocks)
+
+    sent_on = ask(dispatcher, "r", 9000, 60, slo_ttft=5.0)
+
+    assert isinstance(sent_on, RequestPlaced)
+    assert (sent_on.instance, sent_on.reason) == ("c", "a would miss the objective: first token soonest")
+    assert [candidate.instance for candidate in sent_on.candidates] == list(FLEET)
+
+
+def test_the_global_look_refuses_what_is_late_everywhere_and_names_the_soonest() -> None:
+    dispatcher = pool(PredictedTtftGlobal())
+    for number, blocks in enumerate((60, 60, 40)):
+        ask(dispatcher, f"before{number}", 1000 * number, blocks)
+
+    refused = ask(dispatcher, "r", 9000, 60, slo_ttft=5.0)
+
+    assert isinstance(refused, RequestRejected)
+    assert refused.reason == "slo_ttft"
+    assert "6.40 s on c" in refused.detail
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A tenant: requests a second, and the lengths of its prompts in blocks."""
+
+    tenant: str
+    rate: float
+    blocks: tuple[int, ...]
+
+
+class Overload:
+    """Poisson arrivals on instances that prefill one request after the other; attainment by length and by tenant."""
+
+    def __init__(self, admission: AdmissionPolicy, senders: list[Sender], *, seed: int, seconds: float) -> None:
+        self.dispatcher = pool(admission, routing=LeastLoaded())
+        self.outcomes: list[tuple[str, int, bool]] = []
+        self._busy_until: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[float, int, str, str]] = []
+        self._arrivals = self._draw(senders, Random(seed), seconds)
+        for number, (at, _, _) in enumerate(self._arrivals):
+            heapq.heappush(self._events, (at, number, "arrives", ""))
+        while self._events:
+            self._step(*heapq.heappop(self._events))
+
+    def attained(self, *, tenant: str = "", blocks: int = 0) -> float:
+        chosen = [met for who, size, met in self.outcomes if tenant in ("", who) and blocks in (0, size)]
+        return sum(chosen) / len(chosen)
+
+    def _draw(self, senders: list[Sender], chance: Random, seconds: float) -> list[tuple[float, str, int]]:
+        arrivals: list[tuple[float, str, int]] = []
+        for sender in senders:
+            at = chance.expovariate(sender.rate)
+            while at < seconds:
+                arrivals.append((at, sender.tenant, chance.choice(sender.blocks)))
+                at += chance.expovariate(sender.rate)
+        return sorted(arrivals)
+
+    def _step(self, now: float, number: int, what: str, instance: str) -> None:
+        arrived_at, tenant, blocks = self._arrivals[number]
+        if what == "arrives":
+            keys = list(range(1000 * number + 1, 1000 * number + 1 + blocks))
+            events = self.dispatcher.route(route(str(number), keys, arrived_at=now, tenant=Tenant(tenant)), now)
+            if isinstance(events[-1], RequestRejected):
+                self.outcomes.append((tenant, blocks, False))
+        else:
+            self.dispatcher.state.apply(first_token(str(number), instance, at=now))
+            self.dispatcher.state.apply(answered(str(number), instance, at=now, tpot=0.0))
+            self.outcomes.append((tenant, blocks, now <= arrived_at + 5.0))
+            events = self.dispatcher.grant_waiting(InstanceId(instance), now)
+        for event in events:
+            if isinstance(event, RequestGranted):
+                self._prefill(event, now)
+
+    def _prefill(self, granted: RequestGranted, now: float) -> None:
+        seconds = self.dispatcher.state.workload.requests[granted.request].prefill_seconds
+        ends = self._busy_until[granted.instance] = max(now, self._busy_until[granted.instance]) + seconds
+        heapq.heappush(self._events, (ends, int(granted.request), "prefilled", granted.instance))
+
+
+SHORT, LONG = 12, 55
+MIXED = (*(SHORT,) * 8, *(LONG,) * 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_long_prompts_keep_their_floor_past_saturation(seed: int) -> None:
+    senders = [Sender("t", 3.3, MIXED)]
+    unfair = Overload(PredictedTtftGlobal(), senders, seed=seed, seconds=600)
+    fair = Overload(PredictedTtftFair(), senders, seed=seed, seconds=600)
+
+    assert unfair.attained(blocks=LONG) < 0.3 * unfair.attained()
+    assert fair.attained(blocks=LONG) >= 0.6 * fair.attained()
+    assert fair.attained() > 0.5, "the floor costs some of the short ones, not most"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_modest_tenant_is_not_refused_for_a_greedy_one(seed: int) -> None:
+    senders = [Sender("greedy", 6.0, (SHORT,)), Sender("modest", 0.6, (SHORT,))]
+    unfair = Overload(PredictedTtftGlobal(), senders, seed=seed, seconds=600)
+    fair = Overload(PredictedTtftFair(), senders, seed=seed, seconds=600)
+
+    assert unfair.attained(tenant="modest") < 0.75
+    assert fair.attained(tenant="modest") >= 0.8
+    assert fair.attained() >= unfair.attained() - 0.03, "the same work is done, for others"
+
+
+def test_below_saturation_nobody_is_held_back() -> None:
+    senders = [Sender("t", 1.0, MIXED)]
+
+    assert Overload(PredictedTtftFair(), senders, seed=3, seconds=300).attained() > 0.97
+
+
+def test_prompts_are_sorted_into_tenths_of_the_recent_traffic() -> None:
+    dispatcher = pool(PredictedTtftFair())
+    for number in range(100):
+        ask(dispatcher, f"r{number}", 1000 * number, 1 + number, slo_ttft=0.001 if number % 2 else 1e6)
+
+    seen = dispatcher.state.recall(Attainment)
+    assert [seen.decile(blocks * BLOCK + 1) for blocks in (1, 11, 55, 100, 500)] == [0, 1, 5, 9, 9]
+    assert seen.overall.requests == 50, "refusals are outcomes at once, the others when their first token comes"
+    assert seen.overall.attainment == 0.0
