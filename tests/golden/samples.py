@@ -56,7 +56,7 @@ EPOCH = Epoch(1767225600000)
 CANDIDATE = Candidate(
     instance=ENGINE, hit_blocks=2, uncached_tokens=17, queue_seconds=0.5, prefill_seconds=0.25, predicted_ttft=0.75
 )
-SETTINGS: dict[str, float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
+SETTINGS: dict[str, bool | float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
 
 EVENTS: list[LogEvent] = [
     BlocksStored(at=AT, instance=ENGINE, epoch=EPOCH, sequence=1, runs=RUNS),

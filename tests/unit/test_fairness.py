@@ -1,8 +1,8 @@
 """The service difference of two tenants that always wait stays within the bound that each fair ordering states.
 
-Service is what the ordering charges: weighted tokens to compute (or of the prompt) and of output. With U = input weight * most
-tokens of a prompt + output weight * most output tokens that one tenant has inside the engine at a time, the bounds over every
-stretch of time in which both wait are
+Service is what the ordering charges: weighted tokens to compute (or of the prompt) and of output. With U = input weight
+* most tokens of a prompt + output weight * most output tokens that one tenant has inside the engine at a time, the
+bounds over every stretch of time in which both wait are
 
 - dlpm: 2(U + Q) (Theorem 5.1 of "Locality-aware Fair Scheduling in LLM Serving");
 - fair_edf: 2(U + lead_tokens_max);

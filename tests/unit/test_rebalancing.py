@@ -224,6 +224,24 @@ def test_what_is_late_whatever_happens_moves_nobody() -> None:
     assert GlobalBenefit().plan(dispatcher.state, 0.5).migrations == ()
 
 
+@pytest.mark.parametrize(("slo", "moves"), [(2.5, set()), (2.8, {"long"})])
+def test_who_would_be_late_at_the_target_too_stays(slo: float, moves: set[str]) -> None:
+    dispatcher = pool(("a", "b"))
+    place(dispatcher, "before", "b", prompt(2, 10))
+    crowd(dispatcher, "a", 7, slo_ttft=60.0, excluded=[InstanceId("b")])
+    place(dispatcher, "long", "a", prompt(1, 32), slo_ttft=slo)
+
+    assert moved(GlobalBenefit().plan(dispatcher.state, 0.0)) == moves
+
+
+def test_who_gives_takes_nothing_in_the_same_round() -> None:
+    dispatcher = pool(("a", "b"))
+    crowd(dispatcher, "a", 12)
+    crowd(dispatcher, "b", 2, slo_ttft=1.0)
+
+    assert GlobalBenefit().plan(dispatcher.state, 0.0).migrations == ()
+
+
 def test_a_round_moves_and_looks_up_no_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = pool()
     crowd(dispatcher, "a", 200, slo_ttft=6.0)

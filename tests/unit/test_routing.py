@@ -18,10 +18,11 @@ FLEET = ("a", "b", "c", "d")
 
 
 def pool(policy: str = "dualmap", *, instances: tuple[str, ...] = FLEET, admission: str = "none") -> Dispatcher:
-    state = State(PoolSettings())
+    policies = policy_set(routing=policy, admission=admission)
+    state = State(PoolSettings(), policies.memories())
     for instance in instances:
         state.apply(joined(instance))
-    return Dispatcher(state, policy_set(routing=policy, admission=admission), term=Term(1))
+    return Dispatcher(state, policies, term=Term(1))
 
 
 def place(
@@ -167,7 +168,9 @@ def test_an_empty_fleet_refuses() -> None:
 
 
 def test_an_unknown_policy_or_setting_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownPolicyError, match="there is no routing policy best; there are: dualmap, least_loaded"):
+    with pytest.raises(
+        UnknownPolicyError, match="there is no routing policy best; there are: approximate_token_load, cache_affinity"
+    ):
         policy_set(routing="best")
     with pytest.raises(UnknownPolicyError, match="no setting of dualmap speed; there are: ablation, both_over"):
         policy_set(routing="dualmap", settings={"speed": 1})

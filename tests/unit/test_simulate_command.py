@@ -171,7 +171,7 @@ def test_the_table_shows_the_mean_over_seeds_and_the_best_in_bold() -> None:
         result("random", 4.0, 9.0, 9.0),
     ]
     table = capacity_table(results, {})
-    console = Console(width=100, force_terminal=True, color_system=None)
+    console = Console(width=100, force_terminal=True, color_system="standard")
     with console.capture() as printed:
         console.print(table)
 

@@ -15,7 +15,7 @@ A = InstanceId("a")
 
 
 def state_with(*events: object) -> State:
-    state = State(PoolSettings())
+    state = State(PoolSettings(), policy_set().memories())
     for sequence, event in enumerate(events, start=1):
         state.apply(event, sequence)  # type: ignore[arg-type]
     return state

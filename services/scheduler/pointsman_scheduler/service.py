@@ -59,7 +59,8 @@ LEADER_ANSWERS_WALL_SECONDS = 1.0
 STAND_BY_WALL_SECONDS = 0.5
 TAKE_OVER_RETRY_WALL_SECONDS = 0.5
 
-REJECTION_STATUS = {"no_instance": 503, "queue_full": 429, "slo_ttft": 429, "slo_unreachable": 429}
+UNAVAILABLE = {"no_instance", "already_ended"}
+"""Refusals that are no matter of load: 503. All others are answered 429."""
 
 
 Answer = tuple[Reply, RouteGranted | RouteRejected]
@@ -350,7 +351,7 @@ class SchedulerService:
         answer = RouteRejected(
             request=request,
             attempt=waiter.attempt,
-            status=REJECTION_STATUS.get(reason, 503),
+            status=503 if reason in UNAVAILABLE else 429,
             reason=reason,
             detail=detail,
             retry_after=retry_after,

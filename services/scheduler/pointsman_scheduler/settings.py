@@ -12,7 +12,9 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 class SchedulerSettings(FleetSettings, ProcessSettings):
     policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
     policy_settings: tuple[str, ...] = setting(
-        (), "Setting of the routing policy as NAME=VALUE; may be repeated. docs/policies names them."
+        (),
+        "Setting of the routing policy as NAME=VALUE, of the others as admission.NAME=VALUE and order.NAME=VALUE; may be "
+        "repeated. docs/policies.md names them.",
     )
     admission: str = setting(DEFAULT_ADMISSION, "Admission policy.", choices=tuple(sorted(ADMISSION_POLICIES)))
     order: str = setting(

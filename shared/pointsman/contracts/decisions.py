@@ -10,7 +10,7 @@ from pointsman.contracts.envelope import Event
 from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, Seconds, Sequence, Term, Tokens
 
-Settings = dict[str, float | str]
+Settings = dict[str, bool | float | str]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

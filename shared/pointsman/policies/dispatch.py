@@ -6,8 +6,9 @@ clock and no I/O: the scheduler service drives it in real time, the simulator in
 Fresh accounting is worth more than any formula: a placement is booked before the next request is looked at.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,11 @@ from pointsman.state.fleet import Instance, Status
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request, Stage
+
+P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy)
+
+ADMISSION_PREFIX = "admission."
+ORDERING_PREFIX = "order."
 
 
 class UnknownPolicyError(ValueError):
@@ -54,7 +60,10 @@ class PolicySet:
     @property
     def settings(self) -> Settings:
         """Everything that a recomputation of a decision must know beyond its policy's name, for the event."""
-        return self.routing.settings | {
+        return {
+            **self.routing.settings,
+            **{ADMISSION_PREFIX + name: value for name, value in self.admission.settings.items()},
+            **{ORDERING_PREFIX + name: value for name, value in self.ordering.settings.items()},
             "admission": self.admission.name,
             "ordering": self.ordering.name,
             "prefill_window_tokens": self.prefill_window_tokens,
@@ -73,26 +82,39 @@ def policy_set(
     running_max: int = 256,
     pending_max: int = 10_000,
 ) -> PolicySet:
-    """Policies by name. Raises UnknownPolicyError."""
-    _require("routing policy", routing, ROUTING_POLICIES)
-    _require("admission policy", admission, ADMISSION_POLICIES)
-    _require("ordering policy", ordering, ORDERING_POLICIES)
-    chosen = ROUTING_POLICIES[routing]
-    for name in settings or {}:
-        _require(f"setting of {routing}", name, chosen().settings)
-    try:
-        policy = msgspec.convert(settings or {}, chosen, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        message = f"{routing}: {error}"
-        raise UnknownPolicyError(message) from error
+    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.` or `order.`
+    are for the other two. Raises UnknownPolicyError."""
+    own, for_admission, for_ordering = _split(settings or {})
     return PolicySet(
-        routing=policy,
-        admission=ADMISSION_POLICIES[admission](),
-        ordering=ORDERING_POLICIES[ordering](),
+        routing=_made("routing policy", routing, ROUTING_POLICIES, own),
+        admission=_made("admission policy", admission, ADMISSION_POLICIES, for_admission),
+        ordering=_made("ordering policy", ordering, ORDERING_POLICIES, for_ordering),
         prefill_window_tokens=prefill_window_tokens,
         running_max=running_max,
         pending_max=pending_max,
     )
+
+
+def _split(settings: Settings) -> tuple[Settings, Settings, Settings]:
+    """Settings of the routing, the admission and the ordering policy, their prefixes taken off."""
+    parts: dict[str, Settings] = {"": {}, ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}}
+    for name, value in settings.items():
+        prefix = next(p for p in (ADMISSION_PREFIX, ORDERING_PREFIX, "") if name.startswith(p))
+        parts[prefix][name.removeprefix(prefix)] = value
+    return parts[""], parts[ADMISSION_PREFIX], parts[ORDERING_PREFIX]
+
+
+def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
+    """The policy of that name with these settings."""
+    _require(kind, name, known)
+    chosen = known[name]
+    for setting in settings:
+        _require(f"setting of {name}", setting, [field.name for field in fields(chosen)])
+    try:
+        return msgspec.convert(settings, chosen, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        message = f"{name}: {error}"
+        raise UnknownPolicyError(message) from error
 
 
 def _require(kind: str, name: str, known: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 TARGET = 0.9
-RUNS_MAX = 14
+RUNS_MAX = 16
 TOLERANCE = 0.01
 """The search ends when it knows the rate to within this share."""
 

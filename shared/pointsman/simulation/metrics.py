@@ -74,7 +74,12 @@ class Report:
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
     jain: float | None
-    """Jain's index over the clients' service: 1 when all got the same, 1/n when one got everything."""
+    """Jain's index over the clients' service, each against its max-min fair share: 1 when each of n clients got what
+    it was due, 1/n when one got everything. Asking for little and getting it is no unfairness."""
+    jain_of_amounts: float | None
+    """The same over the bare amounts: 1 only when all got equally much, whatever they asked for."""
+    service_per_s: float | None
+    """Service delivered a second while requests arrived, all clients together; see `service_by_tenant`."""
     prediction_error_p50_s: Seconds | None
     prediction_error_p90_s: Seconds | None
     """How far the TTFT predicted at placement was from the real one, either way."""
@@ -104,6 +109,8 @@ def summarise(
         row.ttft - row.predicted_ttft for row in served if row.ttft is not None and row.predicted_ttft is not None
     ]
     hits = hit_rate(served)
+    service = service_by_tenant(rows)
+    seconds = rows[-1].arrived_at - rows[0].arrived_at if rows else 0.0
     return Report(
         requests=len(rows),
         finished=sum(row.end == "finished" for row in rows),
@@ -119,7 +126,9 @@ def summarise(
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
-        jain=jain_index(service_by_tenant(rows).values()),
+        jain=jain_index(service_against_fair_share(service, demand_by_tenant(rows))),
+        jain_of_amounts=jain_index(service.values()),
+        service_per_s=sum(service.values()) / seconds if seconds else None,
         prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
         prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
         prediction_bias_s=fmean(errors) if errors else None,
@@ -206,6 +215,31 @@ def service_by_tenant(rows: Sequence[RequestRow]) -> dict[str, float]:
         if row.ended_at is not None and row.ended_at <= until:
             service[row.tenant] += OUTPUT_WEIGHT * answer_tokens(row)
     return service
+
+
+def demand_by_tenant(rows: Sequence[RequestRow]) -> dict[str, float]:
+    """What each client asked for, in the same measure, less what caches (are thought to) hold of it."""
+    demand = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
+    for row in rows:
+        cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
+        output = answer_tokens(row) if row.end == "finished" else row.output_tokens
+        demand[row.tenant] += INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
+    return demand
+
+
+def service_against_fair_share(service: Mapping[str, float], demand: Mapping[str, float]) -> list[float]:
+    """Each client's service over its max-min fair share of all the service there was; who was due nothing is left out.
+
+    Fair is: nobody gets more than it asked for, and what small clients leave is split evenly among the others.
+    """
+    left = sum(service.values())
+    ratios = []
+    for served, tenant in enumerate(sorted(demand, key=lambda tenant: (demand[tenant], tenant))):
+        due = min(demand[tenant], left / (len(demand) - served))
+        left -= due
+        if due > 0:
+            ratios.append(service[tenant] / due)
+    return ratios
 
 
 def jain_index(service: Collection[float]) -> float | None:

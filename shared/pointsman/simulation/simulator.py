@@ -318,9 +318,9 @@ class _Simulation:
 
     def _route(self, command: RouteRequest, now: Seconds) -> None:
         self._catch_up(now)
-        started = time.perf_counter()
+        started = time.process_time()
         events = self._dispatcher.route(command, now)
-        self._outcome.decision_seconds += time.perf_counter() - started
+        self._outcome.decision_seconds += time.process_time() - started
         self._outcome.decisions += 1
         self._carry_out(events, now)
 
@@ -355,8 +355,7 @@ class _Simulation:
             return
         request = self._requests[int(request_id)]
         prompt = HashedPrompt(request.input_length, block_keys(request, self._scenario.block_tokens))
-        tokens = 1 if self._scenario.prefill_only else max(1, request.output_tokens)
-        engine.model.submit(request_id, prompt, max_tokens=tokens, now=now)
+        engine.model.submit(request_id, prompt, max_tokens=self._row(request_id).output_tokens, now=now)
         self._turn(engine, now)
 
     def _lose(self, request_id: RequestId, engine: _Engine, now: Seconds, *, retry: bool) -> None:
@@ -404,7 +403,7 @@ class _Simulation:
         for request_id in result.finished:
             row = self._row(request_id)
             assert row.first_token_at is not None
-            tokens = 1 if self._scenario.prefill_only else row.output_tokens
+            tokens = row.output_tokens
             event = RequestFinished(
                 at=now,
                 request=request_id,
@@ -503,7 +502,7 @@ def row_of(number: int, request: WorkloadRequest, scenario: Scenario) -> Request
         tenant=request.tenant,
         arrived_at=request.arrival_s,
         prompt_tokens=request.input_length,
-        output_tokens=request.output_tokens,
+        output_tokens=1 if scenario.prefill_only else max(1, request.output_tokens),
         slo_ttft=scenario.slo_ttft_s,
     )
 

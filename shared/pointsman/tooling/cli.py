@@ -18,6 +18,11 @@ COMMANDS = {
         "simulate_command",
         "Compare policies on a trace or a generated workload, in virtual time.",
     ),
+    "results": (
+        "pointsman.tooling.results",
+        "results_command",
+        "Run every study of docs/results.md anew.",
+    ),
     "bench-gateway": (
         "pointsman.tooling.bench_gateway",
         "bench_gateway_command",

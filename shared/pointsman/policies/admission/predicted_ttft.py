@@ -1,12 +1,12 @@
 """Predicted TTFT: refuse what cannot meet its objective where it was placed.
 
-Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is left of the
-TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT objective with the
-seconds per token that the instance showed lately at that many decoding requests (`memories.decode_load`; without
-evidence there is no such check).
+Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is
+left of the TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT
+objective with the seconds per token that the instance showed lately at that many decoding requests
+(`memories.decode_load`; without evidence there is no such check).
 
-Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be when the
-prefill is over.
+Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be
+when the prefill is over.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Predicted TTFT, looking beyond the choice: refuse only what no instance can serve on time.
 
-Source: Mooncake (FAST'25), section 7, whose Conductor looks at all instances anyway; a policy that looks at a pair (DualMap) or
-at one holder refuses requests that another instance had room for. Where the choice misses the objective, the
-request goes to the instance with the soonest predicted first token, if that meets it.
+Source: Mooncake (FAST'25), section 7, whose Conductor looks at all instances anyway; a policy that looks at a pair
+(DualMap) or at one holder refuses requests that another instance had room for. Where the choice misses the objective,
+the request goes to the instance with the soonest predicted first token, if that meets it.
 
-Bias: near saturation it trades locality for one more request on time, and the recomputation delays those who come after. With
-stale load, many routers find the same free instance.
+Bias: near saturation it trades locality for one more request on time, and the recomputation delays those who come
+after. With stale load, many routers find the same free instance.
 """
 
 from dataclasses import dataclass
@@ -40,18 +40,16 @@ class PredictedTtftGlobal(AdmissionPolicy):
         return choice_or_soonest(view, choice, check_tpot=self.tpot_check)
 
 
-def choice_or_soonest(
-    view: PoolView, choice: Choice, *, check_tpot: bool, queue_max: Seconds = inf
-) -> Choice | Refusal:
+def choice_or_soonest(view: PoolView, choice: Choice, *, check_tpot: bool, ttft_max: Seconds = inf) -> Choice | Refusal:
     """The choice if it meets both objectives, else the soonest option that does, else why not even that one does.
 
-    `queue_max`: an option with a longer queue does not meet them either.
+    `ttft_max`: an option with a queue and a first token later than that does not meet them either.
     """
 
     def meets(option: Option) -> bool:
         return (
             option.predicted_ttft <= view.budget
-            and option.queue_seconds <= queue_max
+            and (option.predicted_ttft <= ttft_max or option.queue_seconds <= 0)
             and not (check_tpot and excessive_tpot(view, option))
         )
 

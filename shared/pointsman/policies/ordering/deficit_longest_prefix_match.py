@@ -6,8 +6,9 @@ quantum Q. Bound (Theorem 5.1): of two tenants that both wait all the time, neit
 than the other, U = w_e * (most tokens to compute at once) + w_q * (output tokens that one tenant has inside the
 engine at a time): both see every refill, and a balance never leaves (-U, Q].
 
-Bias: a large quantum is LPM, a small one takes turns and loses locality. Limits: within a tenant the longest match comes first,
-tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its quantum.
+Bias: a large quantum is LPM, a small one takes turns and loses locality. Limits: within a tenant the longest match
+comes first, tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its
+quantum.
 """
 
 from dataclasses import dataclass

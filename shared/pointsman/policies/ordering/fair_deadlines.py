@@ -4,11 +4,11 @@ Three questions, each a narrower choice than the one before:
 
 1. *Whose turn may it be?* Tenants whose service from this instance (tokens computed, plus weighted tokens generated;
    `memories.client_service`) is at most `lead_tokens_max` above that of the waiting tenant with the least.
-2. *Who can still be on time?* Of their requests, those whose first token would come before its deadline if they went now.
-   The others come last, but a share `late_share` of the work is theirs, oldest first (`memories.late_turns`), so
+2. *Who can still be on time?* Of their requests, those whose first token would come before its deadline if they went
+   now. The others come last, but a share `late_share` of the work is theirs, oldest first (`memories.late_turns`), so
    that none starves and none drags the rest past its deadline.
-3. *Who is first?* The earliest deadline. Of requests within `tie_seconds` of it, the longest prefix in the cache now, unless
-   that would make the earliest late.
+3. *Who is first?* The earliest deadline. Of requests within `tie_seconds` of it, the longest prefix in the cache now,
+   unless that would make the earliest late.
 
 Bound, as in Theorem 5.1 of Cao et al. with the lead in the place of the quantum: of two tenants that both wait all the
 time, neither gets more than 2(U + lead_tokens_max) more than the other, U = input_weight * (most tokens to compute at
@@ -16,9 +16,9 @@ once) + output_weight * (output tokens that one tenant has inside the engine at 
 at a counter of at most `least + lead`, and no more than U is booked to it before its next grant; a newcomer starts
 between the least and that. So any two counters that wait differ by at most U + lead, before and after.
 
-Bias: one tenant alone is served by deadline, whatever its neighbours on other instances do: service is compared within a
-line. Sound under overload only together with admission or the shedding of question 2, since EDF alone is not. Limit: the
-bound is for charged tokens; a hundred new tenants are a hundred claims.
+Bias: one tenant alone is served by deadline, whatever its neighbours on other instances do: service is compared
+within a line. Sound under overload only together with admission or the shedding of question 2, since EDF alone is
+not. Limit: the bound is for charged tokens; a hundred new tenants are a hundred claims.
 """
 
 from collections.abc import Collection

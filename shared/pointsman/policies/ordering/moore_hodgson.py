@@ -1,12 +1,12 @@
 """Moore-Hodgson: as many first tokens on time as can be, of those who wait.
 
-Source: Moore, 1968 (1 || sum U_j). By deadline, take requests in; whenever the last one would be late, set aside the longest
-prefill taken in so far. What is left is the largest set that can be on time, and the earliest deadline of it goes
-first. Predicted seconds are corrected by what the instance taught.
+Source: Moore, 1968 (1 || sum U_j). By deadline, take requests in; whenever the last one would be late, set aside the
+longest prefill taken in so far. What is left is the largest set that can be on time, and the earliest deadline of it
+goes first. Predicted seconds are corrected by what the instance taught.
 
-Bias: it is long prompts that are set aside. They go when no other waits, and once they are late a share `late_share` of the
-work is theirs, oldest first (`memories.late_turns` gives the bound), so that none starves. Limit: the best for who waits now;
-it does not know who comes next.
+Bias: it is long prompts that are set aside. They go when no other waits, and once they are late a share `late_share`
+of the work is theirs, oldest first (`memories.late_turns` gives the bound), so that none starves. Limit: the best for
+who waits now; it does not know who comes next.
 """
 
 from collections.abc import Iterable

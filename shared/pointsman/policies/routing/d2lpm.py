@@ -29,7 +29,7 @@ class D2Lpm(RoutingPolicy):
 
     name: ClassVar[str] = "d2lpm"
 
-    quantum_tokens: float = 16_384.0
+    quantum_tokens: float = 32_768.0
     output_weight: float = 2.0
 
     def __post_init__(self) -> None:

@@ -5,8 +5,8 @@ request there: what waits to be prefilled and this prompt's uncached part; the b
 shared ones counted once, and this prompt's. At temperature 0 the least cost wins; above, a softmax over the costs,
 scaled to 0..1, decides by chance.
 
-Bias: a block in use costs as much as a block to compute, which guards decoding more than the first token; a larger
-`overlap_weight` turns that round. Limits: all instances count as equally fast; answers' blocks are not counted.
+Bias: a block in use costs as much as a block to compute, and a prompt's blocks are in use from its placement on, so
+that what waits counts nearly twice and the cache for less; a larger `overlap_weight` (4 to 16) turns that round. Limits: all instances count as equally fast; answers' blocks are not counted.
 """
 
 from dataclasses import dataclass

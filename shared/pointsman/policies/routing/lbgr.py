@@ -31,7 +31,7 @@ class Lbgr(RoutingPolicy):
 
     name: ClassVar[str] = "lbgr"
 
-    decay_s: float = 5.0
+    decay_s: float = 10.0
     forgetting: float = 0.99
 
     def __post_init__(self) -> None:

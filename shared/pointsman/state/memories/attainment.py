@@ -1,8 +1,8 @@
 """Who got their first token on time lately, by length of prompt and by tenant.
 
-Over the last `OUTCOMES_WINDOW` outcomes. An outcome is a first token, on time or late; a refusal, which counts as late;
-or another end after the deadline. A client that goes away before its deadline is none. Prompts are sorted into tenths by
-their length among the last `LENGTHS_WINDOW` arrivals, so that "long" follows the traffic.
+Over the last `OUTCOMES_WINDOW` outcomes. An outcome is a first token, on time or late; a refusal, which counts as
+late; or another end after the deadline. A client that goes away before its deadline is none. Prompts are sorted into
+tenths by their length among the last `LENGTHS_WINDOW` arrivals, so that "long" follows the traffic.
 """
 
 from bisect import bisect_left, insort

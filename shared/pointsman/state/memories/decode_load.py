@@ -1,9 +1,9 @@
 """How fast each instance generates, by how many requests it generates for: what a TPOT prediction rests on.
 
-Every answer that ends teaches one point: its seconds per token, against the mean number of requests that decoded beside it
-(the count at its first and at its last token). Through the points of an instance runs a line that never falls: least
-squares whose weights halve every `HALF_LIFE_SECONDS`, slope and offset at least zero. Bias: contexts and prefills between
-decode steps are in the points only as far as they go along with the number of requests.
+Every answer that ends teaches one point: its seconds per token, against the mean number of requests that decoded
+beside it (the count at its first and at its last token). Through the points of an instance runs a line that never
+falls: least squares whose weights halve every `HALF_LIFE_SECONDS`, slope and offset at least zero. Bias: contexts and
+prefills between decode steps are in the points only as far as they go along with the number of requests.
 
 There is no prediction without fresh evidence. That is also what ends a refusal: who is refused teaches nothing, the
 evidence fades, and the next request is let in to see.

@@ -3,8 +3,8 @@
 Serving late requests last keeps the others on time but would starve the late ones past saturation; letting them age
 into the front would make everyone late. So they get a share of the work: each prefill second granted to a request
 that was on time earns the line `late_share` seconds of credit, and while the credit is positive the oldest late
-request goes first. A grant of a late one costs its own prefill seconds. The line saves up one second at most and owes one
-prefill at most, so quiet times neither pay for a burst nor are paid for later.
+request goes first. A grant of a late one costs its own prefill seconds. The line saves up one second at most and owes
+one prefill at most, so quiet times neither pay for a burst nor are paid for later.
 
 A late request therefore waits, while others keep the line busy, no longer than they need for (1 + 1/late_share)
 times the prefill seconds of the late ones before it and its own.

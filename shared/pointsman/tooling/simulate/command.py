@@ -326,8 +326,7 @@ class _Simulate:
             _write(options.json_file, as_json(results, goodputs))
             self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
         if options.plot and plots:
-            for picture in plots(results, options.plot):
-                self._console.print(f"drew {picture}", soft_wrap=True)
+            self._draw(plots, results, options.plot)
         return INTERRUPTED_EXIT_CODE if self._interrupted else 0
 
     def _cells(self) -> list[Cell]:
@@ -386,7 +385,7 @@ class _Simulate:
 
     def _show(self, results: Sequence[CellResult], goodputs: dict[tuple[str, int], Goodput]) -> None:
         console = self._console
-        console.print(headline(results[0].cell, self._options.seeds), soft_wrap=True)
+        console.print(headline(results[0], self._options.seeds), soft_wrap=True)
         if note := reconstruction_note(self._source):
             console.print(note, soft_wrap=True)
         console.print(capacity_table(results, goodputs))
@@ -394,6 +393,15 @@ class _Simulate:
             console.print(details_table(results, qps))
         if self._interrupted:
             console.print(Text("interrupted: what is missing above was not simulated", style="yellow"))
+
+    def _draw(self, plots: "Plots", results: Sequence[CellResult], directory: Path) -> None:
+        try:
+            pictures = plots(results, directory)
+        except OSError as error:
+            msg = f"cannot draw into {directory}: {error.strerror}"
+            raise click.ClickException(msg) from error
+        for picture in pictures:
+            self._console.print(f"drew {picture}", soft_wrap=True)
 
 
 def _variants(options: SimulateOptions) -> list[Variant]:

@@ -230,7 +230,7 @@ def pending_over_time(results: Results) -> Figure:
     panels[0].set_xlim(0, max((series.samples[-1].at for series in shown.values()), default=1.0))
     _left_label(panels, "instance")
     if image is not None:
-        bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.015, extend="max")
+        bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.015, aspect=35, extend="max", extendfrac=0.025)
         bar.set_label("pending prompt tokens (thousand)")
     return figure
 

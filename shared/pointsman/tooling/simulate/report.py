@@ -12,10 +12,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.contracts.decisions import Settings
 from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
 from pointsman.simulation.metrics import Report
+from pointsman.simulation.simulator import Scenario
 from pointsman.tooling.simulate.experiment import Cell, CellResult, Source
 from pointsman.tooling.simulate.variants import Variant
 
@@ -72,6 +72,8 @@ class RunRow(msgspec.Struct, kw_only=True):
     well_behaved_ttft_p50_s: Seconds | None
     well_behaved_ttft_p90_s: Seconds | None
     hit_share_of_bound: float | None
+    jain_of_amounts: float | None
+    service_per_s: float | None
     prediction_error_p50_s: Seconds | None
     prediction_error_p90_s: Seconds | None
     prediction_bias_s: Seconds | None
@@ -80,14 +82,12 @@ class RunRow(msgspec.Struct, kw_only=True):
     attainment_by_tenant: dict[str, TenantShare]
     goodput_at_least: bool | UnsetType = UNSET
     goodput_points: list[RatePoint] | UnsetType = UNSET
-    routing_settings: Settings
-    rebalancing: str
-    engine_model: str
-    prefill_only: bool
-    slo_ttft_s: Seconds
-    load_lag_s: Seconds
+    scenario: Scenario
+    """Everything that was simulated, so that the run can be made again."""
+    arrivals: str
     warmup: int
     reconstruction: bool
+    """Whether the trace is not the real one."""
 
 
 class SimulationReport(msgspec.Struct, kw_only=True):
@@ -134,6 +134,8 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         migrations=report.migrations,
         rejections=report.rejections,
         jain=report.jain,
+        jain_of_amounts=report.jain_of_amounts,
+        service_per_s=report.service_per_s,
         requests=report.requests,
         finished=report.finished,
         failures=report.failures,
@@ -159,12 +161,8 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         },
         goodput_at_least=goodput.at_least if goodput else UNSET,
         goodput_points=list(goodput.points) if goodput else UNSET,
-        routing_settings=scenario.routing_settings,
-        rebalancing=scenario.rebalancing,
-        engine_model=scenario.profile,
-        prefill_only=scenario.prefill_only,
-        slo_ttft_s=scenario.slo_ttft_s,
-        load_lag_s=scenario.load_lag_s,
+        scenario=scenario,
+        arrivals=cell.source.arrivals,
         warmup=cell.warmup,
         reconstruction=cell.source.is_reconstruction,
     )
@@ -179,12 +177,12 @@ def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
 # --- Tables ---
 
 
-def headline(cell: Cell, seeds: int) -> Text:
-    """What was simulated, for above the tables."""
-    scenario = cell.scenario
+def headline(result: CellResult, seeds: int) -> Text:
+    """What was simulated, for above the tables; `result` is any of the runs."""
+    cell, scenario = result.cell, result.cell.scenario
     engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
     facts = [
-        f"{cell.source.name}: {cell.source.requests} requests at most, the first {cell.warmup} not counted",
+        f"{cell.source.name}: {cell.warmup + result.report.requests} requests, the first {cell.warmup} not counted",
         f"{scenario.instances} instances of {scenario.profile} ({engine})",
         f"TTFT objective {scenario.slo_ttft_s:g} s",
     ]
