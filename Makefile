@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup up test lint lock clean
+.PHONY: setup up test lint results lock clean
 
 setup: .venv/.ready
 
@@ -25,6 +25,11 @@ lint: setup
 
 test: lint
 	$(BIN)/pytest $(ARGS)
+
+# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files.
+TRACES ?= ../shared/traces
+results: setup
+	$(BIN)/pointsman results --traces $(TRACES) $(ARGS)
 
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header

@@ -14,6 +14,7 @@ from aiohttp import web
 from click.testing import CliRunner
 from rich.console import Console
 
+from pointsman.simulation.metrics import percentile
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.tooling.bench.answer import StreamedAnswer, StreamError
 from pointsman.tooling.bench.command import bench_command
@@ -23,7 +24,6 @@ from pointsman.tooling.bench.report import (
     RunFacts,
     RunReport,
     lateness_warning,
-    percentile,
     runs_table,
     summarise,
 )

@@ -1,1 +1,1 @@
-"""The engine model, and later the whole system in virtual time."""
+"""The fleet in virtual time: engine model, workloads, and a simulator that drives the production state and policies."""

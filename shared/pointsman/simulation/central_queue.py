@@ -71,7 +71,7 @@ class _Central:
                 following = next(coming, None)
             chosen = self._choose(waiting, now)
             heappush(self._free_at, now if chosen is None else self._serve(chosen, now))
-        return Outcome(self._rows, virtual_seconds=now)
+        return Outcome(self._rows, virtual_seconds=max(self._free_at))
 
     def _choose(self, waiting: list[RequestRow], now: Seconds) -> RequestRow | None:
         """Take the next request out of `waiting`, and drop what can no longer be on time if the order says so."""

@@ -101,7 +101,8 @@ class Scenario:
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest]) -> Outcome:
-    """Run the requests, which are in the order of arrival, until the last one has ended."""
+    """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
+    what waits for an instance that never comes back stays `unfinished`."""
     return _Simulation(scenario, requests).run()
 
 
@@ -155,6 +156,8 @@ class _Simulation:
         self._engines: dict[InstanceId, _Engine] = {}
         self._agenda: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []
         self._order = count()
+        self._upkeep = 0
+        """How much of the agenda only looks after things. When nothing else is left, what has not ended never will."""
         self._now = 0.0
         self._open = len(requests)
         self._ready = 0
@@ -173,12 +176,12 @@ class _Simulation:
             self._at(failure.at, lambda now, f=failure: self._fail(f, now))  # type: ignore[misc]
         for at, wanted in scenario.scale_at:
             self._at(at, lambda now, w=wanted: self._scale(w, now))  # type: ignore[misc]
-        self._at(0.0, self._sample)
+        self._every(SAMPLE_SECONDS, self._sample, first=0.0)
         if scenario.rebalancing != "off":
-            self._at(REBALANCE_SECONDS, self._rebalance)
+            self._every(REBALANCE_SECONDS, self._rebalance, first=REBALANCE_SECONDS)
         if scenario.event_loss > 0:
-            self._at(REPORT_SECONDS, self._report)
-        while self._open and self._agenda:
+            self._every(REPORT_SECONDS, self._report, first=REPORT_SECONDS)
+        while self._open and len(self._agenda) > self._upkeep:
             self._now, _, act = heappop(self._agenda)
             act(self._now)
         self._outcome.virtual_seconds = self._now
@@ -188,6 +191,16 @@ class _Simulation:
 
     def _at(self, at: Seconds, act: Callable[[Seconds], None]) -> None:
         heappush(self._agenda, (at, next(self._order), act))
+
+    def _every(self, seconds: Seconds, act: Callable[[Seconds], None], *, first: Seconds) -> None:
+        """Upkeep: again and again, while anything else is still to come."""
+
+        def turn(now: Seconds) -> None:
+            act(now)
+            self._at(now + seconds, turn)
+
+        self._upkeep += 1
+        self._at(first, turn)
 
     def _apply(self, event: LogEvent, now: Seconds) -> None:
         self._state.apply(event)
@@ -278,9 +291,12 @@ class _Simulation:
         engine = self._engines[InstanceId(f"engine-{failure.instance:03}")]
         engine.alive = False
         engine.wake += 1
-        for request in list(self._state.workload.requests.values()):
-            if request.instance == engine.id and request.stage in (Stage.PREFILL, Stage.DECODING):
-                self._lose(request.id, engine, now, retry=request.stage is Stage.PREFILL)
+        # Who is inside is known before the first is lost: losing one may grant another to the dead engine, and that
+        # one is refused by `_submit`.
+        inside = [(r.id, r.stage) for r in self._state.workload.requests.values() if r.instance == engine.id]
+        for request_id, stage in inside:
+            if stage in (Stage.PREFILL, Stage.DECODING):
+                self._lose(request_id, engine, now, retry=stage is Stage.PREFILL)
         self._at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
         if failure.back_at is not None:
             self._at(failure.back_at, lambda at: self._join(failure.instance, at))
@@ -323,6 +339,10 @@ class _Simulation:
         self._outcome.decision_seconds += time.process_time() - started
         self._outcome.decisions += 1
         self._carry_out(events, now)
+        placed = self._state.workload.requests.get(command.request)
+        if placed is not None and placed.instance not in self._state.fleet.ready:
+            # Only a view that lags behind places where nobody takes requests any more.
+            self._carry_out(self._dispatcher.relocate_pending(now), now)
 
     def _carry_out(self, events: list[LogEvent], now: Seconds) -> None:
         """Decisions are applied already; here they have their effect on engines and rows."""
@@ -476,14 +496,12 @@ class _Simulation:
         pending = tuple(lines[i].load_tokens if i in lines else 0 for i in instances)
         running = tuple(len(lines[i].decoding) if i in lines else 0 for i in instances)
         self._outcome.samples.append(LoadSample(now, pending, running, instances))
-        self._at(now + SAMPLE_SECONDS, self._sample)
 
     def _rebalance(self, now: Seconds) -> None:
         self._catch_up(now)
         plan = self._rebalancing.plan(self._seen, now)
         if plan.migrations:
             self._carry_out(self._dispatcher.migrate(plan, now), now)
-        self._at(now + REBALANCE_SECONDS, self._rebalance)
 
     def _report(self, now: Seconds) -> None:
         """Anti-entropy: a report shows what was lost, and a snapshot heals it."""
@@ -492,7 +510,6 @@ class _Simulation:
                 self._apply(_report_of(engine, now, serving=True), now)
                 if self._state.fleet[engine.id].doubt:
                     self._apply(_snapshot_of(engine, now), now)
-        self._at(now + REPORT_SECONDS, self._report)
 
 
 def row_of(number: int, request: WorkloadRequest, scenario: Scenario) -> RequestRow:

@@ -5,7 +5,6 @@ at speed 1. Effective request capacity is the share of all requests sent whose t
 objective; rejected and failed ones count as missed. The hit rate is the engines' own: cached over prompt tokens.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.metrics import percentile
 
 LATENESS_SHARE_MAX = 0.05
 """The bench warns when its own lateness (P99) exceeds this share of the TTFT objective."""
@@ -174,16 +174,6 @@ def hit_rate(outcomes: Iterable[Outcome]) -> float | None:
     counted = [(o.cached_tokens, o.prompt_tokens) for o in outcomes if o.cached_tokens is not None]
     prompt = sum(tokens for _, tokens in counted)
     return sum(cached for cached, _ in counted) / prompt if prompt else None
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest ranks; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
-    return below + (above - below) * (rank - math.floor(rank))
 
 
 def lateness_warning(report: RunReport) -> str | None:
