@@ -282,7 +282,7 @@ class _Simulation:
 
     def _leave_when_idle(self, engine: _Engine, now: Seconds) -> None:
         line = self._state.workload.lines.get(engine.id)
-        if line is not None and line.requests:
+        if engine.alive and line is not None and line.requests:
             self._at(now + NOTICE_SECONDS, lambda at: self._leave_when_idle(engine, at))
         else:
             self._leave(engine, now, "drained")

@@ -1,0 +1,103 @@
+"""The bound: what one queue and one shared cache would give, and that it is one."""
+
+import random
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.simulation.central_queue import central_queue
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import Scenario, simulate
+from pointsman.simulation.workload import GENERATORS, WorkloadRequest
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+
+COST = PROFILES[DEFAULT_PROFILE].prefill_cost
+OVERLOADED = GENERATORS["long_document_qa"](120, rate=8.0, chance=random.Random(5))
+POOL = Scenario(instances=3)
+
+
+def mean_ttft(outcome: Outcome) -> float:
+    ttfts = [row.ttft for row in outcome.rows if row.ttft is not None]
+    assert len(ttfts) == len(outcome.rows)
+    return sum(ttfts) / len(ttfts)
+
+
+def on_time(outcome: Outcome) -> int:
+    return sum(row.on_time for row in outcome.rows)
+
+
+def at_once(lengths: Sequence[int]) -> list[WorkloadRequest]:
+    """Requests that arrive together and share nothing."""
+    return [
+        WorkloadRequest(
+            arrival_s=0.0,
+            block_ids=tuple(range(1000 * number + 1, 1000 * number + 2 + length // 512)),
+            input_length=length,
+            output_tokens=1,
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("policy", sorted(ROUTING_POLICIES))
+def test_no_policy_has_an_earlier_mean_first_token(policy: str) -> None:
+    bound = mean_ttft(central_queue(POOL, OVERLOADED, "fcfs"))
+
+    routed = simulate(Scenario(instances=3, routing=policy), OVERLOADED)
+
+    assert bound > POOL.slo_ttft_s, "the workload is to overload the pool"
+    assert bound <= mean_ttft(routed)
+
+
+@pytest.mark.parametrize("workload", ["chat", "long_document_qa", "tools", "gsp_mixed"])
+@pytest.mark.parametrize("rate", [4.0, 12.0])
+def test_most_on_time_serves_at_least_as_many_on_time_as_fcfs(workload: str, rate: float) -> None:
+    requests = GENERATORS[workload](150, rate=rate, chance=random.Random(1))
+
+    assert on_time(central_queue(POOL, requests, "most_on_time")) >= on_time(central_queue(POOL, requests, "fcfs"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(600, 12_000), min_size=1, max_size=6), slo=st.floats(0.2, 4.0))
+def test_on_one_instance_most_on_time_finds_what_trying_every_order_finds(lengths: list[int], slo: float) -> None:
+    scenario = Scenario(instances=1, slo_ttft_s=slo)
+
+    served = on_time(central_queue(scenario, at_once(lengths), "most_on_time"))
+
+    assert served == max(_on_time_in_order(order, slo) for order in permutations(lengths))
+
+
+def test_only_what_cannot_be_on_time_any_more_is_dropped() -> None:
+    outcome = central_queue(Scenario(instances=2), at_once([4000, 12_000, 8000] * 8), "most_on_time")
+
+    dropped = [row for row in outcome.rows if row.end == "rejected"]
+    assert 0 < len(dropped) < len(outcome.rows)
+    assert all(row.on_time for row in outcome.rows if row.end == "finished")
+    for row in dropped:
+        assert row.ended_at is not None
+        assert row.ended_at + prefill_seconds(COST, row.prompt_tokens, 0) > row.slo_ttft
+
+
+def test_the_cache_is_shared_and_bounded() -> None:
+    first, other = at_once([8192, 8192])
+    again = [first, first, other, first]
+
+    whole = central_queue(Scenario(instances=1), again, "fcfs")
+    small = central_queue(Scenario(instances=1, kv_capacity_tokens=8192), again, "fcfs")
+
+    assert [row.cached_tokens for row in whole.rows] == [0, 7680, 0, 7680], "the last token is always computed"
+    assert [row.cached_tokens for row in small.rows] == [0, 7680, 0, 0]
+
+
+def _on_time_in_order(lengths: Sequence[int], slo: float) -> int:
+    """How many are on time when each is served in turn unless it would be late."""
+    now, served = 0.0, 0
+    for length in lengths:
+        done = now + prefill_seconds(COST, length, 0)
+        if done <= slo:
+            now, served = done, served + 1
+    return served

@@ -1,0 +1,208 @@
+"""What our default weighs: the price of recomputing, the late, a view that is not fresh, and who is equal."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.contracts.decisions import RequestPlaced
+from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.hash_ring import home_among, ring_candidates
+from pointsman.primitives import BlockKey, InstanceId, Term
+from pointsman.state.state import PoolSettings, State
+from tests.support.events import BLOCK, joined, route, stored
+
+FLEET = ("a", "b", "c", "d", "e", "f", "g", "h")
+PROMPT_BLOCKS = 16
+"""A prompt of 1025 tokens, which takes 1.025 s where nothing of it is cached."""
+
+
+def pool(*instances: str, stale: bool = False, **own: float) -> Dispatcher:
+    """Idle instances under our policy; `own` are its settings. `stale`: policies see only what was so at time 0."""
+    policies = policy_set(routing="pointsman", admission="none", settings=dict(own))
+    state, seen = (State(PoolSettings(), policies.memories()) for _ in range(2))
+    for instance in instances:
+        state.apply(joined(instance))
+        seen.apply(joined(instance))
+    return Dispatcher(state, policies, term=Term(1), seen=seen if stale else None)
+
+
+def place(
+    dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: object
+) -> RequestPlaced:
+    events = dispatcher.route(route(request, keys, arrived_at=now, **fields), now)  # type: ignore[arg-type]
+    return next(event for event in events if isinstance(event, RequestPlaced))
+
+
+def occupy(dispatcher: Dispatcher, instance: str, seconds: float, *, requests: int = 1) -> None:
+    """Give an instance a queue of about so many seconds, in prompts that nobody shares."""
+    others = [known.id for known in dispatcher.state.fleet.instances if known.id != instance]
+    blocks = round(seconds * 1000 / BLOCK / requests)
+    for number in range(requests):
+        first = 1_000_000 * (1 + len(dispatcher.state.workload.requests))
+        keys = list(range(first, first + blocks))
+        placed = place(dispatcher, f"busy-{instance}-{number}", keys, excluded=others, slo_ttft=1000.0)
+        assert placed.instance == instance
+
+
+def prompt(first: int = 1, blocks: int = PROMPT_BLOCKS) -> list[int]:
+    return list(range(first, first + blocks))
+
+
+def test_a_request_stays_where_it_is_warm_while_recomputing_costs_more_than_the_wait() -> None:
+    short, long = pool("a", "b"), pool("a", "b")
+    for dispatcher, seconds in ((short, 1.5), (long, 3.0)):
+        dispatcher.state.apply(stored("a", 1, prompt()))
+        occupy(dispatcher, "a", seconds)
+
+    assert place(short, "r", prompt()).instance == "a"
+    assert place(long, "r", prompt()).instance == "b"
+
+
+def test_a_warm_instance_is_left_when_it_would_be_late_and_another_is_on_time() -> None:
+    dispatcher = pool("a", "b")
+    dispatcher.state.apply(stored("a", 1, prompt()))
+    occupy(dispatcher, "a", 1.5)
+
+    assert place(dispatcher, "patient", prompt(), slo_ttft=5.0).instance == "a"
+    assert place(dispatcher, "urgent", prompt(), slo_ttft=1.2).instance == "b"
+
+
+def test_the_price_of_recomputing_grows_with_the_requests_that_wait() -> None:
+    few, many = pool("a", "b"), pool("a", "b")
+    for dispatcher, requests in ((few, 1), (many, 8)):
+        dispatcher.state.apply(stored("a", 1, prompt()))
+        occupy(dispatcher, "a", 3.072, requests=requests)
+
+    left, stayed = place(few, "r", prompt()), place(many, "r", prompt())
+
+    predicted = [[candidate.predicted_ttft for candidate in placed.candidates] for placed in (left, stayed)]
+    assert predicted[0] == pytest.approx(predicted[1], abs=0.01), "one long queue is as long as the other"
+    assert left.instance == "b"
+    assert stayed.instance == "a"
+
+
+def test_without_a_price_the_soonest_first_token_wins() -> None:
+    dispatcher = pool("a", "b", price_idle=0.0, price_waiting=0.0)
+    dispatcher.state.apply(stored("a", 1, prompt()))
+    occupy(dispatcher, "a", 1.5)
+
+    assert place(dispatcher, "r", prompt()).instance == "b"
+
+
+def test_what_is_late_everywhere_joins_the_longest_queue() -> None:
+    dispatcher = pool("a", "b", "c")
+    for instance, seconds in (("a", 2.0), ("b", 4.0), ("c", 3.0)):
+        occupy(dispatcher, instance, seconds)
+
+    placed = place(dispatcher, "late", prompt(), slo_ttft=1.5)
+
+    assert placed.instance == "b"
+    assert placed.reason.startswith("late everywhere")
+
+
+@pytest.mark.parametrize(("cached_blocks", "chosen"), [(9, "a"), (7, "b")])
+def test_what_is_late_everywhere_stays_where_at_least_half_of_it_is_cached(cached_blocks: int, chosen: str) -> None:
+    dispatcher = pool("a", "b")
+    dispatcher.state.apply(stored("a", 1, prompt()[:cached_blocks]))
+    occupy(dispatcher, "a", 2.0)
+    occupy(dispatcher, "b", 4.0)
+
+    assert place(dispatcher, "late", prompt(), slo_ttft=1.5).instance == chosen
+
+
+def test_the_queue_of_the_late_is_bounded() -> None:
+    bounded, full = pool("a", "b", "c", late_queue_max_s=3.5), pool("a", "b", "c", late_queue_max_s=1.0)
+    for dispatcher in (bounded, full):
+        for instance, seconds in (("a", 2.0), ("b", 4.0), ("c", 3.0)):
+            occupy(dispatcher, instance, seconds)
+
+    assert place(bounded, "late", prompt(), slo_ttft=1.5).instance == "c", "the longest that is not too long"
+    assert place(full, "late", prompt(), slo_ttft=1.5).instance == "a", "the shortest where all are too long"
+
+
+def test_a_prompt_that_is_longer_than_its_objective_goes_by_cost() -> None:
+    dispatcher = pool("a", "b")
+    occupy(dispatcher, "a", 4.0)
+
+    placed = place(dispatcher, "long", prompt(), slo_ttft=0.5)
+
+    assert placed.instance == "b"
+    assert placed.reason.startswith("costs least")
+
+
+@given(first=st.integers(1, 10**9))
+@settings(max_examples=25, deadline=None)
+def test_a_stale_view_is_trusted_only_for_ring_candidates(first: int) -> None:
+    placed = place(pool(*FLEET, stale=True), "r", prompt(first), now=10.0)
+    fresh = place(pool(*FLEET), "r", prompt(first), now=10.0)
+
+    considered = {candidate.instance for candidate in placed.candidates}
+    assert len(considered) == 3
+    assert placed.instance in considered
+    assert {candidate.instance for candidate in fresh.candidates} == set(FLEET)
+
+
+def test_a_stale_view_keeps_in_mind_who_holds_half_of_the_prompt() -> None:
+    near = {c.instance for c in place(pool(*FLEET, stale=True), "r", prompt(), now=10.0).candidates}
+    far = next(instance for instance in FLEET if instance not in near)
+    half, less = pool(*FLEET, stale=True), pool(*FLEET, stale=True)
+    half._seen.apply(stored(far, 1, prompt()[:9]))
+    less._seen.apply(stored(far, 1, prompt()[:7]))
+
+    placed = place(half, "r", prompt(), now=10.0)
+
+    assert {candidate.instance for candidate in placed.candidates} == near | {far}
+    assert placed.instance == far
+    assert {candidate.instance for candidate in place(less, "r", prompt(), now=10.0).candidates} == near
+
+
+def test_equals_are_told_apart_by_prefix_and_not_by_name() -> None:
+    homes = [place(pool(*FLEET), "r", prompt(first)).instance for first in range(1, 100_000, 1000)]
+    again = [place(pool(*FLEET), "other", prompt(first)).instance for first in range(1, 100_000, 1000)]
+
+    assert set(homes) == set(FLEET)
+    assert max(homes.count(instance) for instance in homes) < len(homes) / 3
+    assert homes == again
+
+
+fleets = st.sets(st.integers(0, 40), min_size=2, max_size=16).map(
+    lambda numbers: tuple(sorted(InstanceId(f"engine-{n}") for n in numbers))
+)
+newcomers = st.integers(41, 60).map(lambda number: InstanceId(f"engine-{number}"))
+PREFIXES = [BlockKey(n * 0x9E3779B97F4A7C15 % 2**64) for n in range(1, 200)]
+
+
+@given(fleets, newcomers, st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_ring_candidates_are_distinct_and_a_newcomer_moves_only_its_share(
+    before: tuple[InstanceId, ...], newcomer: InstanceId, count: int
+) -> None:
+    after = tuple(sorted((*before, newcomer)))
+
+    found = [(ring_candidates(before, p, count), ring_candidates(after, p, count)) for p in PREFIXES]
+
+    assert all(len(set(old)) == len(old) == min(count, len(before)) for old, _ in found)
+    moved = [new for old, new in found if new != old]
+    assert all(newcomer in new for new in moved), "who stays is not moved about"
+    assert len(moved) / len(found) <= count / len(after) * 1.6 + 0.1
+
+
+@given(fleets, st.sampled_from(PREFIXES))
+def test_more_ring_candidates_only_continue_the_fewer(instances: tuple[InstanceId, ...], prefix: BlockKey) -> None:
+    by_count = [ring_candidates(instances, prefix, count) for count in range(len(instances) + 2)]
+
+    assert all(more[: len(fewer)] == fewer for fewer, more in pairwise(by_count))
+    assert set(by_count[-1]) == set(instances)
+
+
+@given(fleets, newcomers, st.sampled_from(PREFIXES))
+def test_a_home_among_a_few_moves_only_to_a_newcomer(
+    instances: tuple[InstanceId, ...], newcomer: InstanceId, prefix: BlockKey
+) -> None:
+    home = home_among(instances, prefix)
+
+    assert home_among(reversed(instances), prefix) == home
+    assert home_among((*instances, newcomer), prefix) in {home, newcomer}
+    assert home_among([i for i in instances if i == home or i < home], prefix) == home
