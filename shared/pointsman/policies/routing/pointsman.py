@@ -1,4 +1,4 @@
-"""Pointsman: our own default. Charge a placement for the work it causes, keep what is late away from what is not, and
+"""Pointsman: our own policy. Charge a placement for the work it causes, keep what is late away from what is not, and
 trust the load only while it is fresh.
 
 Source: our own, built on what the papers leave open; `docs/policies.md` has the experiments.

@@ -201,7 +201,7 @@ def _mean(values: Sequence[float]) -> float:
 def _write(out: Path, chosen: Sequence[Study], sections: Sequence[str], found: _Runs) -> None:
     pictures_dir = out / "results"
     pictures_dir.mkdir(parents=True, exist_ok=True)
-    parts = [INTRODUCTION, "## Our default against the best other policy", "", margins(found.results, chosen), ""]
+    parts = [INTRODUCTION, "## `pointsman` against the best other policy", "", margins(found.results, chosen), ""]
     for study, section in zip(chosen, sections, strict=True):
         parts.append(section)
         if study.pictures:

@@ -63,7 +63,7 @@ def study_section(study: Study, results: Sequence[CellResult], goodputs: Goodput
 
 
 def margins(results: Mapping[str, Sequence[CellResult]], studies: Sequence[Study]) -> str:
-    """Our default against the best other policy, study by study and rate by rate: the difference in points."""
+    """`pointsman` against the best other policy, study by study and rate by rate: the difference in points."""
     rows = []
     for study in studies:
         variants = [v for v in study.variants if v.ordering == "fcfs" and v.admission == "none"]
