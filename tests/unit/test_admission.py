@@ -62,7 +62,11 @@ def teach(dispatcher: Dispatcher, instance: str, *, answers: int, tpot: float, a
         dispatcher.state.apply(answered(name, instance, at=at, tpot=tpot))
 
 
-@pytest.mark.parametrize("policy", [PredictedTtft(), PredictedTtftGlobal(), PredictedTtftFair()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "policy",
+    [PredictedTtft(tpot_check=True), PredictedTtftGlobal(tpot_check=True), PredictedTtftFair(tpot_check=True)],
+    ids=lambda p: p.name,
+)
 def test_a_slow_decode_refuses_only_where_there_is_evidence(policy: AdmissionPolicy) -> None:
     dispatcher = pool(policy, instances=("a",))
     teach(dispatcher, "a", answers=5, tpot=0.4, at=1.0)
@@ -81,8 +85,8 @@ def test_a_slow_decode_refuses_only_where_there_is_evidence(policy: AdmissionPol
     assert isinstance(faded, RequestPlaced), "who is refused teaches nothing, so old evidence must not refuse for ever"
 
 
-def test_the_tpot_check_can_be_left_out() -> None:
-    dispatcher = pool(PredictedTtft(tpot_check=False), instances=("a",))
+def test_the_tpot_objective_counts_only_where_it_is_asked_for() -> None:
+    dispatcher = pool(PredictedTtft(), instances=("a",))
     teach(dispatcher, "a", answers=40, tpot=9.0, at=1.0)
 
     assert isinstance(ask(dispatcher, "r", 1, 1, 1.0), RequestPlaced)

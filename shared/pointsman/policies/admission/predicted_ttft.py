@@ -27,11 +27,12 @@ DECODE_RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
-    """`tpot_check`: whether the TPOT objective counts."""
+    """`tpot_check`: whether the TPOT objective counts. Off by default: prefills between the steps of a decode slow it far
+    beyond what its own load explains, and one objective for the pool would refuse most of what is served well."""
 
     name: ClassVar[str] = "predicted_ttft"
 
-    tpot_check: bool = True
+    tpot_check: bool = False
 
     @override
     def memories(self) -> tuple[Memory, ...]:
@@ -62,7 +63,7 @@ def too_late(view: PoolView, option: Option) -> Refusal:
     )
     if option.prefill_seconds > view.request.slo_ttft:
         return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", option.prefill_seconds)
-    return Refusal("slo_ttft", detail, min(option.predicted_ttft - view.budget, option.queue_seconds))
+    return Refusal("slo_ttft", detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds)))
 
 
 def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:

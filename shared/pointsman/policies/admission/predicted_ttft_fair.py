@@ -56,7 +56,7 @@ class PredictedTtftFair(AdmissionPolicy):
     margin: float = 0.1
     reserve: float = 0.9
     outcomes_min: int = 10
-    tpot_check: bool = True
+    tpot_check: bool = False
 
     @override
     def memories(self) -> tuple[Memory, ...]:

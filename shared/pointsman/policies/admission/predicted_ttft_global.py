@@ -29,7 +29,7 @@ class PredictedTtftGlobal(AdmissionPolicy):
 
     name: ClassVar[str] = "predicted_ttft_global"
 
-    tpot_check: bool = True
+    tpot_check: bool = False
 
     @override
     def memories(self) -> tuple[Memory, ...]:
@@ -60,9 +60,8 @@ def choice_or_soonest(view: PoolView, choice: Choice, *, check_tpot: bool, ttft_
         soonest = _soonest(able)
         return Choice(soonest, f"{choice.option.instance} would miss the objective: first token soonest", view.options)
     soonest = _soonest(view.options)
-    if soonest.predicted_ttft > view.budget:
-        return too_late(view, soonest)
-    return too_slow(view, soonest, excessive_tpot(view, soonest) or 0.0)
+    tpot = excessive_tpot(view, soonest) if check_tpot and soonest.predicted_ttft <= view.budget else None
+    return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
 def _soonest(options: list[Option]) -> Option:
