@@ -27,7 +27,7 @@ from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request, Stage
+from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
 P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy)
 
@@ -157,24 +157,12 @@ class Dispatcher:
         known = self.state.workload.requests.get(request)
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
-        instance = known.instance
-        events: list[LogEvent] = []
-        self._decide(events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason))
-        self._grant_next(instance, now, events)
-        return events
+        return self._end_cancelled(known, reason, now, sent_to=NOWHERE)
 
     def abandon(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
         """End a request whatever its stage: nobody is left who would."""
         known = self.state.workload.requests.get(request)
-        if known is None:
-            return []
-        instance = known.instance
-        events: list[LogEvent] = []
-        self._decide(
-            events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason, instance=instance)
-        )
-        self._grant_next(instance, now, events)
-        return events
+        return [] if known is None else self._end_cancelled(known, reason, now, sent_to=known.instance)
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
         """Grant what now fits into the instance's window; called when something left it."""
@@ -224,6 +212,17 @@ class Dispatcher:
                 self._let_go(instance, silent, now, events)
             elif silent > suspect_after and instance.status is not Status.SUSPECTED:
                 self._suspect(instance, silent, now, events)
+        return events
+
+    def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
+        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
+        freed = request.instance
+        events: list[LogEvent] = []
+        self._decide(
+            events,
+            lambda s: RequestCancelled(at=now, stamp=s, request=request.id, reason=reason, instance=sent_to),
+        )
+        self._grant_next(freed, now, events)
         return events
 
     def _suspect(self, instance: Instance, silent: Seconds, now: Seconds, events: list[LogEvent]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 
+import msgspec
 from typing_extensions import override
 
 from pointsman.contracts.block_keys import pack_keys
@@ -384,7 +385,8 @@ class _Simulation:
         if retry and row.retries < RETRIES_MAX:
             row.retries += 1
             excluded = [*command.excluded, engine.id]
-            self._commands[request_id] = again = _again(command, excluded)
+            again = msgspec.structs.replace(command, attempt=command.attempt + 1, excluded=excluded)
+            self._commands[request_id] = again
             self._route(again, now)
             return
         event = RequestFailed(at=now, request=request_id, reason="engine_failed", status=502, instance=engine.id)
@@ -548,23 +550,6 @@ def _slowed(profile: EngineProfile, speed: float) -> EngineProfile:
         flops_per_s=profile.flops_per_s * speed,
         memory_bytes_per_s=profile.memory_bytes_per_s * speed,
         step_overhead_s=profile.step_overhead_s / speed,
-    )
-
-
-def _again(command: RouteRequest, excluded: list[InstanceId]) -> RouteRequest:
-    return RouteRequest(
-        request=command.request,
-        ingress=command.ingress,
-        arrived_at=command.arrived_at,
-        tenant=command.tenant,
-        session=command.session,
-        keys=command.keys,
-        prompt_tokens=command.prompt_tokens,
-        max_output_tokens=command.max_output_tokens,
-        slo_ttft=command.slo_ttft,
-        slo_tpot=command.slo_tpot,
-        attempt=command.attempt + 1,
-        excluded=excluded,
     )
 
 

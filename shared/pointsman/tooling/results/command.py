@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import click
 import msgspec
@@ -149,7 +150,7 @@ class _Runs:
             progress.advance(task)
         for study in chosen:
             self.bounds[study.key] = {
-                order: {rate: _mean(values[study.key, order, rate]) for rate in study.rates}
+                order: {rate: fmean(values[study.key, order, rate]) for rate in study.rates}
                 for order in ORDERS
                 if study.bound
             }
@@ -192,10 +193,6 @@ def _searches(results: Sequence[CellResult]) -> list[GoodputSearch]:
 
 def _mark(cell: Cell) -> str:
     return f"{row_name(cell.variant)} {cell.qps} {cell.scenario.seed}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _write(out: Path, chosen: Sequence[Study], sections: Sequence[str], found: _Runs) -> None:
