@@ -62,6 +62,8 @@ class Correction:
         if self.tokens:
             by_tokens = tokens * self.token_seconds / self.tokens
             self.token_errors = FADE * self.token_errors + (observed - by_tokens) ** 2
+        else:
+            self.token_errors = self.cost_errors  # the first prefill says nothing about tokens: as far off as the other
         self.observed = FADE * self.observed + observed
         self.predicted = FADE * self.predicted + predicted
         self.token_seconds = FADE * self.token_seconds + observed
