@@ -39,6 +39,6 @@ ROUTING_POLICIES: dict[str, type[RoutingPolicy]] = {
         StickyLeastLoaded,
     )
 }
-DEFAULT_ROUTING = DualMap.name
+DEFAULT_ROUTING = Pointsman.name
 
 __all__ = ["DEFAULT_ROUTING", "ROUTING_POLICIES", "Choice", "NoInstance", "RoutingPolicy"]

@@ -1,16 +1,21 @@
-"""Pointsman: our own policy. Charge a placement for the work it causes, keep what is late away from what is not, and
-trust the load only while it is fresh.
+"""Pointsman: our own policy. Weigh work by the queue that it lengthens, do not buy one request's punctuality with that
+of several, keep what is late away from what is not, and trust the load only while it is fresh.
 
 Source: our own, built on what the papers leave open; `docs/policies.md` has the experiments.
 
-- *Cost.* The instance with the least `queue + prefill + price * (prefill - least prefill anywhere)`. The last term is
-  what recomputing costs others: each second of it is a second for everyone behind. So the price is not a constant but
-  grows with the number of requests that wait: `price = price_idle + price_waiting * waiting requests per instance`.
-- *The late.* Among instances where the request meets its objective the cost decides. Where it meets it nowhere, because
-  every queue is too long, it can only do harm: it stays where most of it is cached if that is nearly free
-  (`late_hit_share`), and otherwise joins the longest queue, which nobody on time is about to join. One queue collects
-  the late and the others stay short. A prompt that takes longer than the objective even alone is no victim of the
-  load; the cost decides for it, so that its prefix is soon there for others. Admission policies refuse the late instead.
+- *Cost.* The instance with the least `(queue + prefill / 2) * prefill`. That is by how much the placement lets half the
+  sum of squared queues grow, the measure that MaxWeight routing keeps down (Tassiulas and Ephremides 1992; for servers
+  that are faster at what is local, Wang, Zhu, Ying, Tan, Zhang 2013). It has no weight to tune: recomputing on an idle
+  instance is cheap, and behind a long queue every second of it counts; a hot prefix is spread before its queue is late.
+- *Dear.* Where only a colder instance is on time, recomputing there takes work from others. That work, divided by
+  the mean work of a request, is how many requests it displaces, if the instance has no slack; the slack is judged by
+  how much of the objective its queue fills, to the power of `pressure_power`. Above `displaced_max` requests the
+  request is let go late instead.
+- *The late.* A request that is on time nowhere, or too dear, can only do harm. It joins the longest queue among the
+  instances that hold `late_hit_share` of it, otherwise the longest of all: nobody on time is about to join that. One
+  queue collects the late and the others stay short. A prompt that takes longer than the objective even alone is no
+  victim of the load; the cost decides for it, so that its prefix is soon there for others. Admission policies refuse
+  the late instead.
 - *Freshness.* When the view is older than `stale_after_s`, a global minimum would send everyone to the same instance.
   Then only `stale_candidates` ring candidates of the prefix count, and an instance that holds `stale_hit_share` of the
   prompt: affinity spreads what load cannot be trusted to spread (DualMap's insight).
@@ -27,14 +32,15 @@ from typing_extensions import override
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.primitives import Seconds
 
 
 @dataclass(frozen=True)
 class Pointsman(RoutingPolicy):
     name: ClassVar[str] = "pointsman"
 
-    price_idle: float = 1.0
-    price_waiting: float = 1.0
+    displaced_max: float = 1.0
+    pressure_power: float = 3.0
     late_hit_share: float = 0.5
     late_queue_max_s: float = 600.0
     stale_after_s: float = 0.25
@@ -45,17 +51,37 @@ class Pointsman(RoutingPolicy):
     def choose(self, view: PoolView) -> Choice:
         options = options_of(view)
         considered = self._trusted(view, options) if view.staleness > self.stale_after_s else options
-        least_prefill = min(option.prefill_seconds for option in considered)
+        if min(option.prefill_seconds for option in considered) > view.budget:
+            return self._cheapest(view, considered, considered)
         punctual = [option for option in considered if option.predicted_ttft <= view.budget]
-        if not punctual and least_prefill <= view.budget:
-            return self._late(view, considered)
-        waiting = sum(option.waiting for option in options) / len(options)
-        price = self.price_idle + self.price_waiting * waiting
-        candidates = punctual or considered
-        costs = [o.predicted_ttft + price * (o.prefill_seconds - least_prefill) for o in candidates]
+        if not punctual:
+            return self._late(view, considered, "late everywhere")
+        cheapest = self._cheapest(view, punctual, considered)
+        late = self._late(view, considered, "on time only at the cost of others")
+        extra = cheapest.option.prefill_seconds - late.option.prefill_seconds
+        return late if self._is_dear(cheapest.option, extra, view, options) else cheapest
+
+    def _cheapest(self, view: PoolView, candidates: list[Option], considered: list[Option]) -> Choice:
+        costs = [_cost(option) for option in candidates]
         least = min(costs)
         equals = [option for option, cost in zip(candidates, costs, strict=True) if cost == least]
-        return Choice(_spread(view, equals), f"costs least, {least:.3f} s at a price of {price:.2f}", considered)
+        chosen = _spread(view, equals)
+        reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
+        return Choice(chosen, reason, considered)
+
+    def _is_dear(self, option: Option, extra: Seconds, view: PoolView, options: list[Option]) -> bool:
+        """Whether `extra` work on this instance displaces more requests than the one that it makes punctual."""
+        if extra <= 0:
+            return False
+        short = [o for o in options if o.queue_seconds <= view.budget]
+        waiting = sum(o.waiting for o in short)
+        work = sum(o.queue_seconds for o in short)
+        if not waiting or not work:
+            return False
+        mean_work = work / waiting
+        pressure = (option.queue_seconds + option.prefill_seconds / 2) / view.budget
+        displaced: float = extra / mean_work * pressure**self.pressure_power
+        return displaced > self.displaced_max
 
     def _trusted(self, view: PoolView, options: list[Option]) -> list[Option]:
         """What may be chosen from while the load is not fresh."""
@@ -64,15 +90,18 @@ class Pointsman(RoutingPolicy):
         holder = max(options, key=lambda option: option.cached_tokens)
         return [o for o in options if o.instance in near or (o is holder and o.cached_tokens >= enough)]
 
-    def _late(self, view: PoolView, options: list[Option]) -> Choice:
-        warmest = min(options, key=lambda option: (option.prefill_seconds, option.queue_seconds))
-        if warmest.cached_tokens >= self.late_hit_share * view.request.prompt_tokens:
-            return Choice(warmest, "late everywhere: where most of it is cached it costs others least", options)
+    def _late(self, view: PoolView, options: list[Option], reason: str) -> Choice:
         bounded = [option for option in options if option.queue_seconds <= self.late_queue_max_s]
         if not bounded:
-            return Choice(min(options, key=_queue), "late everywhere, and every queue is long: the shortest", options)
-        longest = max(bounded, key=_queue)
-        return Choice(longest, "late everywhere: where it delays nobody who is on time", options)
+            return Choice(min(options, key=_queue), f"{reason}, and every queue is long: the shortest", options)
+        enough = self.late_hit_share * view.request.prompt_tokens
+        warm = [option for option in bounded if option.cached_tokens >= enough]
+        return Choice(max(warm or bounded, key=_queue), f"{reason}: where it delays nobody who is on time", options)
+
+
+def _cost(option: Option) -> float:
+    """Growth of half the sum of squared queues, square seconds."""
+    return (option.queue_seconds + option.prefill_seconds / 2) * option.prefill_seconds
 
 
 def _queue(option: Option) -> float:
