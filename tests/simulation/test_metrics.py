@@ -11,6 +11,7 @@ from pointsman.primitives import InstanceId
 from pointsman.simulation.goodput import RUNS_MAX, Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import (
     Attainment,
+    Window,
     answer_tokens,
     demand_by_tenant,
     jain_index,
@@ -98,10 +99,36 @@ def test_variation_holds_until_the_next_sample_and_idle_moments_have_none() -> N
     assert load_cv(samples[2:]) is None
 
 
-def test_service_counts_what_engines_computed_while_requests_still_came() -> None:
+def test_service_counts_what_engines_computed_within_the_window() -> None:
     rows = [row(0, tenant="a", cached=400), row(1, 8.5, tenant="b"), row(2, 90.0, tenant="c"), row(10, tenant="a")]
 
-    assert service_by_tenant(rows) == {"a": 600.0 + 2 * 11, "b": 1000.0, "c": 0.0}
+    assert service_by_tenant(rows, Window(0.0, 10.0)) == {"a": 600.0 + 2 * 11, "b": 1000.0 + 0.5 * 2 * 11, "c": 0.0}
+    assert service_by_tenant(rows, Window(1.0, 9.0)) == {"a": 2 * 11, "b": 0.0, "c": 0.0}
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 900)), min_size=1, max_size=20), st.floats(0.0, 60.0))
+def test_adjoining_windows_share_out_all_service_and_what_is_left_is_demand(
+    requests: list[tuple[float, int]], cut: float
+) -> None:
+    rows = [row(number, ttft, prompt=prompt) for number, (ttft, prompt) in enumerate(requests)]
+    whole, first, second = Window(-1.0, 100.0), Window(-1.0, cut), Window(cut, 100.0)
+
+    parts = service_by_tenant(rows, first)[""] + service_by_tenant(rows, second)[""]
+
+    assert parts == pytest.approx(service_by_tenant(rows, whole)[""])
+    assert demand_by_tenant(rows, second)[""] == pytest.approx(service_by_tenant(rows, second)[""])
+
+
+def test_what_the_warm_up_left_behind_is_served_in_the_window_and_counts() -> None:
+    """A client of which only older requests are served has not got nothing."""
+    old = [row(number, 10.0, tenant="greedy") for number in range(5)]
+    new = [
+        row(5 + number, 100.0 if number < 3 else 1.0, tenant="greedy" if number < 3 else "new") for number in range(9)
+    ]
+
+    report = summarise(Outcome([*old, *new]), warmup=5)
+
+    assert report.jain == pytest.approx(1.0, abs=0.05)
 
 
 def test_an_answer_that_ends_with_its_first_token_has_only_that_one() -> None:
@@ -131,7 +158,22 @@ def test_who_asks_for_little_and_gets_it_is_not_wronged() -> None:
 def test_demand_is_what_was_asked_for_whether_or_not_it_was_served() -> None:
     rows = [row(0, tenant="a", cached=400), row(1, None, tenant="b", end="rejected")]
 
-    assert demand_by_tenant(rows) == {"a": 600.0 + 22, "b": 1000.0 + 22}
+    assert demand_by_tenant(rows, Window(-1.0, 2.0)) == {"a": 600.0 + 22, "b": 1000.0 + 22}
+
+
+def test_who_waits_wants_all_of_it_and_who_is_being_answered_no_more_than_comes() -> None:
+    waiting, answered = row(0, 8.0, tenant="waiting"), row(0, 4.5, tenant="answered")
+
+    demand = demand_by_tenant([waiting, answered], Window(0.0, 5.0))
+
+    assert demand == {"answered": 1000.0 + 0.5 * 22, "waiting": 1000.0 + 22}
+
+
+def test_nobody_wants_any_more_what_was_refused_before() -> None:
+    refused = replace(row(0, None, tenant="a", end="rejected"), ended_at=0.0)
+    rows = [refused, row(1, tenant="b"), row(9, tenant="c")]
+
+    assert demand_by_tenant(rows, Window(0.5, 5.0)) == {"a": 0.0, "b": 1000.0 + 22, "c": 0.0}
 
 
 def test_well_behaved_clients_are_looked_at_alone() -> None:

@@ -31,14 +31,20 @@ class SingleServer:
     """A millisecond a token (`events.COST`). An answer of `output` tokens is whole `decode_seconds` after its first one."""
 
     def __init__(
-        self, ordering: OrderingPolicy, *, busy: bool = False, decode_seconds: float = 0.0, running_max: int = 256
+        self,
+        ordering: OrderingPolicy,
+        *,
+        busy: bool = False,
+        decode_seconds: float = 0.0,
+        prefill_window_tokens: int = 1,
+        running_max: int = 256,
     ) -> None:
         """`busy`: a request of a block is in prefill, so that those who arrive wait."""
         policies = PolicySet(
             routing=RoundRobin(),
             admission=AdmitAll(),
             ordering=ordering,
-            prefill_window_tokens=1,
+            prefill_window_tokens=prefill_window_tokens,
             running_max=running_max,
         )
         self.state = State(PoolSettings(), policies.memories())

@@ -122,6 +122,25 @@ def test_fair_edf_prefers_the_longer_prefix_among_deadlines_that_are_close() -> 
     assert server.run() == ["warm", "first", "warm-but-later"]
 
 
+def test_fair_edf_lets_nobody_be_overtaken_who_would_be_late_for_it() -> None:
+    server = SingleServer(FairDeadlines(tie_seconds=0.25, late_share=0.0), busy=True)
+    server.arrive("relaxed", blocks=1, slo_ttft=3.0)
+    server.arrive("tight", blocks=40, slo_ttft=3.0)
+    server.arrive("cached", blocks=10, slo_ttft=3.1)
+    server.state.apply(stored("a", 1, server.keys("cached")[:5]))
+
+    assert server.run() == ["relaxed", "tight", "cached"]
+
+
+def test_fair_edf_sets_nobody_aside_whom_a_small_error_of_the_prediction_makes_late() -> None:
+    server = SingleServer(FairDeadlines(late_share=0.0), busy=True)
+    server.arrive("barely", blocks=10, slo_ttft=0.62)
+    server.arrive("hopeless", blocks=10, slo_ttft=0.5)
+    server.arrive("patient", blocks=1, slo_ttft=60.0)
+
+    assert server.run() == ["barely", "patient", "hopeless"]
+
+
 def test_fair_edf_keeps_a_tenant_from_running_ahead_of_another() -> None:
     server = SingleServer(FairDeadlines(lead_tokens_max=700, output_weight=0.0), busy=True)
     for number in range(6):

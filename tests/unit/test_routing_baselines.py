@@ -357,10 +357,21 @@ def test_d2lpm_takes_the_longest_hit_while_the_client_has_tokens_left_there() ->
         place(dispatcher, f"r{n}", [*prompt(1, 10), *prompt(1000 * (n + 1), 14)], tenant=Tenant("busy")).instance
         for n in range(3)
     ]
-    other = place(dispatcher, "other", [*prompt(1, 10), *prompt(9000, 14)], tenant=Tenant("quiet")).instance
+    other = place(dispatcher, "other", [*prompt(1, 10), *prompt(1000, 14)], tenant=Tenant("quiet")).instance
 
     assert homes == ["a", "a", "b"]
     assert other == "a"
+
+
+def test_d2lpm_sends_equal_hits_to_the_least_loaded_so_that_clients_do_not_move_in_step() -> None:
+    dispatcher = pool(D2Lpm(quantum_tokens=100_000.0), instances=("a", "b", "c"))
+
+    homes = [
+        place(dispatcher, f"r{n}", prompt(1000 * (n + 1), 20), tenant=Tenant(client)).instance
+        for n, client in enumerate(("x", "y", "z"))
+    ]
+
+    assert sorted(homes) == ["a", "b", "c"]
 
 
 def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_never_ran() -> None:

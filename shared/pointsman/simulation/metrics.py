@@ -74,8 +74,12 @@ class Report:
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
     jain: float | None
-    """Jain's index over the clients' service, each against its max-min fair share: 1 when each of n clients got what
-    it was due, 1/n when one got everything. Asking for little and getting it is no unfairness."""
+    """Jain's index over the clients' service within the `Window`, each against its max-min fair share of all that was
+    served: 1 when each of n clients got what it was due, 1/n when one got everything.
+
+    Papers on fair serving compare clients that are backlogged. Every client with any demand counts here: one that is
+    not backlogged is due what it asked for, so asking for little and getting it is no unfairness, while being held up
+    behind a client that asks for much is one."""
     jain_of_amounts: float | None
     """The same over the bare amounts: 1 only when all got equally much, whatever they asked for."""
     service_per_s: float | None
@@ -109,8 +113,8 @@ def summarise(
         row.ttft - row.predicted_ttft for row in served if row.ttft is not None and row.predicted_ttft is not None
     ]
     hits = hit_rate(served)
-    service = service_by_tenant(rows)
-    seconds = rows[-1].arrived_at - rows[0].arrived_at if rows else 0.0
+    window = Window(rows[0].arrived_at, rows[-1].arrived_at) if rows else Window(0.0, 0.0)
+    service = service_by_tenant(outcome.rows, window)
     return Report(
         requests=len(rows),
         finished=sum(row.end == "finished" for row in rows),
@@ -126,9 +130,9 @@ def summarise(
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
-        jain=jain_index(service_against_fair_share(service, demand_by_tenant(rows))),
+        jain=jain_index(service_against_fair_share(service, demand_by_tenant(outcome.rows, window))),
         jain_of_amounts=jain_index(service.values()),
-        service_per_s=sum(service.values()) / seconds if seconds else None,
+        service_per_s=sum(service.values()) / window.seconds if window.seconds else None,
         prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
         prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
         prediction_bias_s=fmean(errors) if errors else None,
@@ -201,30 +205,79 @@ def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[L
 # --- Fairness ---
 
 
-def service_by_tenant(rows: Sequence[RequestRow]) -> dict[str, float]:
-    """What each client got while requests still arrived: computed prompt tokens and output tokens, weighted.
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time over which service is compared: after `since`, up to and with `until`.
 
-    Tokens from a cache cost the engine nothing and are no service (as in DLPM). Once arrivals end, all that waits
-    is served in any order, and everyone gets what they asked for: counting that would hide who was held back.
+    It begins with the first counted arrival and ends with the last. Before, caches are cold. Afterwards all that
+    waits is served in any order and everyone gets what they asked for, which would hide who was held back. What is
+    served in between counts whoever asked for it when: under overload the engines spend the window's beginning on
+    what the warm-up left behind, and a client that is paid back then is not a client that got nothing.
+    """
+
+    since: Seconds
+    until: Seconds
+
+    @property
+    def seconds(self) -> Seconds:
+        return self.until - self.since
+
+    def holds(self, moment: Seconds) -> bool:
+        return self.since < moment <= self.until
+
+    def share_of(self, begin: Seconds, end: Seconds) -> float:
+        """How much of the time from `begin` to `end` lies within."""
+        if begin >= end:
+            return float(self.holds(end))
+        return max(0.0, min(end, self.until) - max(begin, self.since)) / (end - begin)
+
+
+def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
+    """What each client of `rows` got within the window: computed prompt tokens and output tokens, weighted.
+
+    Tokens from a cache cost the engine nothing and are no service (as in DLPM). A prompt counts when its first token
+    comes, an answer evenly from its first token to its last.
     """
     service = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
-    until = rows[-1].arrived_at if rows else 0.0
     for row in rows:
-        if row.first_token_at is not None and row.first_token_at <= until:
-            service[row.tenant] += INPUT_WEIGHT * (row.prompt_tokens - row.cached_tokens)
-        if row.ended_at is not None and row.ended_at <= until:
-            service[row.tenant] += OUTPUT_WEIGHT * answer_tokens(row)
+        service[row.tenant] += _service(row, window)
     return service
 
 
-def demand_by_tenant(rows: Sequence[RequestRow]) -> dict[str, float]:
-    """What each client asked for, in the same measure, less what caches (are thought to) hold of it."""
-    demand = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
+def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
+    """What each client of `rows` could have got within the window, in the same measure: what it got, and all of its
+    requests that still waited at the end or were turned away meanwhile, less what caches (are thought to) hold of it.
+
+    What is left of an answer that had begun is not wanted of anybody: no order could have made it come sooner.
+    """
+    demand = service_by_tenant(rows, window)
     for row in rows:
-        cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
-        output = answer_tokens(row) if row.end == "finished" else row.output_tokens
-        demand[row.tenant] += INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
+        begun = row.first_token_at is not None and row.first_token_at <= window.until
+        if row.arrived_at <= window.until and not begun and not _given_up(row, window.since):
+            demand[row.tenant] += _work(row)
     return demand
+
+
+def _given_up(row: RequestRow, moment: Seconds) -> bool:
+    """Whether the request had ended without an answer by then."""
+    return row.end in ("rejected", "failed") and row.ended_at is not None and row.ended_at <= moment
+
+
+def _service(row: RequestRow, window: Window) -> float:
+    """What this request was served within the window."""
+    if row.first_token_at is None:
+        return 0.0
+    prompt = INPUT_WEIGHT * (row.prompt_tokens - row.cached_tokens) * window.holds(row.first_token_at)
+    if row.ended_at is None:
+        return prompt
+    return prompt + OUTPUT_WEIGHT * answer_tokens(row) * window.share_of(row.first_token_at, row.ended_at)
+
+
+def _work(row: RequestRow) -> float:
+    """What this request is served from its arrival to its end, or would be."""
+    cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
+    output = answer_tokens(row) if row.end == "finished" else row.output_tokens
+    return INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
 def service_against_fair_share(service: Mapping[str, float], demand: Mapping[str, float]) -> list[float]:

@@ -23,6 +23,6 @@ ORDERING_POLICIES: dict[str, type[OrderingPolicy]] = {
         VirtualTokenCounter,
     )
 }
-DEFAULT_ORDERING = FirstComeFirstServed.name
+DEFAULT_ORDERING = FairDeadlines.name
 
 __all__ = ["DEFAULT_ORDERING", "ORDERING_POLICIES", "OrderingPolicy"]

@@ -6,9 +6,10 @@ quantum Q. Bound (Theorem 5.1): of two tenants that both wait all the time, neit
 than the other, U = w_e * (most tokens to compute at once) + w_q * (output tokens that one tenant has inside the
 engine at a time): both see every refill, and a balance never leaves (-U, Q].
 
-Bias: a large quantum is LPM, a small one takes turns and loses locality. Limits: within a tenant the longest match
-comes first, tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its
-quantum.
+Bias: a large quantum is LPM, a small one takes turns and loses locality. A tenant that does not use up its quantum
+while it waits is never held back, so the default is less than most prompts cost that must be computed: they change
+turns, while cached ones, which cost little, still follow each other. Limits: within a tenant the longest match comes
+first, tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its quantum.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
 
     name: ClassVar[str] = "dlpm"
 
-    quantum_tokens: float = 16_384.0
+    quantum_tokens: float = 1_024.0
     input_weight: float = 1.0
     output_weight: float = 2.0
     ageing_tokens: float = 50.0

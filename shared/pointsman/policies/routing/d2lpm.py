@@ -3,8 +3,13 @@
 Source: "Locality-aware Fair Scheduling in LLM Serving" (2025), Algorithm 2. Each client has a deficit counter on each
 instance, charged with the tokens to compute at dispatch and `output_weight` times the answer's tokens at its end. The
 longest hit among the positive ones wins; where none is positive, all of the client's get quanta of `quantum_tokens`
-until one is. So a client's work spreads over instances as evenly as the quantum is small. Equal hits go where the
-client has most left.
+until one is. So a client's work spreads over instances as evenly as the quantum is small. Of equal hits, which the
+paper leaves open, the least loaded instance wins: clients whose counters are alike would else move from instance to
+instance in step, and the pool would serve one line at a time.
+
+The quantum decides how fair the pool is, whatever the order within a line: a client that stays on one instance gets a
+share of that one, while who sends more gets the other lines for itself. The default is about the work of one or two
+prompts, so that the work of a client is on several lines at a time.
 
 Bias: evens out what each client costs each instance, not what instances have to do; meant to run with `dlpm` order,
 which is fair between clients. Limits: deaf to queues and to speed; a placement that another policy made (migration,
@@ -29,7 +34,7 @@ class D2Lpm(RoutingPolicy):
 
     name: ClassVar[str] = "d2lpm"
 
-    quantum_tokens: float = 32_768.0
+    quantum_tokens: float = 4_096.0
     output_weight: float = 2.0
 
     def __post_init__(self) -> None:
@@ -49,13 +54,11 @@ class D2Lpm(RoutingPolicy):
         fewest = min(needed)
         affordable = [option for option, quanta in zip(options, needed, strict=True) if quanta == fewest]
         longest = max(option.cached_tokens for option in affordable)
-        chosen = _most_left(view, [option for option in affordable if option.cached_tokens == longest])
+        chosen = _least_loaded(view, [option for option in affordable if option.cached_tokens == longest])
         refilled = "after a refill" if fewest else "with tokens left"
         return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", options)
 
 
-def _most_left(view: PoolView, equals: list[Option]) -> Option:
-    deficits = view.recall(Deficits)
-    left = [deficits.tokens_left(view.request.tenant, option.instance) for option in equals]
-    most = max(left)
-    return view.familiar([option for option, tokens in zip(equals, left, strict=True) if tokens == most])
+def _least_loaded(view: PoolView, equals: list[Option]) -> Option:
+    least = min(option.load_tokens for option in equals)
+    return view.familiar([option for option in equals if option.load_tokens == least])

@@ -9,6 +9,9 @@ one prefill at most, so quiet times neither pay for a burst nor are paid for lat
 A late request therefore waits, while others keep the line busy, no longer than they need for (1 + 1/late_share)
 times the prefill seconds of the late ones before it and its own.
 
+A request counts as late only if it would be late by more than predictions usually err, a tenth of the time until its
+first token. One that is late by less may well be on time if it keeps its turn, and is late for certain if it loses it.
+
 The one who picks and the one who books must agree on what is late, whatever else State learns about latency; so this
 memory keeps its own pace of each instance: seconds that prefills took over seconds that the cost model said, fading.
 """
@@ -23,6 +26,9 @@ from pointsman.state.memories.base import Memory
 from pointsman.state.workload import Line, Request
 
 CREDIT_SECONDS_MAX = 1.0
+LATE_BEYOND = 0.9
+"""A request is late if so much of the time predicted until its first token is too long already."""
+
 PACE_FADE = 0.95
 PACE_PRIOR_SECONDS = 2.0
 PACE_MIN, PACE_MAX = 0.25, 4.0
@@ -54,7 +60,7 @@ class LateTurns(Memory):
         self._paces: dict[InstanceId, Pace] = {}
 
     def split(self, requests: Iterable[Request], line: Line, now: Seconds) -> tuple[list[Request], list[Request]]:
-        """Those that are on time if they are granted now, and those that are late even then; order is kept."""
+        """Those that may be on time if they are granted now, and those that are late even then; order is kept."""
         before = line.engine_seconds_left(now)
         on_time: list[Request] = []
         late: list[Request] = []
@@ -62,7 +68,7 @@ class LateTurns(Memory):
         for request in requests:
             factor = factor or self.factor(request.instance)
             seconds = (before + request.prefill_seconds) * factor
-            (on_time if now + seconds <= request.deadline else late).append(request)
+            (late if _is_late(request, seconds, now) else on_time).append(request)
         return on_time, late
 
     def due(self, instance: InstanceId) -> bool:
@@ -77,10 +83,10 @@ class LateTurns(Memory):
     @override
     def granted(self, request: Request, at: Seconds) -> None:
         credit = self._credits.get(request.instance, 0.0)
-        if at + request.engine_seconds * self.factor(request.instance) <= request.deadline:
-            credit = min(CREDIT_SECONDS_MAX, credit + self._late_share * request.prefill_seconds)
-        else:
+        if _is_late(request, request.engine_seconds * self.factor(request.instance), at):
             credit = max(0.0, credit) - request.prefill_seconds
+        else:
+            credit = min(CREDIT_SECONDS_MAX, credit + self._late_share * request.prefill_seconds)
         self._credits[request.instance] = credit
 
     @override
@@ -96,3 +102,8 @@ class LateTurns(Memory):
     def left(self, instance: InstanceId, at: Seconds) -> None:
         self._credits.pop(instance, None)
         self._paces.pop(instance, None)
+
+
+def _is_late(request: Request, seconds: Seconds, now: Seconds) -> bool:
+    """Whether a first token predicted in so many seconds would come too late, beyond doubt."""
+    return now + LATE_BEYOND * seconds > request.deadline
