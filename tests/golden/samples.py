@@ -9,6 +9,10 @@ from pointsman.contracts.commands import (
     DescribeFleet,
     FleetDescribed,
     InstanceDescribed,
+    MigrateRequests,
+    MigrationAnswered,
+    MoveAnswered,
+    PlannedMove,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -18,6 +22,7 @@ from pointsman.contracts.commands import (
 from pointsman.contracts.decisions import (
     Candidate,
     LeaderElected,
+    MigrationRefused,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -35,6 +40,7 @@ from pointsman.contracts.fleet import (
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    Patience,
     PrefillCost,
 )
 from pointsman.contracts.requests import (
@@ -56,6 +62,7 @@ EPOCH = Epoch(1767225600000)
 CANDIDATE = Candidate(
     instance=ENGINE, hit_blocks=2, uncached_tokens=17, queue_seconds=0.5, prefill_seconds=0.25, predicted_ttft=0.75
 )
+PATIENCE = Patience(heard_since=1767225590.5, suspect_after=3.0, leave_after=30.0)
 SETTINGS: dict[str, bool | float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
 
 EVENTS: list[LogEvent] = [
@@ -93,10 +100,10 @@ EVENTS: list[LogEvent] = [
         undecodable=1,
     ),
     InstanceProbed(at=AT, instance=ENGINE, epoch=EPOCH, parity=True, detail="chat"),
-    InstanceSuspected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, silent_seconds=3.5),
+    InstanceSuspected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, silent_seconds=3.5, patience=PATIENCE),
     InstanceDraining(at=AT, instance=ENGINE, epoch=EPOCH, reason="scale down"),
     InstanceUndrained(at=AT, instance=ENGINE, epoch=EPOCH),
-    InstanceLeft(at=AT, instance=ENGINE, epoch=EPOCH, reason="shutdown"),
+    InstanceLeft(at=AT, instance=ENGINE, epoch=EPOCH, reason="shutdown", patience=PATIENCE),
     RequestArrived(
         at=AT,
         stamp=STAMP,
@@ -142,6 +149,23 @@ EVENTS: list[LogEvent] = [
         prefill_seconds=0.25,
         predicted_ttft=0.75,
         reason="overloaded",
+        plan="rebalancer-1.7",
+        policy="dualmap_pair",
+        planned_as_of=40,
+        benefit=1.5,
+    ),
+    MigrationRefused(
+        at=AT,
+        stamp=STAMP,
+        request=REQUEST,
+        source=InstanceId("engine-2"),
+        instance=ENGINE,
+        reason="target_late",
+        detail="first token in 6.00 s, 5.00 s are left",
+        plan="rebalancer-1.7",
+        policy="dualmap_pair",
+        planned_as_of=40,
+        benefit=1.5,
     ),
     RequestRejected(
         at=AT,
@@ -153,6 +177,8 @@ EVENTS: list[LogEvent] = [
         policy="dualmap",
         settings=SETTINGS,
         candidates=[CANDIDATE],
+        attempt=2,
+        excluded=[InstanceId("engine-2")],
     ),
     PrefillFinished(at=AT, request=REQUEST, instance=ENGINE, ttft=0.75, prefill=0.25),
     RequestFinished(
@@ -168,7 +194,15 @@ EVENTS: list[LogEvent] = [
     ),
     RequestFailed(at=AT, request=REQUEST, reason="engine went away", status=502, instance=ENGINE),
     RequestCancelled(at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE),
-    LeaderElected(at=AT, term=Term(3), scheduler="scheduler-1", as_of=40, pool={"block_tokens": 64}),
+    LeaderElected(
+        at=AT,
+        term=Term(3),
+        scheduler="scheduler-1",
+        as_of=40,
+        pool={"block_tokens": 64},
+        policy="dualmap",
+        settings=SETTINGS,
+    ),
     WritesLost(at=AT, writer="scheduler-1", count=3, reason="no answer"),
     ScaleDecided(
         at=AT, policy="slo_attainment", settings={"target": 0.9}, current=4, wanted=5, reason="attainment is 0.8"
@@ -201,8 +235,11 @@ COMMANDS: list[AnyCommand] = [
         hit_tokens=128,
         predicted_ttft=0.75,
         knowledge="exact",
+        term=Term(3),
     ),
-    RouteRejected(request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5),
+    RouteRejected(
+        request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5, term=Term(3)
+    ),
     CancelRequest(request=REQUEST, reason="client went away"),
     CancelAnswered(request=REQUEST, ended=True),
     ResyncCache(instance=ENGINE, reason="digest differs", rejoin=True),
@@ -233,5 +270,25 @@ COMMANDS: list[AnyCommand] = [
         term=Term(3),
         as_of=41,
         speed=4.0,
+    ),
+    MigrateRequests(
+        plan="rebalancer-1.7",
+        policy="dualmap_pair",
+        term=Term(3),
+        as_of=40,
+        moves=[
+            PlannedMove(
+                request=REQUEST, source=InstanceId("engine-2"), target=ENGINE, benefit=1.5, reason="overloaded"
+            )
+        ],
+    ),
+    MigrationAnswered(
+        plan="rebalancer-1.7",
+        term=Term(3),
+        as_of=41,
+        decided=8,
+        moves=[MoveAnswered(request=REQUEST, refusal="target_late")],
+        refusal="other_term",
+        detail="made in term 2, this is term 3",
     ),
 ]

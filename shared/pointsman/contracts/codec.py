@@ -8,6 +8,8 @@ from pointsman.contracts.commands import (
     CancelRequest,
     DescribeFleet,
     FleetDescribed,
+    MigrateRequests,
+    MigrationAnswered,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -16,6 +18,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import (
     LeaderElected,
+    MigrationRefused,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -59,6 +62,7 @@ LogEvent = (
     | RequestPlaced
     | RequestGranted
     | RequestMigrated
+    | MigrationRefused
     | RequestRejected
     | PrefillFinished
     | RequestFinished
@@ -81,6 +85,8 @@ AnyCommand = (
     | ResyncAnswered
     | DescribeFleet
     | FleetDescribed
+    | MigrateRequests
+    | MigrationAnswered
 )
 
 _encoder = msgspec.json.Encoder()

@@ -43,6 +43,8 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     hit_tokens: Tokens
     predicted_ttft: Seconds
     knowledge: str
+    term: Term = Term(0)
+    """Of the leader that granted it; 0 where nobody leads. One of an earlier term than the newest known is void."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     reason: str
     detail: str
     retry_after: Seconds
+    term: Term = Term(0)
+    """Of the leader that refused it, as in RouteGranted."""
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
@@ -82,6 +86,51 @@ class ResyncCache(Command, frozen=True, kw_only=True):
 class ResyncAnswered(Command, frozen=True, kw_only=True):
     instance: InstanceId
     accepted: bool
+    detail: str = ""
+
+
+class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiting request that should wait elsewhere. `benefit`: seconds by which its first token is expected sooner."""
+
+    request: RequestId
+    source: InstanceId
+    target: InstanceId
+    benefit: Seconds
+    reason: str
+
+
+class MigrateRequests(Command, frozen=True, kw_only=True):
+    """`cmd.migrate`: carry out this plan of a rebalancer, in this order, as far as it still holds.
+
+    `plan` is its id, unlike that of any other plan ever. `term` and `as_of` say what was known when it was made.
+    """
+
+    plan: str
+    policy: str
+    term: Term
+    as_of: Sequence
+    moves: list[PlannedMove]
+
+
+class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """`refusal` says why the request was not moved; empty where it was."""
+
+    request: RequestId
+    refusal: str = ""
+
+
+class MigrationAnswered(Command, frozen=True, kw_only=True):
+    """What became of a plan. With `refusal` it was refused whole and `moves` is empty.
+
+    Who has read the log beyond `as_of`, and the decisions of `term` up to number `decided`, knows what the leader knew.
+    """
+
+    plan: str
+    term: Term
+    as_of: Sequence
+    decided: int
+    moves: list[MoveAnswered] = []
+    refusal: str = ""
     detail: str = ""
 
 

@@ -44,7 +44,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     """The ingress was told to send the request to the engine.
 
-    Without the leader's stamp: the ingress chose the engine itself, because no scheduler answered.
+    Without the leader's stamp an ingress says where the request is: it chose the engine itself, because no scheduler
+    answered; or a new leader may not know of a grant that the one before it gave.
     """
 
     instance: InstanceId
@@ -52,7 +53,11 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
-    """A waiting request moved to another instance's queue."""
+    """A waiting request moved to another instance's queue.
+
+    `plan` and what follows it are a rebalancer's: its plan's id, its policy, what it saw of the log, and how many seconds
+    sooner it expected the first token. Empty where the leader moved the request by itself.
+    """
 
     source: InstanceId
     instance: InstanceId
@@ -61,6 +66,24 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     prefill_seconds: Seconds
     predicted_ttft: Seconds
     reason: str
+    plan: str = ""
+    policy: str = ""
+    planned_as_of: Sequence = 0
+    benefit: Seconds = 0.0
+
+
+class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
+    """A move that a rebalancer planned and the leader, which knew more, did not make. The request stays as it is."""
+
+    source: InstanceId
+    instance: InstanceId
+    """Where it should have gone."""
+    reason: str
+    detail: str
+    plan: str
+    policy: str
+    planned_as_of: Sequence
+    benefit: Seconds
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
@@ -72,18 +95,23 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     policy: str
     settings: Settings
     candidates: list[Candidate]
+    attempt: int = 1
+    excluded: list[InstanceId] = []
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
     """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`.
 
-    `pool` holds what the fold itself is told (`state.PoolSettings`): with it the log explains itself.
+    `pool` holds what the fold itself is told (`state.PoolSettings`), `policy` and `settings` the policies of the term as
+    in RequestPlaced: with them the log explains itself.
     """
 
     term: Term
     scheduler: str
     as_of: Sequence
     pool: Settings = {}
+    policy: str = ""
+    settings: Settings = {}
 
 
 class WritesLost(Event, frozen=True, kw_only=True):

@@ -74,10 +74,20 @@ class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the leader bears with silent workers, engine seconds. `heard_since`: silence before that moment does
+    not count, since the leader was not there to hear."""
+
+    heard_since: Seconds
+    suspect_after: Seconds
+    leave_after: Seconds
+
+
 class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
     """The leader has not heard from the worker for a while: nothing new is placed there."""
 
     silent_seconds: Seconds
+    patience: Patience | None = None
 
 
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
@@ -91,6 +101,7 @@ class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
 
 
 class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
-    """The instance is gone and its cache with it."""
+    """The instance is gone and its cache with it. `patience` where the leader let go of it for its silence."""
 
     reason: str
+    patience: Patience | None = None

@@ -3,7 +3,7 @@
 import re
 
 from pointsman.contracts.cache import CacheEvent
-from pointsman.contracts.decisions import LeaderElected, ScaleApplied, ScaleDecided, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, ScaleApplied, ScaleDecided, WritesLost
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import RequestEvent
@@ -44,8 +44,17 @@ def cancel_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.cancel"
 
 
+def migrate_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.migrate"
+
+
 def resync_subject(pool: PoolName, instance: InstanceId) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.resync.{instance}"
+
+
+def leader_subject(pool: PoolName) -> str:
+    """Where LeaderElected goes, and nothing else."""
+    return f"{SUBJECT_ROOT}.{pool}.leader"
 
 
 def fleet_view_subject(pool: PoolName) -> str:
@@ -65,7 +74,7 @@ def subject_of(pool: PoolName, event: Event) -> str:
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{prefix}.scale"
     if isinstance(event, LeaderElected):
-        return f"{prefix}.leader"
+        return leader_subject(pool)
     if isinstance(event, WritesLost):
         return f"{prefix}.lost"
     msg = f"{type(event).__name__} has no subject"
@@ -77,10 +86,12 @@ def message_id(event: Event) -> str | None:
     kind = type(event).__name__
     if isinstance(event, CacheEvent):
         return f"{event.instance}.{event.epoch}.{event.sequence}"
-    if isinstance(event, InstanceJoined | InstanceLeft | InstanceProbed):
-        return f"{kind}.{event.instance}.{event.epoch}"
     if event.stamp is not None:
         return f"{event.stamp.term}.{event.stamp.number}"
+    if isinstance(event, InstanceJoined | InstanceLeft | InstanceProbed):
+        return f"{kind}.{event.instance}.{event.epoch}"
+    if isinstance(event, RequestGranted):
+        return f"{kind}.{event.request}.{event.attempt}.{event.instance}"
     if isinstance(event, RequestEvent):
         return f"{kind}.{event.request}"
     if isinstance(event, LeaderElected):

@@ -14,14 +14,23 @@ import msgspec
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
-from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.decisions import (
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+    Settings,
+)
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, Patience
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.rebalancing.base import MigrationPlan
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.recheck import Objection, Recheck
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
@@ -29,7 +38,7 @@ from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
-P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy)
+P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy)
 
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
@@ -95,6 +104,36 @@ def policy_set(
     )
 
 
+def rebalancing_policy(name: str = DEFAULT_REBALANCING, settings: Settings | None = None) -> RebalancingPolicy:
+    """A rebalancing policy by name. Raises UnknownPolicyError."""
+    return _made("rebalancing policy", name, REBALANCING_POLICIES, settings or {})
+
+
+def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
+    """The policies that an event names: its `policy`, and its `settings` as `PolicySet.settings` wrote them.
+
+    Raises UnknownPolicyError.
+    """
+    rest = dict(settings)
+    try:
+        bounds = {name: int(rest.pop(name)) for name in ("prefill_window_tokens", "running_max", "pending_max")}
+        return policy_set(
+            routing=routing,
+            admission=str(rest.pop("admission")),
+            ordering=str(rest.pop("ordering")),
+            settings=rest,
+            **bounds,
+        )
+    except KeyError as error:
+        message = f"the settings of {routing or 'no policy'} lack {error}"
+        raise UnknownPolicyError(message) from error
+
+
+def reason_to_relocate(instance: InstanceId) -> str:
+    """What RequestMigrated says of a request that had to leave this instance."""
+    return f"{instance} takes no requests any more"
+
+
 def _split(settings: Settings) -> tuple[Settings, Settings, Settings]:
     """Settings of the routing, the admission and the ordering policy, their prefixes taken off."""
     parts: dict[str, Settings] = {"": {}, ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}}
@@ -127,20 +166,33 @@ def _require(kind: str, name: str, known: Iterable[str]) -> None:
 class Dispatcher:
     """One term of leadership over one State. Returned events are applied already and are to be published in order."""
 
-    def __init__(self, state: State, policies: PolicySet, *, term: Term, seen: State | None = None) -> None:
-        """`seen`: what policies are shown instead of `state`, where a simulation lets knowledge lag behind."""
+    def __init__(
+        self,
+        state: State,
+        policies: PolicySet,
+        *,
+        term: Term,
+        seen: State | None = None,
+        on_record: Callable[[LogEvent], LogEvent] | None = None,
+    ) -> None:
+        """`seen`: what policies are shown instead of `state`, where a simulation lets knowledge lag behind.
+        `on_record`: replay's; given each decision, the one that the log has in its place, which is applied instead."""
         self.state = state
         self._seen = seen or state
+        self._on_record = on_record
         self.policies = policies
+        self._settings = policies.settings  # gathered once: every decision tells them
         self.term = term
-        self._number = 0
+        self.decided = 0
+        """Decisions of this term so far."""
 
     def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
-        """Place a new request, or place one again whose engine failed. A repeated command gives no events."""
+        """Place a new request, or place one again whose engine failed. A repeated command gives no events, unless a
+        leader before us took the request in and got no further."""
         known = self.state.workload.requests.get(command.request)
         if known is None and self.state.workload.end_of(command.request):
             return []
-        if known is not None and (command.attempt <= known.attempt or _is_being_delivered(known)):
+        if known is not None and _has_its_place(known, command.attempt):
             return []
         events: list[LogEvent] = []
         if known is None:
@@ -153,8 +205,15 @@ class Dispatcher:
         return events
 
     def cancel(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
-        """End a request that was not granted yet; of any other this is a no-op without events."""
+        """End a request that was not granted yet; of any other this is a no-op without events.
+
+        One that is not known may still be on its way here: it is ended too, and will be refused when it comes.
+        """
         known = self.state.workload.requests.get(request)
+        if known is None and self.state.workload.end_of(request) is None:
+            events: list[LogEvent] = []
+            self._decide(events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason))
+            return events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
         return self._end_cancelled(known, reason, now, sent_to=NOWHERE)
@@ -171,17 +230,19 @@ class Dispatcher:
         return events
 
     def migrate(self, plan: MigrationPlan, now: Seconds) -> list[LogEvent]:
-        """Carry out a plan as far as it still holds: each request must still wait where the plan found it, and its
-        target must take requests. What does not hold any more is passed over."""
+        """Carry out a plan as far as it still holds (`rebalancing.recheck`): each of its moves gives a RequestMigrated
+        or a MigrationRefused, in their order."""
         events: list[LogEvent] = []
+        touched: set[InstanceId] = set()
+        recheck = Recheck(self.state, now)
         for migration in plan.migrations:
-            request = self.state.workload.requests.get(migration.request)
-            if request is None or request.stage is not Stage.PENDING or request.instance != migration.source:
-                continue
-            if migration.target in self.state.fleet.ready and migration.target not in request.excluded:
-                option = PoolView(self.state, request, now).option(migration.target)
-                self._move(request, option, now, events, reason=migration.reason)
-        for instance in sorted({i for m in plan.migrations for i in (m.source, m.target)}):
+            offered = recheck.judge(migration)
+            if isinstance(offered, Objection):
+                self._refuse_move(migration, offered, plan, now, events)
+            else:
+                self._make_move(migration, offered, plan, now, events)
+                touched |= {migration.source, migration.target}
+        for instance in sorted(touched):
             self._grant_next(instance, now, events)
         return events
 
@@ -193,7 +254,7 @@ class Dispatcher:
             if instance in ready or not line.pending or not ready:
                 continue
             for request in list(line.pending.values()):
-                self._migrate(request, now, events, reason=f"{instance} takes no requests any more")
+                self._migrate(request, now, events, reason=reason_to_relocate(instance))
         for instance in ready:
             self._grant_next(instance, now, events)
         return events
@@ -206,12 +267,13 @@ class Dispatcher:
         `heard_since`: silence before this moment does not count (the leader was not there to hear).
         """
         events: list[LogEvent] = []
+        patience = Patience(heard_since=heard_since, suspect_after=suspect_after, leave_after=leave_after)
         for instance in self.state.fleet.instances:
             silent = now - max(instance.heard_at, heard_since)
             if silent > leave_after:
-                self._let_go(instance, silent, now, events)
+                self._let_go(instance, silent, patience, now, events)
             elif silent > suspect_after and instance.status is not Status.SUSPECTED:
-                self._suspect(instance, silent, now, events)
+                self._suspect(instance, silent, patience, now, events)
         return events
 
     def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
@@ -225,19 +287,30 @@ class Dispatcher:
         self._grant_next(freed, now, events)
         return events
 
-    def _suspect(self, instance: Instance, silent: Seconds, now: Seconds, events: list[LogEvent]) -> None:
+    def _suspect(
+        self, instance: Instance, silent: Seconds, patience: Patience, now: Seconds, events: list[LogEvent]
+    ) -> None:
         self._decide(
             events,
             lambda s: InstanceSuspected(
-                at=now, stamp=s, instance=instance.id, epoch=instance.epoch, silent_seconds=silent
+                at=now,
+                stamp=s,
+                instance=instance.id,
+                epoch=instance.epoch,
+                silent_seconds=silent,
+                patience=patience,
             ),
         )
 
-    def _let_go(self, instance: Instance, silent: Seconds, now: Seconds, events: list[LogEvent]) -> None:
+    def _let_go(
+        self, instance: Instance, silent: Seconds, patience: Patience, now: Seconds, events: list[LogEvent]
+    ) -> None:
         reason = f"not heard of for {silent:.1f} s"
         self._decide(
             events,
-            lambda s: InstanceLeft(at=now, stamp=s, instance=instance.id, epoch=instance.epoch, reason=reason),
+            lambda s: InstanceLeft(
+                at=now, stamp=s, instance=instance.id, epoch=instance.epoch, reason=reason, patience=patience
+            ),
         )
 
     def _arrive(self, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> Request:
@@ -269,11 +342,11 @@ class Dispatcher:
         try:
             choice = policies.routing.choose(view)
         except NoInstance as answer:
-            self._reject(request, Refusal("no_instance", str(answer), 1.0), [], now, events)
+            self._reject(request, command, Refusal("no_instance", str(answer), 1.0), [], now, events)
             return
         admitted = self._refuse_full() or policies.admission.admit(view, choice)
         if isinstance(admitted, Refusal):
-            self._reject(request, admitted, choice.considered, now, events)
+            self._reject(request, command, admitted, choice.considered, now, events)
             return
         choice, option = admitted, admitted.option
         self._decide(
@@ -289,7 +362,7 @@ class Dispatcher:
                 prefill_seconds=option.work_seconds,
                 predicted_ttft=option.predicted_ttft,
                 policy=policies.routing.name,
-                settings=policies.settings,
+                settings=self._settings,
                 reason=choice.reason,
                 candidates=[o.as_candidate() for o in choice.considered],
                 attempt=command.attempt,
@@ -304,7 +377,13 @@ class Dispatcher:
         return Refusal("queue_full", f"{waiting} requests wait already", 1.0)
 
     def _reject(
-        self, request: Request, refusal: Refusal, considered: list[Option], now: Seconds, events: list[LogEvent]
+        self,
+        request: Request,
+        command: RouteRequest,
+        refusal: Refusal,
+        considered: list[Option],
+        now: Seconds,
+        events: list[LogEvent],
     ) -> None:
         self._decide(
             events,
@@ -316,8 +395,10 @@ class Dispatcher:
                 detail=refusal.detail,
                 retry_after=refusal.retry_after,
                 policy=self.policies.routing.name,
-                settings=self.policies.settings,
+                settings=self._settings,
                 candidates=[o.as_candidate() for o in considered],
+                attempt=command.attempt,
+                excluded=list(command.excluded),
             ),
         )
 
@@ -328,6 +409,49 @@ class Dispatcher:
         except NoInstance:
             return
         self._move(request, option, now, events, reason=reason)
+
+    def _make_move(
+        self, migration: Migration, option: Option, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
+    ) -> None:
+        self._decide(
+            events,
+            lambda s: RequestMigrated(
+                at=now,
+                stamp=s,
+                request=migration.request,
+                source=migration.source,
+                instance=option.instance,
+                hit_blocks=option.hit_blocks,
+                uncached_tokens=option.uncached_tokens,
+                prefill_seconds=option.work_seconds,
+                predicted_ttft=option.predicted_ttft,
+                reason=migration.reason,
+                plan=plan.id,
+                policy=plan.policy,
+                planned_as_of=plan.as_of,
+                benefit=migration.benefit,
+            ),
+        )
+
+    def _refuse_move(
+        self, migration: Migration, objection: Objection, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
+    ) -> None:
+        self._decide(
+            events,
+            lambda s: MigrationRefused(
+                at=now,
+                stamp=s,
+                request=migration.request,
+                source=migration.source,
+                instance=migration.target,
+                reason=objection.reason,
+                detail=objection.detail,
+                plan=plan.id,
+                policy=plan.policy,
+                planned_as_of=plan.as_of,
+                benefit=migration.benefit,
+            ),
+        )
 
     def _move(self, request: Request, option: Option, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
         source = request.instance
@@ -393,10 +517,17 @@ class Dispatcher:
         return not line.prefill or line.prefill_tokens + request.uncached_tokens <= self.policies.prefill_window_tokens
 
     def _decide(self, events: list[LogEvent], event_with: Callable[[Stamp], LogEvent]) -> None:
-        self._number += 1
-        event = event_with(Stamp(term=self.term, number=self._number, as_of=self.state.sequence))
+        self.decided += 1
+        event = event_with(Stamp(term=self.term, number=self.decided, as_of=self.state.sequence))
+        if self._on_record is not None:
+            event = self._on_record(event)
         self.state.apply(event)
         events.append(event)
+
+
+def _has_its_place(request: Request, attempt: int) -> bool:
+    """Whether asking for this attempt is no news. A request that only arrived was taken in by an earlier leader."""
+    return request.stage is not Stage.ARRIVED and (attempt <= request.attempt or _is_being_delivered(request))
 
 
 def _is_being_delivered(request: Request) -> bool:

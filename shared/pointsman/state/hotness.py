@@ -64,6 +64,11 @@ class Hotness:
         """Prefixes that are counted."""
         return len(self._counts)
 
+    @property
+    def extended(self) -> int:
+        """Prefixes that are hot by now: told apart one level further down."""
+        return len(self._extended)
+
     def arrived(self, keys: list[BlockKey], instances: int) -> None:
         """Count one arrival among `instances` ready ones."""
         path = self._path(keys)

@@ -12,6 +12,17 @@ COMMANDS = {
     "up": ("pointsman.tooling.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman.tooling.fleet", "fleet_command", "Show the instances of a running fleet."),
     "tap": ("pointsman.tooling.tap", "tap_command", "Print what goes into the log, live."),
+    "replay": (
+        "pointsman.tooling.history.replay_command",
+        "replay_command",
+        "Fold a recorded log again, and verify every decision of it.",
+    ),
+    "state": (
+        "pointsman.tooling.history.state_command",
+        "state_command",
+        "Show the fleet as it was known at some moment.",
+    ),
+    "export": ("pointsman.tooling.history.export_command", "export_command", "Write a log into one portable file."),
     "bench": ("pointsman.tooling.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
     "simulate": (
         "pointsman.tooling.simulate",
@@ -27,6 +38,11 @@ COMMANDS = {
         "pointsman.tooling.bench_gateway",
         "bench_gateway_command",
         "Measure what the ingress and the scheduler add to a direct call.",
+    ),
+    "bench-agreement": (
+        "pointsman.tooling.bench_agreement",
+        "bench_agreement_command",
+        "Show that simulator and running fleet give the same numbers.",
     ),
     "bench-index": ("pointsman.tooling.bench_index", "bench_index_command", "Measure the prefix index."),
 }

@@ -1,0 +1,20 @@
+"""The same State and the same policies over a recorded log: what was known then, and whether deciding again agrees.
+
+`fold` gives the state as of any entry, in log order. `verify` rebuilds the leader's own order and lets the Dispatcher
+decide everything again. Both take entries and give values; where a log is kept is no matter of theirs.
+"""
+
+from pointsman.simulation.replay.folding import fold, pool_settings, take_in
+from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict
+from pointsman.simulation.replay.verification import verify
+
+__all__ = [
+    "Difference",
+    "Recomputed",
+    "TermSummary",
+    "Verdict",
+    "fold",
+    "pool_settings",
+    "take_in",
+    "verify",
+]

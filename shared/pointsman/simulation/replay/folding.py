@@ -1,0 +1,59 @@
+"""A log folded in its own order, as a follower sees it."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from pointsman.contracts.decisions import LeaderElected, Settings
+from pointsman.contracts.fleet import InstanceJoined
+from pointsman.ports import LogEntry
+from pointsman.state.memories.base import Memory
+from pointsman.state.state import PoolSettings, State
+
+
+def fold(
+    entries: Iterable[LogEntry],
+    *,
+    settings: PoolSettings | None = None,
+    memories: Iterable[Memory] = (),
+    until: Callable[[LogEntry], bool] | None = None,
+) -> State:
+    """The state after all entries, or after those before the first of which `until` is true.
+
+    Without `settings` the entries are read twice: the log names them itself (`pool_settings`).
+    """
+    state = State(settings or pool_settings(entries), memories)
+    apply = state.apply
+    for entry in entries:
+        if until is not None and until(entry):
+            break
+        if entry.event is None:
+            state.skip(entry.sequence)
+        else:
+            apply(entry.event, entry.sequence)
+    return state
+
+
+def take_in(state: State, entry: LogEntry) -> None:
+    """Apply one entry in log order; what does not decode is passed over, as everybody did who followed the log."""
+    if entry.event is None:
+        state.skip(entry.sequence)
+    else:
+        state.apply(entry.event, entry.sequence)
+
+
+def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
+    """What the fold of this log must be told: as its first leader says, else what the first instance lets guess."""
+    joined: InstanceJoined | None = None
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, LeaderElected):
+            return recorded_pool_settings(event.pool)
+        if joined is None and isinstance(event, InstanceJoined):
+            joined = event
+    return PoolSettings(block_tokens=joined.block_tokens, speed=joined.speed) if joined else PoolSettings()
+
+
+def recorded_pool_settings(pool: Settings) -> PoolSettings:
+    """The settings that a LeaderElected carries; those that it does not name are at their defaults."""
+    return msgspec.convert(pool, PoolSettings, strict=False)

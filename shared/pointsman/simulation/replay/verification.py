@@ -1,0 +1,441 @@
+"""Deciding everything again, and comparing it with what the log says was decided.
+
+The leader's order is not the log's: it applied its own decisions at once. So the log is read with two cursors. One
+looks ahead for decision *k* of a term, whose numbers are dense; the other applies, before *k* is judged, every other
+entry up to the `as_of` of *k*. A term begins with the state in log order up to its LeaderElected, which a reader of its
+own folds, since a follower that takes over has applied its predecessor's decisions where the log has them.
+
+What decides again is the production Dispatcher, driven by the calls that its events tell of: a RequestArrived was a
+`route`, a RequestGranted on its own a `grant_waiting`, and so on. Each decision it makes is compared with the next one
+of the log, and the log's is applied, so that one difference is not the cause of the next. What the leader was asked
+(RequestArrived; which moves a rebalancer planned) is taken from the log; that it was carried out by the rules, and all
+figures, are recomputed. What the leader did *not* decide is seen where it belongs to a call that did decide something.
+
+Bounds: a term that has been succeeded is watched for STRAGGLERS_MAX more entries, and a decision may come at most
+DISORDER_MAX others early; what is missing then is a hole, and nothing behind it in that term can be recomputed.
+"""
+
+import contextlib
+import pickle
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
+from pointsman.policies.dispatch import (
+    Dispatcher,
+    PolicySet,
+    UnknownPolicyError,
+    reason_to_relocate,
+    recorded_policy_set,
+)
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, Sequence, Term
+from pointsman.simulation.replay.folding import recorded_pool_settings, take_in
+from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import NOWHERE, Request
+
+STRAGGLERS_MAX = 20_000
+DISORDER_MAX = 20_000
+
+
+def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None) -> Verdict:
+    """Recompute every decision of a log.
+
+    `entries` are iterated once, and once more up to each later takeover: a list or anything else that can be read
+    again, from the log's first entry on. `watch` is shown each decision just before it is applied.
+    """
+    return _Verification(entries, watch).run()
+
+
+class _Verification:
+    """One reading of one log."""
+
+    def __init__(self, log: Iterable[LogEntry], watch: Watch | None) -> None:
+        self._log = log
+        self._watch = watch
+        self._verdict = Verdict()
+        self._tenures: dict[Term, _Tenure] = {}
+        self._successions: deque[tuple[Sequence, Term]] = deque()
+        self._elected: dict[Term, LeaderElected] = {}
+        self._refused: dict[Term, str] = {}
+        self._follower: _Follower | None = None
+        self._last: Sequence = 0
+        self._incomplete = ""
+
+    def run(self) -> Verdict:
+        for entry in self._log:
+            self._take(entry)
+        for tenure in self._tenures.values():
+            tenure.close()
+        return self._verdict
+
+    def _take(self, entry: LogEntry) -> None:
+        verdict, event = self._verdict, entry.event
+        verdict.entries += 1
+        if entry.sequence != self._last + 1:
+            self._miss(entry.sequence)
+        self._last = entry.sequence
+        for tenure in self._tenures.values():
+            tenure.hear(entry)
+        if event is None:
+            verdict.undecodable += 1
+        elif event.stamp is not None:
+            self._judge(entry, event, event.stamp.term)
+        elif isinstance(event, LeaderElected):
+            self._begin(event, entry.sequence)
+        if self._successions and entry.sequence > self._successions[0][0]:
+            self._close(self._successions.popleft()[1])
+
+    def _judge(self, entry: LogEntry, event: LogEvent, term: Term) -> None:
+        verdict = self._verdict
+        if isinstance(event, RequestArrived):
+            verdict.arrivals += 1
+        else:
+            verdict.decisions += 1
+        tenure = self._tenures.get(term)
+        if tenure is not None:
+            tenure.decide(entry, event)
+        elif not isinstance(event, RequestArrived):
+            verdict.unchecked[self._why_unchecked(term)] += 1
+
+    def _why_unchecked(self, term: Term) -> str:
+        if self._incomplete:
+            return self._incomplete
+        return self._refused.get(term, f"the log does not say how term {term} began")
+
+    def _begin(self, elected: LeaderElected, sequence: Sequence) -> None:
+        term = elected.term
+        known = self._elected.setdefault(term, elected)
+        if known is not elected:
+            if known.scheduler != elected.scheduler:
+                self._verdict.problems.append(
+                    f"two leaders in term {term}: {known.scheduler}, and {elected.scheduler} at entry {sequence}"
+                )
+            return
+        summary = TermSummary(term, elected.scheduler, elected.policy, sequence)
+        self._verdict.terms.append(summary)
+        self._successions.extend((sequence + STRAGGLERS_MAX, earlier) for earlier in self._tenures)
+        if self._incomplete:
+            return
+        try:
+            policies = recorded_policy_set(elected.policy, elected.settings)
+        except UnknownPolicyError as error:
+            self._refused[term] = f"term {term}: {error}"
+            return
+        state = self._follower_for(elected, policies).state_at(sequence)
+        self._tenures[term] = _Tenure(state, policies, summary, self._verdict, self._watch)
+
+    def _follower_for(self, elected: LeaderElected, policies: PolicySet) -> "_Follower":
+        """Who was told the same, or one who begins anew."""
+        settings = recorded_pool_settings(elected.pool)
+        known = self._follower
+        if known is None or not known.fits(settings, policies):
+            known = self._follower = _Follower(self._log, settings, policies)
+        return known
+
+    def _miss(self, sequence: Sequence) -> None:
+        """Entries are missing: what they did to the state is not known, here or in any later term."""
+        if self._last == 0:
+            self._incomplete = f"the log begins at entry {sequence}: what was known before is not in it"
+        else:
+            self._incomplete = f"entries {self._last + 1} to {sequence - 1} are missing"
+            self._verdict.problems.append(self._incomplete)
+        for term in list(self._tenures):
+            self._close(term)
+
+    def _close(self, term: Term) -> None:
+        tenure = self._tenures.pop(term, None)
+        if tenure is not None:
+            tenure.close()
+            self._refused.setdefault(term, f"term {term} was over long before")
+
+
+class _Follower:
+    """Folds in log order, on demand: only a takeover needs it."""
+
+    def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet) -> None:
+        self._settings = settings
+        self._policies = policies
+        self._entries: Iterator[LogEntry] = iter(log)
+        self._state = State(settings, policies.memories())
+
+    def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
+        return (settings, policies) == (self._settings, self._policies)
+
+    def state_at(self, sequence: Sequence) -> State:
+        """A state of the caller's own, with everything up to entry `sequence` applied."""
+        state = self._state
+        while state.sequence < sequence:
+            take_in(state, next(self._entries))
+        copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+        return copy
+
+
+class _NotWrittenError(Exception):
+    """The Dispatcher decided something that the log does not have next: its call ends here."""
+
+
+class _Tenure:
+    """One term: its leader's state, and its decisions in the order of their numbers."""
+
+    def __init__(
+        self,
+        state: State,
+        policies: PolicySet,
+        summary: TermSummary,
+        verdict: Verdict,
+        watch: Watch | None,
+    ) -> None:
+        self._state = state
+        self._term = summary.term
+        self._summary = summary
+        self._verdict = verdict
+        self._watch = watch
+        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_record=self._compare)
+        self._heard: deque[LogEntry] = deque()
+        self._early: dict[int, tuple[LogEntry, LogEvent]] = {}
+        self._next_number = 1
+        self._moment: tuple[float, Sequence] = (0.0, 0)
+        self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
+        """Decisions of one moment (`now` and `as_of`): a call writes no others."""
+        self._hole = ""
+        self._ends = False
+
+    def hear(self, entry: LogEntry) -> None:
+        """Keep an entry for when the leader is known to have applied it."""
+        if not self._hole:
+            self._heard.append(entry)
+
+    def decide(self, entry: LogEntry, event: LogEvent) -> None:
+        """A decision of this term: judged once those before it are."""
+        assert event.stamp is not None
+        number = event.stamp.number
+        self._summary.decisions = max(self._summary.decisions, number)
+        if self._hole:
+            self._pass_over(event)
+        elif number > self._next_number:
+            self._early[number] = (entry, event)
+            if len(self._early) > DISORDER_MAX:
+                self._give_up()
+        elif number == self._next_number:
+            self._put(entry, event)
+            while self._next_number in self._early:
+                self._put(*self._early.pop(self._next_number))
+        else:
+            self._repeat(event)
+
+    def close(self) -> None:
+        """The term has no more decisions: judge what is left. Its last call may have been cut short by the end."""
+        self._ends = True
+        self._judge_moment()
+        if self._early:
+            self._give_up()
+        self._heard.clear()
+
+    def _put(self, entry: LogEntry, event: LogEvent) -> None:
+        assert event.stamp is not None
+        moment = (event.at, event.stamp.as_of)
+        if moment != self._moment:
+            self._judge_moment()
+            self._moment = moment
+        self._tape.append((entry, event))
+        self._next_number += 1
+
+    def _repeat(self, event: LogEvent) -> None:
+        """Written twice, as writes may be: the second changes nothing."""
+        if not isinstance(event, RequestArrived):
+            self._verdict.decisions -= 1
+
+    def _give_up(self) -> None:
+        first = min(self._early)
+        missing = (
+            f"decision {self._next_number} of term {self._term} is missing"
+            if first == self._next_number + 1
+            else f"decisions {self._next_number} to {first - 1} of term {self._term} are missing"
+        )
+        self._ends = True
+        self._judge_moment()
+        self._hole = f"{missing}: nothing behind them in that term can be recomputed"
+        self._verdict.problems.append(missing)
+        for _, event in self._early.values():
+            self._pass_over(event)
+        self._early.clear()
+        self._heard.clear()
+
+    def _pass_over(self, event: LogEvent) -> None:
+        if not isinstance(event, RequestArrived):
+            self._verdict.unchecked[self._hole] += 1
+
+    # One moment
+
+    def _judge_moment(self) -> None:
+        tape = self._tape
+        if not tape:
+            return
+        self._advance(self._moment[1])
+        while tape:
+            entry, event = tape[0]
+            assert event.stamp is not None
+            self._dispatcher.decided = event.stamp.number - 1
+            with contextlib.suppress(_NotWrittenError):
+                self._decide_again(event)
+            if tape and tape[0][1] is event:
+                self._differ(entry, event, None)
+                self._state.apply(event)
+                tape.popleft()
+
+    def _advance(self, as_of: Sequence) -> None:
+        """Apply what the leader had applied; its own decisions come back and are passed over."""
+        heard, state, term = self._heard, self._state, self._term
+        while heard and heard[0].sequence <= as_of:
+            entry = heard.popleft()
+            event = entry.event
+            if event is None or (event.stamp is not None and event.stamp.term == term):
+                state.skip(entry.sequence)
+            else:
+                state.apply(event, entry.sequence)
+
+    def _decide_again(self, event: LogEvent) -> None:
+        """Make the call that led to this decision; `_compare` is shown all that it decides."""
+        dispatcher, now = self._dispatcher, event.at
+        match event:
+            case RequestArrived():
+                dispatcher.route(self._command(event), now)
+            case RequestPlaced() | RequestRejected():
+                known = self._state.workload.requests.get(event.request)
+                if known is not None:
+                    dispatcher.route(_asked_again(known, event), now)
+            case RequestGranted() | PrefillFinished():
+                dispatcher.grant_waiting(event.instance, now)
+            case RequestCancelled():
+                end = dispatcher.cancel if event.instance == NOWHERE else dispatcher.abandon
+                end(event.request, event.reason, now)
+            case RequestMigrated() if event.reason == reason_to_relocate(event.source):
+                dispatcher.relocate_pending(now)
+            case RequestMigrated() | MigrationRefused():
+                dispatcher.migrate(self._plan(event), now)
+            case InstanceSuspected() | InstanceLeft() if event.patience is not None:
+                patience = event.patience
+                dispatcher.check_liveness(
+                    now,
+                    heard_since=patience.heard_since,
+                    suspect_after=patience.suspect_after,
+                    leave_after=patience.leave_after,
+                )
+            case _:
+                self._take_as_given(event)
+
+    def _command(self, arrived: RequestArrived) -> RouteRequest:
+        """What the ingress asked for; how often it had asked before is known from the answer."""
+        attempt, excluded = 1, list[InstanceId]()
+        answer = self._tape[1][1] if len(self._tape) > 1 else None
+        if isinstance(answer, RequestPlaced | RequestRejected) and answer.request == arrived.request:
+            attempt, excluded = answer.attempt, answer.excluded
+        return RouteRequest(
+            request=arrived.request,
+            ingress=arrived.ingress,
+            arrived_at=arrived.arrived_at,
+            tenant=arrived.tenant,
+            keys=arrived.keys,
+            prompt_tokens=arrived.prompt_tokens,
+            max_output_tokens=arrived.max_output_tokens,
+            slo_ttft=arrived.slo_ttft,
+            slo_tpot=arrived.slo_tpot,
+            session=arrived.session,
+            exact=arrived.exact,
+            streaming=arrived.streaming,
+            attempt=attempt,
+            excluded=excluded,
+        )
+
+    def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
+        """What was asked for by one command; each of its moves was made or refused."""
+        moves = []
+        for _, event in self._tape:
+            if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
+                break
+            if event.reason == reason_to_relocate(event.source):
+                break
+            moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason))
+        return MigrationPlan(first.planned_as_of, tuple(moves), first.plan, first.policy)
+
+    def _take_as_given(self, event: LogEvent) -> None:
+        self._verdict.unchecked[f"{type(event).__name__} does not say what it was decided from"] += 1
+        self._state.apply(event)
+        self._tape.popleft()
+
+    def _compare(self, recomputed: LogEvent) -> LogEvent:
+        """What the log has in the place of this decision. Raises _NotWrittenError where it has nothing."""
+        tape = self._tape
+        if not tape or not _same_subject(tape[0][1], recomputed):
+            if tape or not self._ends:
+                self._differ(None, None, recomputed)
+            raise _NotWrittenError
+        entry, recorded = tape[0]
+        if self._watch is not None:
+            self._watch(Recomputed(entry.sequence, recorded, recomputed, self._state))
+        if recorded != recomputed:
+            self._differ(entry, recorded, recomputed)
+        elif not isinstance(recorded, RequestArrived):
+            self._verdict.identical += 1
+        tape.popleft()
+        return recorded
+
+    def _differ(self, entry: LogEntry | None, recorded: LogEvent | None, recomputed: LogEvent | None) -> None:
+        event = recorded or recomputed
+        assert event is not None
+        assert event.stamp is not None
+        self._verdict.add(
+            Difference(
+                sequence=entry.sequence if entry else 0,
+                term=self._term,
+                number=event.stamp.number,
+                recorded=recorded,
+                recomputed=recomputed,
+                known=known_to(self._state, event),
+            )
+        )
+
+
+def _asked_again(known: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
+    """The command that asked for another place for a request that the leader knows already."""
+    return RouteRequest(
+        request=known.id,
+        ingress="",
+        arrived_at=known.arrived_at,
+        tenant=known.tenant,
+        keys=b"",
+        prompt_tokens=known.prompt_tokens,
+        max_output_tokens=known.max_output_tokens,
+        slo_ttft=known.slo_ttft,
+        slo_tpot=known.slo_tpot,
+        attempt=answer.attempt,
+        excluded=answer.excluded,
+    )
+
+
+def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
+    """Whether two events answer the same question, however differently."""
+    placed = RequestPlaced | RequestRejected
+    if isinstance(recorded, placed) and isinstance(recomputed, placed):
+        return recorded.request == recomputed.request
+    if type(recorded) is not type(recomputed):
+        return False
+    if isinstance(recorded, RequestGranted) and isinstance(recomputed, RequestGranted):
+        return recorded.instance == recomputed.instance
+    if isinstance(recorded, RequestEvent) and isinstance(recomputed, RequestEvent):
+        return recorded.request == recomputed.request
+    return getattr(recorded, "instance", None) == getattr(recomputed, "instance", None)

@@ -1,0 +1,183 @@
+"""A log in one portable file: gzip over JSON lines, a header before them and a count behind them.
+
+A line in between is what `pointsman tap --json` prints: sequence, subject and the event as it was in the log, byte for
+byte; what does not decode, or would not fit a line, is kept as base64. The header names the pool, the log's identity
+and what its fold is told. No prompt is in it: the log has keys and counts only (docs/events.md).
+
+The count tells a whole file from one that was cut off. Without header and count, as `tap` prints them, lines can be
+read too; then nobody knows whether they are all.
+"""
+
+import gzip
+import io
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman.tooling.history.entries import Header, History, entry_of
+from pointsman.tooling.history.errors import HistoryError
+
+FORMAT = "pointsman-log"
+FORMAT_VERSION = 1
+COMPRESSION_LEVEL = 6
+GZIP_MAGIC = b"\x1f\x8b"
+BUFFER_BYTES = 1024 * 1024
+
+
+class _First(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a bundle."""
+
+    format: str
+    version: int
+    header: Header
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry. `event` is its payload, where that is one line of JSON; else `payload` is."""
+
+    sequence: Sequence
+    subject: str
+    event: msgspec.Raw = msgspec.Raw(b"")
+    payload: str = ""
+    problem: str = ""
+
+
+class _Last(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of a bundle."""
+
+    entries: int
+    last: Sequence
+
+
+_encoder = msgspec.json.Encoder()
+_lines = msgspec.json.Decoder(_Line)
+
+
+class BundleHistory(History):
+    """A file that `pointsman export` or `pointsman tap --json` wrote. Raises HistoryError."""
+
+    def __init__(self, file: Path, *, origin: str = "") -> None:
+        self._file = file
+        self.origin = origin or f"the file {file}"
+        with self._opened() as stream:
+            first = _first_line(self._line_of(stream), self.origin)
+        self._bare = first is None
+        self.header = first.header if first else Header()
+
+    @override
+    def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
+        with self._opened() as stream:
+            if not self._bare:
+                self._line_of(stream)
+            yield from self._read(stream, start)
+
+    def _read(self, stream: IO[bytes], start: Sequence) -> Iterator[LogEntry]:
+        decode = _lines.decode
+        count = 0
+        while line := self._line_of(stream):
+            try:
+                read = decode(line)
+            except msgspec.DecodeError as error:
+                if not self._bare and self._is_count(line, count):
+                    return
+                msg = f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {error}"
+                raise HistoryError(msg) from error
+            count += 1
+            if read.sequence >= start:
+                yield _entry(read)
+        if not self._bare:
+            msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
+            raise HistoryError(msg)
+
+    def _is_count(self, line: bytes, count: int) -> bool:
+        """Whether this is the last line. Raises HistoryError where it counts differently."""
+        try:
+            last = msgspec.json.decode(line, type=_Last)
+        except msgspec.DecodeError:
+            return False
+        if last.entries != count:
+            msg = f"{self.origin} has {count} entries and says {last.entries}: it is damaged; export it again"
+            raise HistoryError(msg)
+        return True
+
+    def _line_of(self, stream: IO[bytes]) -> bytes:
+        try:
+            return stream.readline()
+        except (OSError, EOFError, zlib.error) as error:
+            msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
+            raise HistoryError(msg) from error
+
+    def _opened(self) -> IO[bytes]:
+        try:
+            with self._file.open("rb") as file:
+                packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            return io.BufferedReader(gzip.open(self._file), BUFFER_BYTES) if packed else self._file.open("rb")
+        except OSError as error:
+            msg = f"{self.origin} cannot be opened: {error.strerror}"
+            raise HistoryError(msg) from error
+
+
+def write_bundle(file: Path, header: Header, entries: Iterable[LogEntry]) -> int:
+    """Write a bundle, whole or not at all, and say how many entries it has. Raises OSError, HistoryError."""
+    draft = file.with_name(f".{file.name}.part")
+    try:
+        with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:
+            sink = io.BufferedWriter(packed, BUFFER_BYTES)
+            count = _write(sink, msgspec.structs.replace(header, pointsman=version("pointsman")), entries)
+            sink.flush()
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return count
+
+
+def _write(sink: IO[bytes], header: Header, entries: Iterable[LogEntry]) -> int:
+    sink.write(_encoder.encode(_First(format=FORMAT, version=FORMAT_VERSION, header=header)) + b"\n")
+    count, last = 0, 0
+    for entry in entries:
+        sink.write(_encoder.encode(_line(entry)) + b"\n")
+        count, last = count + 1, entry.sequence
+    sink.write(_encoder.encode(_Last(entries=count, last=last)) + b"\n")
+    return count
+
+
+def _line(entry: LogEntry) -> _Line:
+    payload = entry.payload
+    if entry.event is not None and b"\n" not in payload:
+        return _Line(sequence=entry.sequence, subject=entry.subject, event=msgspec.Raw(payload))
+    packed = b64encode(payload).decode()
+    return _Line(sequence=entry.sequence, subject=entry.subject, payload=packed, problem=entry.problem)
+
+
+def _entry(line: _Line) -> LogEntry:
+    raw = bytes(line.event)
+    return entry_of(line.sequence, line.subject, raw or b64decode(line.payload))
+
+
+def _first_line(line: bytes, origin: str) -> _First | None:
+    """The header, or None where the file begins with an entry. Raises HistoryError where it does with neither."""
+    try:
+        first = msgspec.json.decode(line, type=_First)
+    except msgspec.DecodeError:
+        first = None
+    if first is None:
+        try:
+            _lines.decode(line)
+        except msgspec.DecodeError as error:
+            msg = (
+                f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
+                " of `pointsman tap --all --no-follow --json`"
+            )
+            raise HistoryError(msg) from error
+    elif first.format != FORMAT or first.version != FORMAT_VERSION:
+        msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
+        raise HistoryError(msg)
+    return first

@@ -1,0 +1,55 @@
+"""A recorded log as one thing, whatever it is kept in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import msgspec
+
+from pointsman.contracts.codec import UndecodableError, decode_event
+from pointsman.contracts.decisions import LeaderElected, Settings
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a log before it is read. `identity` names one unbroken history; numbers are 0 where unknown."""
+
+    pool: str = ""
+    identity: str = ""
+    first: Sequence = 0
+    last: Sequence = 0
+    entries: int = 0
+    pool_settings: Settings = {}
+    pointsman: str = ""
+    """The version that exported it."""
+
+
+class History(ABC):
+    """One log, read from its start as often as wanted. Reading raises HistoryError.
+
+    `origin` says in words where it is kept.
+    """
+
+    origin: str
+    header: Header
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return self.entries()
+
+    @abstractmethod
+    def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
+        """Everything from sequence `start` on, in order, up to what was the end when the log was opened."""
+
+
+def entry_of(sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
+    """An entry as the log's own reader would give it."""
+    try:
+        return LogEntry(sequence, subject, payload, decode_event(payload))
+    except UndecodableError as error:
+        return LogEntry(sequence, subject, payload, None, str(error))
+
+
+def settings_in(history: History) -> Settings:
+    """What the first leader was told of its pool; nothing where the log has no leader."""
+    elected = (entry.event for entry in history if isinstance(entry.event, LeaderElected))
+    return next((event.pool for event in elected), {})

@@ -1,0 +1,84 @@
+"""A real fleet's log, read from the running stream, from the recorder's archive and from an exported file: one answer."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pointsman.tooling.cli import main
+from pointsman.tooling.discovery import find_fleet
+from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+
+CAUGHT_UP_SECONDS_MAX = 20.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One log in three places, each as the options that name it, up to entry `last`."""
+
+    places: tuple[tuple[str, str], ...]
+    last: int
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """The log of a fleet that has served requests under two leaders, of which the first was killed."""
+    directory = tmp_path_factory.mktemp("history")
+    with pointsman_up(directory, "--engines", "2", "--speed", "50") as up:
+        up.wait_for("Stop +Ctrl-C")
+        _serve_requests(up)
+        os.kill(find_fleet(data=up.data).of_role("scheduler")[0].pid, signal.SIGKILL)
+        up.wait_for("scheduler was started again")
+        _serve_requests(up)
+        bundle, archive = directory / "log.pmlog", up.data / "archive.sqlite"
+        last = _json("export", str(bundle), "--data", str(up.data))["entries"]
+        _wait_until_archived(archive, last)
+        yield Kept((("--data", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last)
+
+
+def _serve_requests(up: RunningUp) -> None:
+    asked = ("--data", str(up.data), "--workload", "chat", "--requests", "40", "--rate", "4")
+    subprocess.run([POINTSMAN, "bench", *asked], capture_output=True, timeout=60, check=True)
+
+
+def _wait_until_archived(archive: Path, last: int) -> None:
+    deadline = time.monotonic() + CAUGHT_UP_SECONDS_MAX
+    while _json("replay", "--from", str(archive))["last"] < last:
+        assert time.monotonic() < deadline, "the recorder does not catch up"
+        time.sleep(0.2)
+
+
+def _json(*arguments: str) -> dict[str, Any]:
+    """What a command says with `--json -`."""
+    result = CliRunner().invoke(main, [*arguments, "--json", "-"])
+    assert result.exit_code == 0, result.output[-3000:]
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Kept) -> None:
+    verdicts = [_json("replay", "--verify", "--to", str(log.last), *place)["verdict"] for place in log.places]
+
+    live = verdicts[0]
+    assert (live["different"], live["unchecked"], live["problems"]) == (0, {}, [])
+    assert live["identical"] == live["decisions"] > 60
+    assert [term["term"] for term in live["terms"]] == [1, 2]
+    assert all(term["decisions"] > 30 for term in live["terms"])
+    assert verdicts[1:] == [live, live]
+
+
+def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> None:
+    states = [_json("state", "--at", str(log.last // 2), *place) for place in log.places]
+
+    for state in states:
+        del state["origin"]
+    assert len(states[0]["instances"]) == 2
+    assert states[1:] == [states[0], states[0]]

@@ -1,0 +1,189 @@
+"""Deciding again: whatever a fleet went through, its log gives the same decisions; and what was forged is found."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
+from pointsman.contracts.fleet import InstanceSuspected
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.dispatch import PolicySet, policy_set, recorded_policy_set
+from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId
+from pointsman.simulation.replay import Recomputed, fold, verify
+from pointsman.state.checkpoint import encode_state
+from pointsman.state.workload import Stage
+from tests.support.recorded_log import RecordedFleet, rewritten
+
+WINDOW_TOKENS = 900
+"""Small enough that requests wait."""
+
+
+def policies(number: int, routing: str) -> PolicySet:
+    """Each routing policy with another admission and another ordering."""
+    admissions, orderings = list(ADMISSION_POLICIES), list(ORDERING_POLICIES)
+    return policy_set(
+        routing=routing,
+        admission=admissions[number % len(admissions)],
+        ordering=orderings[number % len(orderings)],
+        prefill_window_tokens=WINDOW_TOKENS,
+    )
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[LogEntry]:
+    fleet = RecordedFleet(policy_set(prefill_window_tokens=WINDOW_TOKENS), seed=7).live(700)
+    fleet.take_over()
+    return fleet.live(500).write_all().entries
+
+
+def decisions(entries: list[LogEntry], kind: type[LogEvent]) -> list[tuple[int, LogEvent]]:
+    return [(e.sequence, e.event) for e in entries if isinstance(e.event, kind) and e.event.stamp is not None]
+
+
+@pytest.mark.parametrize("number", range(len(ROUTING_POLICIES)))
+def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeover(number: int) -> None:
+    routing = list(ROUTING_POLICIES)[number]
+    fleet = RecordedFleet(policies(number, routing), seed=number).live(300)
+    fleet.take_over()
+    fleet.live(300)
+
+    verdict = verify(fleet.entries)
+
+    assert str(verdict) == f"decisions {verdict.decisions:,}, identical {verdict.decisions:,}, different 0"
+    assert verdict.decisions > 100
+    assert verdict.problems == []
+    assert [term.term for term in verdict.terms] == [1, 2]
+
+
+def test_the_log_that_these_tests_forge_has_every_kind_of_decision(entries: list[LogEntry]) -> None:
+    kinds = (
+        RequestPlaced, RequestRejected, RequestGranted, RequestMigrated, RequestCancelled, PrefillFinished,
+        InstanceSuspected,
+    )  # fmt: skip
+
+    assert [kind.__name__ for kind in kinds if not decisions(entries, kind)] == []
+    assert verify(entries).ok
+
+
+FORGERIES: dict[type[LogEvent], Callable[[LogEvent], LogEvent]] = {
+    RequestPlaced: lambda e: msgspec.structs.replace(e, predicted_ttft=e.predicted_ttft + 1e-12),  # type: ignore[union-attr]
+    RequestRejected: lambda e: msgspec.structs.replace(e, retry_after=e.retry_after + 1e-12),  # type: ignore[union-attr]
+    RequestGranted: lambda e: msgspec.structs.replace(e, attempt=9),
+    RequestMigrated: lambda e: msgspec.structs.replace(e, hit_blocks=e.hit_blocks + 1),  # type: ignore[union-attr]
+    PrefillFinished: lambda e: msgspec.structs.replace(e, prefill=0.125),
+    InstanceSuspected: lambda e: msgspec.structs.replace(e, silent_seconds=1.0),
+    RequestCancelled: lambda e: msgspec.structs.replace(e, instance=InstanceId("engine-9")),
+}
+
+
+@pytest.mark.parametrize("kind", FORGERIES, ids=lambda kind: kind.__name__)
+def test_one_forged_figure_is_found_and_both_sides_are_shown(kind: type[LogEvent], entries: list[LogEntry]) -> None:
+    sequence, event = decisions(entries, kind)[-1]
+    forged = FORGERIES[kind](event)
+
+    verdict = verify(rewritten(entries, sequence, forged))
+
+    first = verdict.first
+    assert not verdict.ok
+    assert first is not None
+    assert (first.sequence, first.recorded) == (sequence, forged)
+    assert first.recomputed == event or kind is RequestCancelled  # of which one was asked for, only the log says
+    assert first.as_json()["known"]["now"] == event.at
+
+
+def test_where_a_request_was_put_elsewhere_the_first_difference_is(entries: list[LogEntry]) -> None:
+    sequence, event = next(
+        (s, e) for s, e in decisions(entries, RequestPlaced) if isinstance(e, RequestPlaced) and len(e.candidates) > 1
+    )
+    assert isinstance(event, RequestPlaced)
+    elsewhere = next(c.instance for c in event.candidates if c.instance != event.instance)
+
+    verdict = verify(rewritten(entries, sequence, msgspec.structs.replace(event, instance=elsewhere)))
+
+    assert verdict.first is not None
+    assert verdict.first.sequence == sequence
+    assert verdict.first.recomputed == event
+
+
+def test_a_decision_that_nobody_made_and_one_that_is_left_out_are_told_apart(entries: list[LogEntry]) -> None:
+    granted, event = decisions(entries, RequestGranted)[10]
+    assert isinstance(event, RequestGranted)
+    invented = msgspec.structs.replace(event, instance=InstanceId("engine-9"))
+
+    difference = verify(rewritten(entries, granted, invented)).first
+
+    assert difference is not None
+    assert (difference.recorded, difference.recomputed) in ((invented, None), (None, event))
+
+
+def test_a_hole_in_the_numbers_is_named_and_nothing_behind_it_is_called_identical(entries: list[LogEntry]) -> None:
+    sequence, event = decisions(entries, RequestPlaced)[5]
+    assert event.stamp is not None
+    shorter = [LogEntry(n, e.subject, e.payload, e.event) for n, e in enumerate(_without(entries, sequence), 1)]
+
+    verdict = verify(shorter[: sequence + 200])
+
+    assert verdict.problems == [f"decision {event.stamp.number} of term 1 is missing"]
+    assert verdict.identical + verdict.different + verdict.unchecked.total() == verdict.decisions
+    assert verdict.unchecked.total() > 10
+
+
+def test_of_a_log_whose_beginning_or_middle_is_gone_nothing_later_is_claimed(entries: list[LogEntry]) -> None:
+    beheaded, gapped = verify(entries[100:]), verify(_without(entries, 400))
+
+    assert (beheaded.identical, beheaded.unchecked.total()) == (0, beheaded.decisions)
+    assert gapped.problems == ["entries 400 to 400 are missing"]
+    assert gapped.different == 0
+    assert 0 < gapped.identical < gapped.decisions
+
+
+def test_a_log_cut_off_in_the_middle_of_a_call_is_no_difference(entries: list[LogEntry]) -> None:
+    for length in range(300, 400, 3):
+        assert verify(entries[:length]).ok, length
+
+
+def test_a_write_that_came_twice_is_one_decision(entries: list[LogEntry]) -> None:
+    sequence, event = decisions(entries, RequestGranted)[0]
+    half = entries[: sequence + 5]
+    again = LogEntry(len(half) + 1, half[sequence - 1].subject, half[sequence - 1].payload, event)
+
+    once, twice = verify(half), verify([*half, again])
+
+    assert (twice.decisions, twice.identical, twice.different) == (once.decisions, once.identical, 0)
+
+
+def test_the_state_at_an_entry_is_that_of_a_fold_stopped_there(entries: list[LogEntry]) -> None:
+    for sequence in (1, 57, 400, len(entries)):
+        stopped = fold(entries[:sequence])
+
+        assert encode_state(fold(entries, until=lambda e, s=sequence: e.sequence > s)) == encode_state(stopped)  # type: ignore[misc]
+        assert stopped.sequence == sequence
+
+
+def test_who_watches_sees_what_the_leader_knew(entries: list[LogEntry]) -> None:
+    stages: set[Stage] = set()
+
+    def note(recomputed: Recomputed) -> None:
+        if isinstance(recomputed.recorded, RequestGranted):
+            stages.add(recomputed.state.workload.requests[recomputed.recorded.request].stage)
+
+    verify(entries, watch=note)
+
+    assert stages == {Stage.PENDING}
+
+
+@pytest.mark.parametrize("routing", ROUTING_POLICIES)
+def test_policies_are_made_again_from_what_an_event_says_of_them(routing: str) -> None:
+    chosen = policies(3, routing)
+
+    assert recorded_policy_set(chosen.routing.name, chosen.settings) == chosen
+
+
+def _without(entries: list[LogEntry], sequence: int) -> list[LogEntry]:
+    return [entry for entry in entries if entry.sequence != sequence]

@@ -1,0 +1,250 @@
+"""A log as a fleet writes it, made by a seed: leaders that are ahead of it, entries that come late, takeovers.
+
+The leader here is the production Dispatcher over a State of its own. It reads the log behind its end, its decisions
+reach the log behind its back, and everything else (workers, ingresses, engines) is chance. What a `RecordedFleet` has
+written can be folded and verified like any other log.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from random import Random
+from typing import Any
+
+from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.contracts.decisions import LeaderElected, RequestGranted
+from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained
+from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFailed, RequestFinished
+from pointsman.contracts.subjects import subject_of
+from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.ports import LogEntry
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Request, Stage
+from tests.support.events import BLOCK, joined, route, stored
+
+POOL = PoolName("default")
+SETTINGS = PoolSettings(block_tokens=BLOCK)
+ENGINES = [InstanceId(f"engine-{number}") for number in range(1, 5)]
+
+
+class RecordedFleet:
+    """Four engines, of which three are there from the start, a leader and chance. `entries` is the log."""
+
+    def __init__(self, policies: PolicySet, seed: int) -> None:
+        self.entries: list[LogEntry] = []
+        self._policies = policies
+        self._random = Random(seed)
+        self._now = 1000.0
+        self._term = 0
+        self._read = 0
+        self._unwritten: deque[LogEvent] = deque()
+        self._numbers = 0
+        self._cache: dict[InstanceId, int] = {}
+        self._epochs: dict[InstanceId, int] = {}
+        self._leader: Dispatcher
+        for engine in ENGINES[:3]:
+            self._join(engine)
+        self.take_over()
+
+    def live(self, steps: int) -> "RecordedFleet":
+        """Let so many things happen."""
+        happenings: list[tuple[int, Callable[[], None]]] = [
+            (30, self._arrive), (24, self._read_on), (24, self._write_decision), (16, self._first_token),
+            (12, self._answer), (8, self._store), (6, self._report), (3, self._check_silence), (2, self._cancel),
+            (2, self._ask_again), (2, self._migrate), (2, self._fail), (1, self._drain), (1, self._undecodable),
+            (1, self._restart_engine), (1, self._decide_alone), (1, self._abandon),
+        ]  # fmt: skip
+        weights = [weight for weight, _ in happenings]
+        for _ in range(steps):
+            self._now += self._random.expovariate(20.0)
+            self._random.choices(happenings, weights)[0][1]()
+        return self
+
+    def take_over(self) -> None:
+        """A new leader, which has folded the log in order; what the one before had not yet written is gone."""
+        self._unwritten.clear()
+        self._term += 1
+        as_of = len(self.entries)
+        elected = LeaderElected(
+            at=self._now,
+            term=Term(self._term),
+            scheduler=f"scheduler-{self._term}",
+            as_of=as_of,
+            pool=asdict(SETTINGS),
+            policy=self._policies.routing.name,
+            settings=self._policies.settings,
+        )
+        self._append(elected)
+        state = State(SETTINGS, self._policies.memories())
+        for entry in self.entries:
+            if entry.event is None:
+                state.skip(entry.sequence)
+            else:
+                state.apply(entry.event, entry.sequence)
+        self._read = len(self.entries)
+        self._leader = Dispatcher(state, self._policies, term=Term(self._term))
+
+    def write_all(self) -> "RecordedFleet":
+        """Let every decision reach the log."""
+        while self._unwritten:
+            self._write_decision()
+        return self
+
+    # The log
+
+    def _append(self, event: LogEvent) -> None:
+        payload = encode(event)
+        sequence = len(self.entries) + 1
+        self.entries.append(LogEntry(sequence, subject_of(POOL, event), payload, decode_event(payload)))
+
+    def _undecodable(self) -> None:
+        sequence = len(self.entries) + 1
+        self.entries.append(LogEntry(sequence, f"pm.{POOL}.scale", b"\x00no event", None, "not JSON"))
+
+    def _write_decision(self) -> None:
+        for _ in range(self._random.randint(1, 4)):
+            if self._unwritten:
+                self._append(self._unwritten.popleft())
+
+    def _decided(self, events: list[LogEvent]) -> None:
+        self._unwritten.extend(events)
+
+    # The leader
+
+    @property
+    def _state(self) -> State:
+        return self._leader.state
+
+    def _read_on(self) -> None:
+        """Take in some of what the log has by now, and react as the scheduler does."""
+        for entry in self.entries[self._read : self._read + self._random.randint(1, 30)]:
+            self._read = entry.sequence
+            event = entry.event
+            if event is None or (event.stamp is not None and event.stamp.term == self._term):
+                self._state.skip(entry.sequence)
+                continue
+            request = self._state.workload.requests.get(event.request) if isinstance(event, RequestEvent) else None
+            touched = request.instance if request else None
+            self._state.apply(event, entry.sequence)
+            if touched:
+                self._decided(self._leader.grant_waiting(touched, self._now))
+            elif isinstance(event, FleetEvent):
+                self._decided(self._leader.relocate_pending(self._now))
+
+    def _arrive(self) -> None:
+        self._numbers += 1
+        family = self._random.randint(1, 6) * 1000
+        depth = self._random.randint(0, 12)
+        keys = [family + level for level in range(depth)] + [100_000 + self._numbers]
+        fields: dict[str, Any] = {"streaming": self._random.random() < 0.7, "tenant": f"tenant-{family}"}
+        command = route(f"r-{self._numbers}", keys, arrived_at=self._now, session=f"s-{family}", **fields)
+        self._decided(self._leader.route(command, self._now))
+
+    def _ask_again(self) -> None:
+        request = self._one(Stage.PREFILL)
+        if request is not None:
+            command = route(request.id, [], attempt=request.attempt + 1, excluded=[request.instance])
+            self._decided(self._leader.route(command, self._now))
+
+    def _cancel(self) -> None:
+        request = self._one(Stage.PENDING)
+        if request is not None:
+            self._decided(self._leader.cancel(request.id, "client_gone", self._now))
+
+    def _abandon(self) -> None:
+        request = self._one(Stage.DECODING)
+        if request is not None:
+            self._decided(self._leader.abandon(request.id, "granted long ago and never ended", self._now))
+
+    def _migrate(self) -> None:
+        moves = [
+            Migration(request.id, request.instance, self._random.choice(ENGINES), 1.0, "by chance")
+            for request in list(self._state.workload.requests.values())
+            if request.stage is Stage.PENDING and self._random.random() < 0.3
+        ]
+        self._decided(self._leader.migrate(MigrationPlan(self._state.sequence, tuple(moves)), self._now))
+
+    def _check_silence(self) -> None:
+        events = self._leader.check_liveness(self._now, heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0)
+        for line in list(self._state.workload.lines):
+            events += self._leader.grant_waiting(line, self._now)
+        self._decided(events + self._leader.relocate_pending(self._now))
+
+    # Everybody else
+
+    def _one(self, stage: Stage) -> Request | None:
+        found = [request for request in self._state.workload.requests.values() if request.stage is stage]
+        return self._random.choice(found) if found else None
+
+    def _first_token(self) -> None:
+        request = self._one(Stage.PREFILL)
+        if request is not None and request.streaming:
+            self._append(
+                PrefillFinished(at=self._now, request=request.id, instance=request.instance, ttft=1.0, prefill=0.5)
+            )
+
+    def _answer(self) -> None:
+        request = self._one(Stage.DECODING)
+        if request is not None:
+            self._append(
+                RequestFinished(
+                    at=self._now, request=request.id, instance=request.instance, e2e=2.0, prompt_tokens=request.prompt_tokens,
+                    completion_tokens=self._random.randint(1, 200), cached_tokens=0, ttft=1.0, tpot=0.01,
+                )
+            )  # fmt: skip
+
+    def _fail(self) -> None:
+        request = self._one(Stage.PREFILL)
+        if request is not None:
+            self._append(RequestFailed(at=self._now, request=request.id, reason="engine_failed", status=502))
+
+    def _decide_alone(self) -> None:
+        """An ingress that found no scheduler."""
+        request = self._one(Stage.PENDING)
+        if request is not None:
+            self._append(RequestGranted(at=self._now, request=request.id, instance=self._random.choice(ENGINES)))
+
+    def _join(self, engine: InstanceId) -> None:
+        self._epochs[engine] = self._epochs.get(engine, 0) + 1
+        self._cache[engine] = 0
+        self._append(joined(engine, at=self._now, epoch=self._epochs[engine]))
+
+    def _restart_engine(self) -> None:
+        self._join(self._random.choice(ENGINES))
+
+    def _store(self) -> None:
+        request = self._one(Stage.DECODING)
+        if request is not None and request.instance in self._cache:
+            engine = request.instance
+            self._cache[engine] += self._random.choice((1, 1, 1, 2))  # now and then one is lost
+            self._append(
+                stored(
+                    engine,
+                    self._cache[engine],
+                    [int(k) for k in request.keys],
+                    epoch=self._epochs[engine],
+                    at=self._now,
+                )
+            )
+
+    def _report(self) -> None:
+        engine = self._random.choice(list(self._epochs))
+        self._append(
+            InstanceReported(
+                at=self._now, instance=engine, epoch=Epoch(self._epochs[engine]), serving=self._random.random() < 0.9,
+                waiting=0, running=0, kv_usage=0.0, sequence=self._cache[engine], blocks=0, digest=0,
+            )
+        )  # fmt: skip
+
+    def _drain(self) -> None:
+        engine = self._random.choice(list(self._epochs))
+        kind = self._random.choice((InstanceDraining, InstanceUndrained))
+        self._append(kind(at=self._now, instance=engine, epoch=Epoch(self._epochs[engine])))
+
+
+def rewritten(entries: list[LogEntry], sequence: int, event: LogEvent) -> list[LogEntry]:
+    """The same log with another event in one place, as somebody who tampers would leave it."""
+    forged = LogEntry(sequence, subject_of(POOL, event), encode(event), event)
+    return [forged if entry.sequence == sequence else entry for entry in entries]

@@ -1,0 +1,273 @@
+"""Logs that are kept: bundles, archives, moments, and what the commands say of them."""
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from typing_extensions import override
+
+from pointsman.adapters.clocks import wall_time_of
+from pointsman.contracts.decisions import RequestPlaced
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import LogEntry
+from pointsman.simulation.replay import fold, verify
+from pointsman.tooling.cli import main
+from pointsman.tooling.history.bundle import write_bundle
+from pointsman.tooling.history.moments import Moment, moment_in
+from pointsman.tooling.history.snapshot import describe
+from pointsman.tooling.history.sources import Header, History, HistoryError, open_history
+from pointsman.tooling.tap.command import Printer
+from pointsman.tooling.tap.filters import Filter
+from pointsman_recorder.archive import Batch, open_archive
+from tests.support.recorded_log import RecordedFleet, rewritten
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[LogEntry]:
+    fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=11).live(300)
+    fleet.take_over()
+    return fleet.live(300).write_all().entries
+
+
+@pytest.fixture
+def bundle(entries: list[LogEntry], tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
+    return tmp_path / "log.pmlog"
+
+
+def archived(file: Path, *logs: tuple[str, int, list[LogEntry], str]) -> str:
+    """An archive as the recorder leaves it. Each log has a name, a branch, entries, and the log it goes on from."""
+    asyncio.run(_archive(f"sqlite+aiosqlite:///{file}", logs))
+    return str(file)
+
+
+async def _archive(url: str, logs: tuple[tuple[str, int, list[LogEntry], str], ...]) -> None:
+    async with open_archive(url) as archive:
+        await archive.prepare()
+        for log, branch, entries, after in logs:
+            identity = log.partition("#")[0]
+            batch = Batch(logs=[{"log": log, "identity": identity, "branch": branch}])
+            if after:
+                gap = {
+                    "log": log,
+                    "sequence": entries[0].sequence,
+                    "after_log": after,
+                    "after_sequence": 1,
+                    "reason": "cut",
+                }
+                batch.gaps.append(gap)
+            for entry in entries:
+                row: dict[str, Any] = {"log": log, "sequence": entry.sequence, "subject": entry.subject}
+                if entry.event is None:
+                    batch.dead_letters.append(row | {"payload": entry.payload, "problem": entry.problem})
+                else:
+                    told = {"at": entry.event.at, "type": type(entry.event).__name__, "instance": None, "request": None}
+                    batch.events.append(row | told | {"payload": entry.payload.decode()})
+            await archive.store(batch)
+
+
+def told(entries: list[LogEntry]) -> list[tuple[int, str, bytes]]:
+    return [(entry.sequence, entry.subject, entry.payload) for entry in entries]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+# --- Sources ---
+
+
+def test_bundle_and_archive_give_the_very_entries_that_were_written_and_so_the_same_answers(
+    entries: list[LogEntry], bundle: Path, tmp_path: Path
+) -> None:
+    archive = archived(tmp_path / "archive.sqlite", ("2026-11-21T07", 1, entries, ""))
+
+    for place in (str(bundle), archive, f"sqlite:///{archive}", f"sqlite+aiosqlite:///{archive}"):
+        with open_history(place) as history:
+            assert told(list(history)) == told(entries), place
+            assert [e.event for e in history.entries(50)] == [e.event for e in entries[49:]]
+            assert str(verify(history)) == str(verify(entries))
+            assert describe(fold(history)) == describe(fold(entries))
+
+
+def test_the_entries_that_a_stream_lost_are_left_out_and_those_before_them_are_read(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    lost, went_on = entries[:120], entries[100:]
+    file = archived(tmp_path / "a.sqlite", ("2026", 1, lost, ""), ("2026#2", 2, went_on, "2026"), ("2025", 1, lost, ""))
+
+    with open_history(file) as newest, open_history(file, log="2026") as first:
+        assert told(list(newest)) == told(entries)
+        assert newest.header.entries == len(entries)
+        assert told(list(first)) == told(lost)
+    with pytest.raises(HistoryError, match=r"no log 2027; it has: 2025, 2026, 2026#2"), open_history(file, log="2027"):
+        pass
+
+
+def test_what_tap_prints_can_be_read_too(entries: list[LogEntry], tmp_path: Path, capsys: Any) -> None:
+    decoded = [entry for entry in entries if entry.event is not None]
+    printer = Printer(1.0, Filter(), keys=False, as_json=True, count=None)
+    for entry in decoded:
+        printer.show(entry)
+    (tmp_path / "tap.jsonl").write_text(capsys.readouterr().out)
+
+    with open_history(str(tmp_path / "tap.jsonl")) as history:
+        assert told(list(history)) == told(decoded)
+
+
+def test_a_bundle_says_whose_log_it_is_and_is_json_lines(entries: list[LogEntry], bundle: Path) -> None:
+    lines = gzip.decompress(bundle.read_bytes()).splitlines()
+
+    assert json.loads(lines[0])["header"]["pool"] == "default"
+    assert json.loads(lines[1])["event"] == json.loads(entries[0].payload)
+    assert json.loads(lines[-1]) == {"entries": len(entries), "last": entries[-1].sequence}
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.999])
+def test_a_bundle_that_was_cut_off_is_refused(bundle: Path, kept: float) -> None:
+    content = bundle.read_bytes()
+    bundle.write_bytes(content[: int(len(content) * kept)])
+
+    with pytest.raises(HistoryError, match="cut off"), open_history(str(bundle)) as history:
+        list(history)
+
+
+def test_lines_that_end_without_the_count_are_refused(bundle: Path) -> None:
+    lines = gzip.decompress(bundle.read_bytes()).splitlines(keepends=True)
+    bundle.write_bytes(b"".join(lines[:-1]))
+
+    with pytest.raises(HistoryError, match="cut off"), open_history(str(bundle)) as history:
+        list(history)
+
+
+def test_what_is_no_log_is_refused_with_what_would_be_one(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing\n")
+
+    for place, message in (
+        (str(tmp_path / "notes.txt"), "neither an SQLite archive, nor what `pointsman export` writes"),
+        (str(tmp_path / "none"), "there is no file"),
+        (f"sqlite:///{tmp_path / 'none'}", "there is no archive"),
+        ("mysql://", "cannot be read|asynchronous driver"),
+    ):
+        with pytest.raises(HistoryError, match=message), open_history(place):
+            pass
+
+
+# --- Moments ---
+
+
+class Kept(History):
+    """A log in memory."""
+
+    def __init__(self, entries: list[LogEntry]) -> None:
+        self.origin, self.header, self._entries = "memory", Header(), entries
+
+    @override
+    def entries(self, start: int = 1) -> Any:
+        return iter(self._entries[start - 1 :])
+
+
+def test_a_moment_is_a_sequence_a_time_of_day_a_date_or_engine_time(entries: list[LogEntry]) -> None:
+    history = Kept(entries)
+    assert entries[0].event is not None
+    began = entries[0].event.at
+    local = click.DateTime(["%Y-%m-%dT%H:%M:%S"])
+
+    assert moment_in(history, None) == Moment()
+    assert moment_in(history, "4711") == Moment(sequence=4711)
+    assert moment_in(history, f"@{began + 2.5}") == Moment(at=began + 2.5)
+    dated = moment_in(history, "1970-01-02T03:04:05").at
+    assert dated is not None
+    assert wall_time_of(dated, 1.0) == local.convert("1970-01-02T03:04:05", None, None).timestamp()
+    with pytest.raises(click.BadParameter, match="is no moment: give a sequence"):
+        moment_in(history, "yesterday")
+
+
+def test_a_time_of_day_is_on_the_day_that_the_log_began_or_on_the_next(entries: list[LogEntry]) -> None:
+    history = Kept(entries)
+    assert entries[0].event is not None
+    began = entries[0].event.at  # 1000 s after midnight UTC, whatever the time zone of this machine
+    day = 24 * 3600.0
+
+    moments = [moment_in(history, f"{hour:02}:59:59").at for hour in range(24)]
+
+    assert all(at is not None and began <= at < began + day for at in moments)
+    assert len(set(moments)) == 24
+
+
+def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry]) -> None:
+    at = entries[200].event.at  # type: ignore[union-attr]
+    state = fold(entries, until=Moment(at=at).is_before)
+
+    assert state.last_at <= at
+    assert fold(entries, until=Moment(sequence=77).is_before).sequence == 77
+
+
+# --- Commands ---
+
+
+def test_replay_verify_says_how_many_are_identical(bundle: Path, tmp_path: Path, entries: list[LogEntry]) -> None:
+    result = run("replay", "--from", str(bundle), "--verify", "--json", str(tmp_path / "out.json"))
+
+    written = json.loads((tmp_path / "out.json").read_text())
+    count = written["verdict"]["decisions"]
+    assert result.exit_code == 0, result.output
+    assert f"decisions {count:,}, identical {count:,}, different 0" in result.stdout
+    assert written["bench"]["entries"] == len(entries)
+    assert written["bench"]["entries_per_cpu_second"] > 0
+
+
+def test_replay_verify_shows_a_forged_decision_beside_the_real_one_and_fails(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    sequence, event = next((e.sequence, e.event) for e in entries[300:] if isinstance(e.event, RequestPlaced))
+    forged = msgspec.structs.replace(event, reason="because I say so")
+    write_bundle(tmp_path / "forged", Header(), rewritten(entries, sequence, forged))
+
+    result = run("replay", "--from", str(tmp_path / "forged"), "--verify")
+
+    assert result.exit_code == 1
+    assert "different 1" in result.stdout
+    assert f"RequestPlaced (entry {sequence:,})" in result.stdout
+    beside = next(line for line in result.stdout.splitlines() if "because I say so" in line)
+    assert event.reason in beside
+
+
+def test_state_at_a_sequence_is_the_fold_stopped_there(bundle: Path, entries: list[LogEntry]) -> None:
+    result = run("state", "--from", str(bundle), "--at", "250", "--json", "-")
+
+    shown = json.loads(result.stdout)
+    expected = json.loads(msgspec.json.encode(describe(fold(entries[:250]))))
+    assert {name: shown[name] for name in expected} == expected
+    assert "engine-1" in run("state", "--from", str(bundle), "--at", "250").stdout
+
+
+def test_export_writes_what_replays_alike_and_replaces_nothing_unasked(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy.pmlog"
+
+    first = run("export", str(out), "--from", str(bundle), "--to", "300")
+    second = run("export", str(out), "--from", str(bundle))
+
+    assert first.exit_code == 0, first.output
+    assert second.exit_code == 2
+    assert "--force" in second.stderr
+    with open_history(str(out)) as copy, open_history(str(bundle)) as original:
+        assert told(list(copy)) == told(list(original))[:300]
+        assert copy.header.pool_settings["block_tokens"] == 64
+        assert copy.header.pool == "default"
+
+
+def test_without_a_fleet_and_without_a_place_people_are_told_both(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    result = run("replay", "--verify")
+
+    assert result.exit_code == 2
+    assert "pointsman up" in result.stderr
+    assert "--from .pointsman/archive.sqlite" in result.stderr
