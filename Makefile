@@ -26,7 +26,8 @@ lint: setup
 test: lint
 	$(BIN)/pytest $(ARGS)
 
-# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files.
+# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files. A part
+# of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
 TRACES ?= ../shared/traces
 results: setup
 	$(BIN)/pointsman results --traces $(TRACES) $(ARGS)

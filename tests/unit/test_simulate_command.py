@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,18 @@ from pointsman.simulation.metrics import summarise
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.simulator import Scenario
 from pointsman.tooling.cli import main
-from pointsman.tooling.simulate.experiment import Arrival, Cell, CellResult, Series, Source
+from pointsman.tooling.simulate.experiment import (
+    Arrival,
+    Cell,
+    CellResult,
+    Series,
+    Source,
+    goodput_searches,
+    run_cell,
+    search_key,
+)
 from pointsman.tooling.simulate.plots import draw_plots, telling_rate
-from pointsman.tooling.simulate.report import capacity_table, in_order, reconstruction_note, run_row, variant_key
+from pointsman.tooling.simulate.report import capacity_table, in_order, reconstruction_note, run_row
 from pointsman.tooling.simulate.variants import Variant, variants
 
 ISSUE_KEYS = [
@@ -161,6 +171,38 @@ def test_settings_belong_to_one_spelling_or_to_all_of_a_policy() -> None:
         variants(["dualmap:both_over"], ["fcfs"], ["none"])
 
 
+def test_a_note_tells_rows_of_equal_policies_apart() -> None:
+    (plain,) = variants(["dualmap"], ["fcfs"], ["none"])
+    noted = replace(plain, note="rebalancing")
+
+    assert plain.key != noted.key
+    assert noted.label([plain, noted]) == "dualmap, rebalancing"
+
+
+# --- Cells ---
+
+
+def test_load_that_halves_comes_at_half_the_pace_from_there_on() -> None:
+    source = Source(trace=None, generator="tools", requests=400, input_tokens_max=20_480, arrivals="uniform")
+    steady, halved = (
+        run_cell(replace(result("round_robin", 4.0, 1.0).cell, source=one))
+        for one in (source, replace(source, halved_after=0.5))
+    )
+
+    before, after = steady.series.arrivals[-1].at, halved.series.arrivals[-1].at
+    assert after == pytest.approx(1.5 * before, rel=0.01)
+    assert halved.series.arrivals[199].at == steady.series.arrivals[199].at
+
+
+def test_a_goodput_search_begins_with_all_that_the_sweep_found_for_its_variant_and_seed() -> None:
+    sweep = [result("dualmap", 4.0, 1.0), result("dualmap", 5.0, 9.0), result("dualmap", 4.0, 1.0, seed=2)]
+
+    searches = goodput_searches(sweep)
+
+    assert [search_key(search.cell) for search in searches] == [("dualmap fcfs none", 1), ("dualmap fcfs none", 2)]
+    assert searches[0].known == (RatePoint(4.0, 1.0), RatePoint(5.0, 0.0))
+
+
 # --- Reports and pictures ---
 
 
@@ -189,7 +231,7 @@ def test_a_run_with_goodput_has_all_keys_of_the_issue_in_its_order() -> None:
     measured = result("dualmap", 4.0, 1.0)
     goodput = Goodput(6.5, (RatePoint(6.5, 0.9),))
 
-    row = run_row(measured, {(variant_key(measured.cell.variant), 1): goodput})
+    row = run_row(measured, {(measured.cell.variant.key, 1): goodput})
 
     assert list(row.__struct_fields__)[: len(ISSUE_KEYS)] == ISSUE_KEYS
     assert (row.goodput_qps, row.hit_share_of_bound) == (6.5, 1.0)

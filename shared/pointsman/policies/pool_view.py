@@ -5,10 +5,11 @@ Built once a decision from State; reading it changes nothing. Predicted TTFT cou
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import TypeVar
+
+import msgspec
 
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
@@ -21,8 +22,7 @@ _EMPTY_LINE = Line()
 M = TypeVar("M", bound=Memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One instance that could take the request. Seconds include the learned correction."""
 
     instance: InstanceId

@@ -16,9 +16,10 @@ Bias: never looks beyond two instances, so it wastes idle ones, and keeps its he
 Limit: prompts shorter than one block have no prefix; they are spread by request id.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from pointsman.policies.bottleneck import STALL_SECONDS, stalled_seconds
@@ -77,7 +78,7 @@ class DualMap(RoutingPolicy):
         if self.stall_seconds <= 0:
             return option
         stalled = stalled_seconds(view.line(instance), view.now, after=self.stall_seconds)
-        return replace(option, queue_seconds=option.queue_seconds + stalled) if stalled else option
+        return msgspec.structs.replace(option, queue_seconds=option.queue_seconds + stalled) if stalled else option
 
     def _of_two(self, view: PoolView, options: list[Option]) -> Choice:
         affine, other = _affine_first(options)

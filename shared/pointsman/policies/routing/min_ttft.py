@@ -14,9 +14,10 @@ everyone behind pays for the recomputation. Limits: with stale load all routers 
 priced by its length alone, not by how busy the sender is; the engines' own connector must do it, we only count on it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from pointsman.policies.pool_view import Option, PoolView
@@ -65,5 +66,5 @@ class MinTtft(RoutingPolicy):
     def _sooner(self, view: PoolView, own: Option, best: Option) -> Option:
         fetched = view.option(own.instance, hit_blocks=best.hit_blocks)
         transfer_seconds = (fetched.cached_tokens - own.cached_tokens) / self.transfer_tokens_per_s
-        fetched = replace(fetched, queue_seconds=fetched.queue_seconds + transfer_seconds)
+        fetched = msgspec.structs.replace(fetched, queue_seconds=fetched.queue_seconds + transfer_seconds)
         return fetched if fetched.predicted_ttft < own.predicted_ttft else own

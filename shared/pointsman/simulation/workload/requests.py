@@ -22,6 +22,8 @@ class WorkloadRequest:
     output_tokens: Tokens
     tenant: Tenant = NO_TENANT
     session: SessionId = NO_SESSION
+    slo_ttft_s: Seconds | None = None
+    """Its own objective; None where that of the whole run holds."""
 
 
 def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:

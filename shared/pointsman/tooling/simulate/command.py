@@ -6,7 +6,7 @@ Scenario flags carry the simulator's own defaults, so that `simulate` without an
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,19 +19,20 @@ from rich.text import Text
 
 from pointsman.policies.dispatch import UnknownPolicyError
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
-from pointsman.simulation.goodput import RUNS_MAX, Goodput, RatePoint
+from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Failure, Scenario
 from pointsman.simulation.workload import ARRIVALS, GENERATORS, TraceError, mean_rate
 from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.simulate.experiment import (
     Cell,
     CellResult,
-    GoodputSearch,
     Source,
+    goodput_searches,
     requests_of,
     run_all,
     run_cell,
     run_search,
+    search_key,
 )
 from pointsman.tooling.simulate.report import (
     as_json,
@@ -40,7 +41,6 @@ from pointsman.tooling.simulate.report import (
     headline,
     in_order,
     reconstruction_note,
-    variant_key,
 )
 from pointsman.tooling.simulate.variants import Variant, variants
 
@@ -371,8 +371,8 @@ class _Simulate:
                     results.append(result)
                     done(_said(result))
                 if searches:
-                    for search, goodput in run_all(run_search, _searches(results), self._options.jobs):
-                        goodputs[_search_key(search.cell)] = goodput
+                    for search, goodput in run_all(run_search, goodput_searches(results), self._options.jobs):
+                        goodputs[search_key(search.cell)] = goodput
                         done(f"{search.cell.variant.policy}: goodput {goodput.qps:.2f}/s")
         except KeyboardInterrupt:
             self._interrupted = True
@@ -452,22 +452,6 @@ def _scenario(options: SimulateOptions) -> Scenario:
         failures=tuple(Failure(at=at, instance=int(number)) for number, at in options.fail),
         scale_at=tuple((at, int(wanted)) for at, wanted in options.scale),
     )
-
-
-def _searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
-    """One for each variant and seed, with what the sweep has already found."""
-    found: dict[tuple[str, int], GoodputSearch] = {}
-    for result in results:
-        key = _search_key(result.cell)
-        search = found.get(key, GoodputSearch(result.cell))
-        if result.report.effective_capacity is not None:
-            point = RatePoint(result.cell.qps, result.report.effective_capacity)
-            found[key] = replace(search, known=(*search.known, point))
-    return list(found.values())
-
-
-def _search_key(cell: Cell) -> tuple[str, int]:
-    return variant_key(cell.variant), cell.scenario.seed
 
 
 def _said(result: CellResult) -> str:

@@ -7,9 +7,9 @@ reads the workload for itself and keeps it. Cells know nothing of each other, so
 import multiprocessing
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +46,8 @@ class Source:
     input_tokens_max: Tokens
     arrivals: str = "timestamps"
     """How they are re-timed to a rate; see `workload.ARRIVALS`."""
+    halved_after: float | None = None
+    """Share of the requests after which they come at half the rate: the load that a fleet shrinks under."""
 
     @property
     def name(self) -> str:
@@ -142,6 +144,24 @@ class GoodputSearch:
     known: tuple[RatePoint, ...] = ()
 
 
+def search_key(cell: Cell) -> tuple[str, int]:
+    """What goodput is counted by: the variant and the seed."""
+    return cell.variant.key, cell.scenario.seed
+
+
+def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
+    """One for each variant and seed, with what the sweep has already found."""
+    found: dict[tuple[str, int], GoodputSearch] = {}
+    for result in results:
+        key = search_key(result.cell)
+        search = found.get(key, GoodputSearch(result.cell))
+        if result.report.effective_capacity is not None:
+            point = RatePoint(result.cell.qps, result.report.effective_capacity)
+            search = replace(search, known=(*search.known, point))
+        found[key] = search
+    return list(found.values())
+
+
 def run_search(search: GoodputSearch) -> tuple[GoodputSearch, Goodput]:
     """A bounded number of simulations, one after the other."""
     cell = search.cell
@@ -179,7 +199,15 @@ def _die_of_interrupt() -> None:
 
 def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:
     requests = _requests_of(cell.source, cell.scenario.seed)
-    return ARRIVALS[cell.source.arrivals](requests, rate=qps, chance=random.Random(cell.scenario.seed))
+    timed = ARRIVALS[cell.source.arrivals](requests, rate=qps, chance=random.Random(cell.scenario.seed))
+    share = cell.source.halved_after
+    return timed if share is None else _slower_after(timed, int(share * len(timed)))
+
+
+def _slower_after(requests: Sequence[WorkloadRequest], number: int) -> list[WorkloadRequest]:
+    """The same arrivals at half the pace from this one on."""
+    turn = requests[number].arrival_s
+    return [replace(r, arrival_s=r.arrival_s + max(0.0, r.arrival_s - turn)) for r in requests]
 
 
 def _hit_bound(requests: Sequence[WorkloadRequest], outcome: Outcome, warmup: int) -> float:

@@ -25,7 +25,7 @@ from pointsman.primitives import Seconds
 from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.metrics import Report
 from pointsman.tooling.simulate.experiment import Arrival, CellResult, Series
-from pointsman.tooling.simulate.report import labels, variant_key
+from pointsman.tooling.simulate.report import labels
 
 Results: TypeAlias = Sequence[CellResult]
 
@@ -91,10 +91,12 @@ class _Look:
         return self.line | {"marker": self.marker, "markersize": 9 if self.marker == OWN_MARKER else 4.5}
 
 
+Drawing: TypeAlias = Callable[[Results], Figure]
+
+
 def draw_plots(results: Results, directory: Path) -> list[Path]:
     """Draw everything that the results allow, as PNG. Returns the files. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, Callable[[Results], Figure]] = {
+    drawings: dict[str, Drawing] = {
         "pareto": hit_rate_against_cv,
         "capacity": capacity_against_rate,
         "ttft_cdf": ttft_distribution,
@@ -102,13 +104,22 @@ def draw_plots(results: Results, directory: Path) -> list[Path]:
         "pending_heatmap": pending_over_time,
         "timeline": timeline,
     }
-    files = []
+    return [draw_plot(draw, results, directory / f"{name}.png") for name, draw in drawings.items()]
+
+
+def draw_plot(draw: Drawing, results: Results, file: Path, *, label: str = "") -> Path:
+    """One picture, as PNG; see `save_figure`. Raises OSError."""
+    return save_figure(lambda: draw(results), file, label=label)
+
+
+def save_figure(draw: Callable[[], Figure], file: Path, *, label: str = "") -> Path:
+    """A figure drawn in our style, as PNG; `label` stands in its upper right corner. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     with style.context(STYLE):
-        for name, draw in drawings.items():
-            file = directory / f"{name}.png"
-            draw(results).savefig(file, bbox_inches="tight", pad_inches=0.15)
-            files.append(file)
-    return files
+        figure = draw()
+        figure.text(0.99, 1 - 0.08 / figure.get_figheight(), label, ha="right", va="top", **SMALL_PRINT)
+        figure.savefig(file, bbox_inches="tight", pad_inches=0.15)
+    return file
 
 
 # --- One picture each ---
@@ -289,11 +300,11 @@ def _some(rates: Sequence[float]) -> list[float]:
 
 
 def _reports(results: Results, key: str, rate: float) -> list[Report]:
-    return [r.report for r in results if variant_key(r.cell.variant) == key and r.cell.qps == rate]
+    return [r.report for r in results if r.cell.variant.key == key and r.cell.qps == rate]
 
 
 def _series(results: Results, key: str, rate: float) -> list[Series]:
-    return [r.series for r in results if variant_key(r.cell.variant) == key and r.cell.qps == rate]
+    return [r.series for r in results if r.cell.variant.key == key and r.cell.qps == rate]
 
 
 def _mean(group: Iterable[Report], value_of: Callable[[Report], float | None]) -> float | None:
@@ -356,9 +367,7 @@ def _looks(results: Results) -> dict[str, _Look]:
         line = "-" if own else LINE_STYLES[others // len(COLOURS) % len(LINE_STYLES)]
         colour = OWN_COLOUR if own else next(colours)
         others += not own
-        looks[variant_key(variant)] = _Look(
-            label, colour, line, OWN_MARKER if own else next(markers), 2.6 if own else 1.5
-        )
+        looks[variant.key] = _Look(label, colour, line, OWN_MARKER if own else next(markers), 2.6 if own else 1.5)
     return looks
 
 

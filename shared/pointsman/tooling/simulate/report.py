@@ -16,7 +16,7 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
 from pointsman.simulation.metrics import Report
 from pointsman.simulation.simulator import Scenario
-from pointsman.tooling.simulate.experiment import Cell, CellResult, Source
+from pointsman.tooling.simulate.experiment import Cell, CellResult, Source, search_key
 from pointsman.tooling.simulate.variants import Variant
 
 RECONSTRUCTION_NOTE = (
@@ -97,19 +97,14 @@ class SimulationReport(msgspec.Struct, kw_only=True):
 
 
 Goodputs = Mapping[tuple[str, int], Goodput]
-"""By variant key and seed; see `variant_key`."""
-
-
-def variant_key(variant: Variant) -> str:
-    """What tells variants apart wherever they are counted."""
-    return f"{variant.policy} {variant.ordering} {variant.admission}"
+"""By `Variant.key` and seed; see `search_key`."""
 
 
 def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
     """One run for the JSON."""
     cell, report = result.cell, result.report
     scenario = cell.scenario
-    goodput = goodputs.get((variant_key(cell.variant), scenario.seed))
+    goodput = goodputs.get(search_key(cell))
     return RunRow(
         workload=cell.source.name,
         policy=cell.variant.policy,
@@ -211,7 +206,7 @@ def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
     best = {rate: _best(_mean(group, _capacity) for (_, qps), group in cells.items() if qps == rate) for rate in rates}
     best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
     for variant, label in labels(results):
-        row = [_capacity_cell(cells.get((variant_key(variant), rate), []), best[rate]) for rate in rates]
+        row = [_capacity_cell(cells.get((variant.key, rate), []), best[rate]) for rate in rates]
         if goodputs:
             row.append(_goodput_cell(variant, goodputs, best_goodput))
         table.add_row(label, *row)
@@ -290,7 +285,7 @@ def details_table(results: Sequence[CellResult], qps: float) -> Table:
     for heading, _, _ in shown:
         table.add_column(heading, justify="right")
     for variant, label in labels(results):
-        group = groups.get((variant_key(variant), qps))
+        group = groups.get((variant.key, qps))
         if group:
             values = [(_mean(group, value_of), text) for _, value_of, text in shown]
             table.add_row(label, *("-" if value is None else text(value) for value, text in values))
@@ -306,7 +301,7 @@ def _columns(results: Iterable[CellResult]) -> Sequence[Column]:
 
 def labels(results: Iterable[CellResult]) -> list[tuple[Variant, str]]:
     """The variants in the order of the command line, with what to call them."""
-    seen = {variant_key(result.cell.variant): result.cell.variant for result in results}
+    seen = {result.cell.variant.key: result.cell.variant for result in results}
     return [(variant, variant.label(seen.values())) for variant in seen.values()]
 
 
@@ -317,13 +312,13 @@ def in_order(results: Iterable[CellResult], cells: Sequence[Cell]) -> list[CellR
 
 
 def _place(cell: Cell) -> tuple[str, float, int]:
-    return variant_key(cell.variant), cell.qps, cell.scenario.seed
+    return cell.variant.key, cell.qps, cell.scenario.seed
 
 
 def _by_variant_and_rate(results: Iterable[CellResult]) -> dict[tuple[str, float], list[Report]]:
     groups: dict[tuple[str, float], list[Report]] = {}
     for result in results:
-        groups.setdefault((variant_key(result.cell.variant), result.cell.qps), []).append(result.report)
+        groups.setdefault((result.cell.variant.key, result.cell.qps), []).append(result.report)
     return groups
 
 
@@ -342,8 +337,8 @@ def _capacity_cell(group: Sequence[Report], best: float | None) -> Text:
 
 
 def _goodput_cell(variant: Variant, goodputs: Goodputs, best: float | None) -> Text:
-    text = _with_spread(_goodput_rates(goodputs).get(variant_key(variant), []), best, lambda value: f"{value:.2f}/s")
-    own = [goodput for (key, _), goodput in goodputs.items() if key == variant_key(variant)]
+    text = _with_spread(_goodput_rates(goodputs).get(variant.key, []), best, lambda value: f"{value:.2f}/s")
+    own = [goodput for (key, _), goodput in goodputs.items() if key == variant.key]
     return Text("at least ") + text if any(goodput.at_least for goodput in own) else text
 
 

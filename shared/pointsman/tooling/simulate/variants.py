@@ -14,18 +14,32 @@ from pointsman.policies.dispatch import UnknownPolicyError, policy_set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One combination. `policy` is the routing policy as the user wrote it, `routing` its name."""
+    """One combination. `policy` is the routing policy as the user wrote it, `routing` its name.
+
+    `note`: what else sets it apart, where it stands beside others of the same policies, such as a condition of its own.
+    """
 
     policy: str
     routing: str
     ordering: str
     admission: str
     settings: Settings = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells variants apart wherever they are counted."""
+        return f"{self.called} {self.ordering} {self.admission}"
+
+    @property
+    def called(self) -> str:
+        """The routing policy, with what sets it apart."""
+        return f"{self.routing}, {self.note}" if self.note else self.policy
 
     def label(self, among: Iterable["Variant"]) -> str:
         """What tells this one from the others: ordering and admission are named only where they differ."""
         others = list(among)
-        parts = [self.policy]
+        parts = [self.called]
         if len({other.ordering for other in others}) > 1:
             parts.append(self.ordering)
         if len({other.admission for other in others}) > 1:

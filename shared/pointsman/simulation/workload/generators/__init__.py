@@ -5,6 +5,7 @@ their settings bound, as commands offer them.
 """
 
 import random
+from dataclasses import replace
 from functools import partial
 
 from pointsman.simulation.workload.arrivals import DayShape, diurnal
@@ -27,6 +28,9 @@ def chat_diurnal(count: int, *, rate: float, chance: random.Random) -> list[Work
     return diurnal(requests, shape=DayShape(day_s=day)) if day else requests
 
 
+HALF_SHARED = GspShape(groups=128, prompts_per_group=32, prefix_tokens=4096, question_tokens=4096, range_ratio=0.125)
+"""GSP as *Randomization Boosts KV Caching* runs it: half of each prompt is shared, and lengths are mixed up to 8,192."""
+
 GENERATORS: dict[str, Generator] = {
     "chat": chat,
     "chat_diurnal": chat_diurnal,
@@ -34,6 +38,8 @@ GENERATORS: dict[str, Generator] = {
     "gsp": gsp,
     "gsp_mixed": partial(gsp, shape=GspShape(range_ratio=0.25)),
     "gsp_round_robin": partial(gsp, shape=GspShape(order="round_robin")),
+    "gsp_half_shared": partial(gsp, shape=HALF_SHARED),
+    "gsp_half_shared_round_robin": partial(gsp, shape=replace(HALF_SHARED, order="round_robin")),
     "long_document_qa": long_document_qa,
     "tree_of_thoughts": tree_of_thoughts,
     "tree_of_thoughts_s1": partial(tree_of_thoughts, shape=TreeShape(clients=MORE_REQUESTS)),
