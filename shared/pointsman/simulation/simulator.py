@@ -19,7 +19,7 @@ from itertools import count
 import msgspec
 from typing_extensions import override
 
-from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.block_keys import pack_keys, unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
@@ -101,10 +101,44 @@ class Scenario:
     seed: int = 0
 
 
-def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest]) -> Outcome:
+def block_keys(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
+    """Keys of the prompt's whole blocks. A block id of the workload stands for its whole prefix, so it is the key; of
+    smaller blocks each id gives several."""
+    parts = TRACE_BLOCK_TOKENS // block_tokens
+    whole = request.input_length // block_tokens
+    keys = [
+        BlockKey(_scrambled(block_id * parts + part + 1)) for block_id in request.block_ids for part in range(parts)
+    ]
+    return keys[:whole]
+
+
+def numbered_name(number: int) -> InstanceId:
+    """What instance number `number` (from 0) is called where nobody says otherwise."""
+    return InstanceId(f"engine-{number:03}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """What is taken over from a fleet that really runs, so that its twin here decides each request as it does.
+
+    None of it makes a fleet better or worse. Names and keys say where on a hash ring instances and prompts lie, and
+    break ties; promises last wall seconds, which are more engine seconds at a higher speed. `profile` is for engines
+    whose cost was measured: it stands for the scenario's, which can only be named.
+    """
+
+    name_of: Callable[[int], InstanceId] = numbered_name
+    keys_of: Callable[[WorkloadRequest, Tokens], list[BlockKey]] = block_keys
+    speed: float = 1.0
+    profile: EngineProfile | None = None
+
+
+NOBODY = Likeness()
+
+
+def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: Likeness = NOBODY) -> Outcome:
     """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
     what waits for an instance that never comes back stays `unfinished`."""
-    return _Simulation(scenario, requests).run()
+    return _Simulation(scenario, requests, like).run()
 
 
 class _NoisyState(State):
@@ -137,10 +171,11 @@ class _Engine:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest]) -> None:
+    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: Likeness = NOBODY) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._profile = PROFILES[scenario.profile]
+        self._like = like
+        self._profile = like.profile or PROFILES[scenario.profile]
         self._policies = policy_set(
             routing=scenario.routing,
             admission=scenario.admission,
@@ -221,6 +256,7 @@ class _Simulation:
         scenario = self._scenario
         settings = PoolSettings(
             block_tokens=scenario.block_tokens,
+            speed=self._like.speed,
             affinity_level_tokens=max(512, scenario.block_tokens),
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
@@ -236,7 +272,7 @@ class _Simulation:
     def _join(self, number: int, now: Seconds) -> None:
         scenario = self._scenario
         capacity = scenario.kv_capacity_tokens or self._profile.kv_capacity_tokens
-        name = InstanceId(f"engine-{number:03}")
+        name = self._like.name_of(number)
         before = self._engines.get(name)
         epoch = Epoch(before.epoch + 1 if before else 1)
         settings = EngineSettings(
@@ -289,7 +325,7 @@ class _Simulation:
             self._leave(engine, now, "drained")
 
     def _fail(self, failure: Failure, now: Seconds) -> None:
-        engine = self._engines[InstanceId(f"engine-{failure.instance:03}")]
+        engine = self._engines[self._like.name_of(failure.instance)]
         engine.alive = False
         engine.wake += 1
         # Who is inside is known before the first is lost: losing one may grant another to the dead engine, and that
@@ -324,10 +360,10 @@ class _Simulation:
             arrived_at=now,
             tenant=Tenant(request.tenant),
             session=SessionId(request.session),
-            keys=pack_keys(block_keys(request, scenario.block_tokens)),
+            keys=pack_keys(self._like.keys_of(request, scenario.block_tokens)),
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
-            slo_ttft=scenario.slo_ttft_s,
+            slo_ttft=_objective(request, scenario),
             slo_tpot=SLO_TPOT_SECONDS,
         )
         self._commands[command.request] = command
@@ -362,6 +398,7 @@ class _Simulation:
                     row.migrations += 1
                     self._outcome.migrations += 1
                 case RequestGranted():
+                    self._row(event.request).granted_at = now
                     self._submit(event.request, event.instance, now)
                 case RequestRejected():
                     self._end(event.request, now, "rejected", event.reason)
@@ -374,8 +411,8 @@ class _Simulation:
             # The connection is refused: as soon as this decision is carried out, the ingress asks again.
             self._at(now, lambda at: self._lose(request_id, engine, at, retry=True))
             return
-        request = self._requests[int(request_id)]
-        prompt = HashedPrompt(request.input_length, block_keys(request, self._scenario.block_tokens))
+        command = self._commands[request_id]
+        prompt = HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
         engine.model.submit(request_id, prompt, max_tokens=self._row(request_id).output_tokens, now=now)
         self._turn(engine, now)
 
@@ -522,19 +559,12 @@ def row_of(number: int, request: WorkloadRequest, scenario: Scenario) -> Request
         arrived_at=request.arrival_s,
         prompt_tokens=request.input_length,
         output_tokens=1 if scenario.prefill_only else max(1, request.output_tokens),
-        slo_ttft=scenario.slo_ttft_s,
+        slo_ttft=_objective(request, scenario),
     )
 
 
-def block_keys(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
-    """Keys of the prompt's whole blocks. A block id of the workload stands for its whole prefix, so it is the key; of
-    smaller blocks each id gives several."""
-    parts = TRACE_BLOCK_TOKENS // block_tokens
-    whole = request.input_length // block_tokens
-    keys = [
-        BlockKey(_scrambled(block_id * parts + part + 1)) for block_id in request.block_ids for part in range(parts)
-    ]
-    return keys[:whole]
+def _objective(request: WorkloadRequest, scenario: Scenario) -> Seconds:
+    return scenario.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
 
 
 def _scrambled(value: int) -> int:

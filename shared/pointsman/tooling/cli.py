@@ -22,6 +22,13 @@ COMMANDS = {
         "state_command",
         "Show the fleet as it was known at some moment.",
     ),
+    "explain": ("pointsman.tooling.explain", "explain_command", "Tell the story of one request, and why it was slow."),
+    "doctor": ("pointsman.tooling.doctor", "doctor_command", "Read a log and say what is wrong in it."),
+    "what-if": (
+        "pointsman.tooling.what_if",
+        "what_if_command",
+        "Run recorded traffic again under another policy or fleet size.",
+    ),
     "export": ("pointsman.tooling.history.export_command", "export_command", "Write a log into one portable file."),
     "bench": ("pointsman.tooling.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
     "simulate": (

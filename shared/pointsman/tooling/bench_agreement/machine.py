@@ -1,0 +1,63 @@
+"""Whether this machine kept engine time while a fleet ran on it.
+
+A request passes through several processes, and wall time spent on the way counts `speed` times in engine time. What
+that way costs on an idle machine belongs to the fleet. How long processes that could run wait for a core does not: it
+says what else the machine does. The kernel counts it for each thread (`/proc/PID/task/*/schedstat`).
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointsman.primitives import Seconds
+
+DISTURBED_SHARE_MAX = 0.03
+"""Of a median prefill: close to saturation, so much less capacity is a queue twice as long. A machine that takes more
+has no say in whether two worlds agree."""
+
+REQUEST_PATH = frozenset({"ingress", "scheduler", "nats", "engine"})
+"""Roles of the processes that a request waits for."""
+
+SERIOUS = frozenset({"warning", "error", "critical"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """How much time the machine itself cost. Engine seconds."""
+
+    waited_s: Seconds
+    """That processes on the path waited for a core, all together, for each request; 0 where the kernel does not say."""
+    late_p90_s: Seconds
+    """That requests were sent after their time, P90."""
+    warned: dict[str, int]
+    """What the fleet's processes warned of meanwhile, and how often: an engine that was late, a worker unheard."""
+
+    def disturbed(self, prefill_p50_s: Seconds) -> bool:
+        """Whether that is too much to judge latencies, where a median prefill takes `prefill_p50_s`."""
+        return max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
+
+
+def waited_for_cores(pids: Iterable[int]) -> float:
+    """Wall seconds that the threads of these processes have waited for a core so far. Processes that are gone, and
+    systems that do not count, give 0."""
+    nanoseconds = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                nanoseconds += int((thread / "schedstat").read_text().split()[1])
+    return nanoseconds / 1e9
+
+
+def warnings_in(logs: Path) -> dict[str, int]:
+    """How often each warning, or worse, stands in these JSON logs."""
+    warned: Counter[str] = Counter()
+    for path in logs.glob("*.log"):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, AttributeError):
+                said = json.loads(line)
+                if said.get("level") in SERIOUS:
+                    warned[f"{path.stem}: {said.get('event')}"] += 1
+    return dict(sorted(warned.items()))
