@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
-from pointsman.primitives import Seconds, Sequence
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.primitives import InstanceId, Seconds, Sequence, Term
 
 
 class LogUnavailableError(Exception):
@@ -18,6 +19,22 @@ class LogUnavailableError(Exception):
 
 class LogMissingError(Exception):
     """There is no log for this pool."""
+
+
+class ElectionLostError(Exception):
+    """Another LeaderElected came first."""
+
+
+class LeaseTakenError(Exception):
+    """Somebody else has written the lease since it was looked at."""
+
+
+class StoreUnavailableError(Exception):
+    """The lease or the checkpoints could not be read or written within their bounds. A write may have been stored."""
+
+
+class ProviderError(Exception):
+    """Instances could not be listed, started or stopped; the message says why. What was begun may have been done."""
 
 
 class NoResponderError(Exception):
@@ -59,6 +76,18 @@ class LogExtent:
     last: Sequence
 
 
+@dataclass(slots=True)
+class Fence:
+    """A leader's right to write decisions: it stands until another LeaderElected follows its own in the log.
+
+    `broken` says why it stands no more; what is then still to be written under it is dropped.
+    """
+
+    elected: Sequence
+    """Where its LeaderElected is in the log."""
+    broken: str = ""
+
+
 class EventLog(Protocol):
     """A pool's log: durable, ordered, read from any position.
 
@@ -72,11 +101,19 @@ class EventLog(Protocol):
         """
         ...
 
-    def append_soon(self, event: LogEvent) -> None:
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
         """Store one event off the caller's path, in the order of the calls. Never waits, never raises.
 
         At most `window_max` events wait for their confirmation; one that is finally lost is counted and a
-        WritesLost event follows as soon as the log can be written again.
+        WritesLost event follows as soon as the log can be written again. With a `fence`, the event is dropped once
+        that is broken, and a server that can tell refuses it and so breaks it.
+        """
+        ...
+
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
+        """Store a LeaderElected if the newest in the log is the one at `after` (0: there is none, or none is left).
+
+        So each has exactly one successor. Raises ElectionLostError, LogUnavailableError.
         """
         ...
 
@@ -148,4 +185,93 @@ class Clock(Protocol):
 
     async def sleep_wall(self, seconds: Seconds) -> None:
         """Sleep for wall seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """What is written in the lease. `holder` is empty where it was given back; `revision` grows with each write."""
+
+    holder: str
+    term: Term
+    revision: int
+
+
+class Lease(Protocol):
+    """One record that says who leads: compared and set, and nothing else.
+
+    When a holder counts as gone is not decided here but by who watches, on a clock of its own
+    (`pointsman_scheduler.leadership`): the record carries no time.
+    """
+
+    async def look(self) -> Tenure | None:
+        """The record; None where there is none, or none any more. Raises StoreUnavailableError."""
+        ...
+
+    async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
+        """Write the record if its revision is still `after` (0: there is none).
+
+        Raises LeaseTakenError, StoreUnavailableError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLabel:
+    """What a checkpoint is of: the log by identity, folded up to `as_of`, in a `form` that says how to read it.
+
+    `entry` is a digest of the log entry at `as_of`: a log that was cut and went on differently has another there.
+    """
+
+    identity: str
+    as_of: Sequence
+    entry: str
+    form: str
+
+
+class Checkpoints(Protocol):
+    """Where states of the fold are kept: the newest two, each whole or not at all."""
+
+    async def save(self, label: CheckpointLabel, content: bytes) -> None:
+        """Keep this one, in place of the older of the two. Raises StoreUnavailableError."""
+        ...
+
+    async def labels(self) -> list[CheckpointLabel]:
+        """What there is, the highest `as_of` first. Raises StoreUnavailableError."""
+        ...
+
+    async def load(self, label: CheckpointLabel) -> bytes | None:
+        """The content, proven whole; None if it is not there any more or is damaged. Raises StoreUnavailableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProvidedInstance:
+    """An instance that a provider runs, whether or not its engine answers yet. `age`: wall seconds since its start."""
+
+    instance: InstanceId
+    age: Seconds
+
+
+class InstanceProvider(Protocol):
+    """Where engines come from. Every call may be repeated, and made by two at once: what is done already is not done
+    again. Each raises ProviderError."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def running(self) -> list[ProvidedInstance]:
+        """The instances that this provider has started and that still run."""
+        ...
+
+    async def grow(self, total: int) -> None:
+        """See to it that at least `total` of them run. Returns once they were started, which says nothing of answering."""
+        ...
+
+    async def stop(self, instance: InstanceId) -> None:
+        """End one of them within a bound: its worker says goodbye, then its engine goes. One that is gone is a no-op."""
+        ...
+
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        """Which of those that run may be stopped next; all, where the provider can choose freely."""
         ...

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -20,27 +20,11 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import PoolName, RequestId
+from pointsman.primitives import RequestId
 from tests.support.events import joined, removed, stored
-from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
+from tests.support.log_worlds import LogWorld
 
 WAIT_SECONDS = 10.0
-pools = (PoolName(f"pool-{number}") for number in itertools.count())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
-    shared = SharedServer(tmp_path_factory.mktemp("nats"))
-    asyncio.run(shared.start())
-    yield shared
-    asyncio.run(shared.running.stop())
-
-
-@pytest.fixture(params=["memory", "jetstream"])
-def world(request: pytest.FixtureRequest) -> LogWorld:
-    if request.param == "memory":
-        return MemoryWorld(next(pools))
-    return JetStreamWorld(next(pools), request.getfixturevalue("server"))
 
 
 async def take(reading: AsyncIterator[LogEntry | LogReset], count: int) -> list[LogEntry | LogReset]:

@@ -7,6 +7,8 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
+    DrainAnswered,
+    DrainInstance,
     FleetDescribed,
     InstanceDescribed,
     MigrateRequests,
@@ -18,6 +20,9 @@ from pointsman.contracts.commands import (
     RouteGranted,
     RouteRejected,
     RouteRequest,
+    ScaleAnswered,
+    ScalePool,
+    UndrainInstance,
 )
 from pointsman.contracts.decisions import (
     Candidate,
@@ -101,7 +106,7 @@ EVENTS: list[LogEvent] = [
     ),
     InstanceProbed(at=AT, instance=ENGINE, epoch=EPOCH, parity=True, detail="chat"),
     InstanceSuspected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, silent_seconds=3.5, patience=PATIENCE),
-    InstanceDraining(at=AT, instance=ENGINE, epoch=EPOCH, reason="scale down"),
+    InstanceDraining(at=AT, instance=ENGINE, epoch=EPOCH, reason="scale down", leaving=True),
     InstanceUndrained(at=AT, instance=ENGINE, epoch=EPOCH),
     InstanceLeft(at=AT, instance=ENGINE, epoch=EPOCH, reason="shutdown", patience=PATIENCE),
     RequestArrived(
@@ -205,9 +210,16 @@ EVENTS: list[LogEvent] = [
     ),
     WritesLost(at=AT, writer="scheduler-1", count=3, reason="no answer"),
     ScaleDecided(
-        at=AT, policy="slo_attainment", settings={"target": 0.9}, current=4, wanted=5, reason="attainment is 0.8"
+        at=AT,
+        policy="slo_attainment",
+        settings={"target": 0.9},
+        current=4,
+        wanted=5,
+        reason="attainment is 0.8",
+        number=3,
+        scaler="scaler-1",
     ),
-    ScaleApplied(at=AT, current=4, wanted=5, detail="started engine-5"),
+    ScaleApplied(at=AT, current=5, wanted=5, detail="scaled-1 answers", number=3, scaler="scaler-1"),
 ]
 
 COMMANDS: list[AnyCommand] = [
@@ -277,9 +289,7 @@ COMMANDS: list[AnyCommand] = [
         term=Term(3),
         as_of=40,
         moves=[
-            PlannedMove(
-                request=REQUEST, source=InstanceId("engine-2"), target=ENGINE, benefit=1.5, reason="overloaded"
-            )
+            PlannedMove(request=REQUEST, source=InstanceId("engine-2"), target=ENGINE, benefit=1.5, reason="overloaded")
         ],
     ),
     MigrationAnswered(
@@ -290,5 +300,24 @@ COMMANDS: list[AnyCommand] = [
         moves=[MoveAnswered(request=REQUEST, refusal="target_late")],
         refusal="other_term",
         detail="made in term 2, this is term 3",
+    ),
+    DrainInstance(instance=ENGINE, reason="a person asked", leaving=True),
+    UndrainInstance(instance=ENGINE),
+    DrainAnswered(instance=ENGINE, draining=True, requests=3, refusal="unknown instance"),
+    ScalePool(wanted=5, asker="pointsman scale"),
+    ScaleAnswered(
+        number=3,
+        wanted=5,
+        ready=4,
+        coming=1,
+        leaving=0,
+        applied=True,
+        policy="slo_attainment",
+        provider="process",
+        lowest=4,
+        highest=8,
+        reason="attainment is 0.8",
+        trouble="an engine did not start",
+        refusal="more than 8",
     ),
 ]

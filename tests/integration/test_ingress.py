@@ -96,7 +96,13 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
     supervisor = await stack.enter_async_context(Supervisor())
     board = HealthBoard()
     app = await stack.enter_async_context(
-        assembled(settings, Link(link.log, link.commands), clock=clock, board=board, supervisor=supervisor)
+        assembled(
+            settings,
+            Link(link.log, link.commands, link.lease, link.checkpoints),
+            clock=clock,
+            board=board,
+            supervisor=supervisor,
+        )
     )
     server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
     serving = asyncio.create_task(server.serve())

@@ -45,12 +45,14 @@ class World:
 
     @asynccontextmanager
     async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
-        chosen = SchedulerSettings(**{"speed": 1.0} | settings)
+        chosen = SchedulerSettings(**{"speed": 1.0, "lease_seconds": 0.6} | settings)
         link = self.broker.client(name=name, clock=self.clock)
         board = HealthBoard()
         service = SchedulerService(
             event_log=link.log,
             commands=link.commands,
+            lease=link.lease,
+            checkpoints=link.checkpoints,
             clock=self.clock,
             board=board,
             settings=chosen,
@@ -61,8 +63,9 @@ class World:
             supervisor.start(service.run(), name="fold")
             supervisor.start(service.keep_house(), name="house")
             supervisor.start(service.heal(), name="heal")
-            await eventually(lambda: board.ready)
+            await eventually(lambda: board.ready and service.leading)
             yield service
+            await service.resign()
 
     async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> AnyCommand:
         fields = {"arrived_at": self.clock.now()} | fields

@@ -20,7 +20,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.embedded_nats import EmbeddedNats, start_nats
 from pointsman.contracts.subjects import stream_name
-from pointsman.ports import Commands, EventLog
+from pointsman.ports import Checkpoints, Commands, EventLog, Lease
 from pointsman.primitives import PoolName
 
 
@@ -28,6 +28,8 @@ from pointsman.primitives import PoolName
 class Client:
     log: EventLog
     commands: Commands
+    lease: Lease
+    checkpoints: Checkpoints
 
 
 @dataclass
@@ -107,7 +109,7 @@ class MemoryWorld(LogWorld):
     ) -> AsyncIterator[Client]:
         self.broker.bytes_max = bytes_max
         link = self.broker.client(ScaledClock(), name=name, listener=self.listener, window_max=window_max)
-        yield Client(link.log, link.commands)
+        yield Client(link.log, link.commands, link.lease, link.checkpoints)
 
     @override
     async def stop(self) -> None:
@@ -159,7 +161,7 @@ class JetStreamWorld(LogWorld):
             async with asyncio.timeout(5):
                 while not link.commands.connected:  # noqa: ASYNC110 - the port tells, but does not call
                     await asyncio.sleep(0.01)
-            yield Client(link.log, link.commands)
+            yield Client(link.log, link.commands, link.lease, link.checkpoints)
 
     @override
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 from typing_extensions import override
@@ -88,7 +89,7 @@ async def test_a_keys_file_that_breaks_leaves_the_old_keys_in_force(keys_file: P
 
 
 def test_a_request_keeps_its_clients_id_unless_that_was_used_before() -> None:
-    ids = RequestIds()
+    ids = RequestIds(Random(0))
 
     assert ids.take("mine") == "mine"
     assert ids.take("mine") != "mine"
@@ -96,7 +97,7 @@ def test_a_request_keeps_its_clients_id_unless_that_was_used_before() -> None:
 
 @pytest.mark.parametrize("wanted", ["", "a b", "a.b", "ä", "x" * 65, "a\nb"])
 def test_an_id_that_cannot_be_a_subject_is_replaced(wanted: str) -> None:
-    ids = RequestIds()
+    ids = RequestIds(Random(0))
 
     assert len({ids.take(wanted), ids.take(wanted), wanted}) == 3
 

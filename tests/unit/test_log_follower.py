@@ -10,7 +10,8 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.ports import EventLog, LogEntry, LogExtent, LogReset, LogUnavailableError
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.ports import EventLog, Fence, LogEntry, LogExtent, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings
@@ -50,7 +51,12 @@ class ScriptedLog(EventLog):
         raise AssertionError(message)
 
     @override
-    def append_soon(self, event: LogEvent) -> None:
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        message = "a follower writes nothing"
+        raise AssertionError(message)
+
+    @override
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         message = "a follower writes nothing"
         raise AssertionError(message)
 

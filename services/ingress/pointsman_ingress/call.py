@@ -4,11 +4,11 @@ Only our own response headers and the engine's content type reach the client.
 """
 
 import asyncio
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 
 from prometheus_client import Counter as Metric
 
@@ -41,8 +41,8 @@ class ClientGoneError(Exception):
 class RequestIds:
     """Gives each request an id that no other has in the log, the client's own where that is possible."""
 
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(6)
+    def __init__(self, chance: Random) -> None:
+        self._prefix = f"{chance.getrandbits(48):012x}"
         self._numbers = count(1)
         self._recent: OrderedDict[str, None] = OrderedDict()
 

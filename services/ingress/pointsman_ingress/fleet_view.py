@@ -11,9 +11,10 @@ from collections.abc import Callable
 import structlog
 
 from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.ports import Clock, EventLog, LogReset
-from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
+from pointsman.primitives import Epoch, InstanceId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
 
@@ -32,14 +33,23 @@ class FleetView:
         self._state = self._nothing()
         self._models: dict[str, Seconds] = {}
         self._changed = asyncio.Event()
+        self._elected: Callable[[Term], None] = lambda _term: None
         self._missing()
 
+    def on_election(self, hear: Callable[[Term], None]) -> None:
+        """Call `hear` with the term of each leader that the log tells of; with 0 where the log begins anew."""
+        self._elected = hear
+
     async def follow(self, events: EventLog) -> None:
-        """Fold the fleet's events, for ever."""
-        async for entry in events.read(kinds=("fleet",)):
+        """Fold the fleet's events and elections, for ever."""
+        async for entry in events.read(kinds=("fleet", "leader")):
             if isinstance(entry, LogReset):
                 log.warning("fleet_view_reset", reason=entry.reason)
                 self._state = self._nothing()
+                self._elected(Term(0))
+            elif isinstance(entry.event, LeaderElected):
+                self._state.apply(entry.event, entry.sequence)
+                self._elected(self._state.term)
             elif isinstance(entry.event, FleetEvent):
                 self._state.apply(entry.event, entry.sequence)
                 self._note_models()

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from random import Random, SystemRandom
 
+import aiohttp
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
@@ -17,6 +19,7 @@ from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock
 from pointsman.primitives import PoolName, Seconds
 from pointsman_ingress.app import ingress_app
+from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_requests import Objectives
@@ -64,10 +67,18 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
 
 @asynccontextmanager
 async def assembled(
-    settings: IngressSettings, link: Link, *, clock: Clock, board: HealthBoard, supervisor: Supervisor
+    settings: IngressSettings,
+    link: Link,
+    *,
+    clock: Clock,
+    board: HealthBoard,
+    supervisor: Supervisor,
+    engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
+    chance: Random | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together on a link, as an ASGI application that works while the context is open.
 
+    `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
     Raises KeysFileError, TokenizerLoadError.
     """
     keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
@@ -82,7 +93,8 @@ async def assembled(
         silence_max=settings.silence_max,
     )
     keys = Keys(secret=settings.secret.encode(), block_tokens=settings.block_tokens)
-    async with open_session(
+    chance = chance or SystemRandom()
+    async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
     ) as session:
         engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
@@ -106,6 +118,7 @@ async def assembled(
             events=link.log,
             clock=clock,
             supervisor=supervisor,
+            ids=RequestIds(chance),
         )
         prober = Prober(
             fleet=fleet,
@@ -115,8 +128,10 @@ async def assembled(
             events=link.log,
             clock=clock,
             supervisor=supervisor,
+            chance=chance,
         )
         supervisor.start(fleet.follow(link.log), name="fleet-view")
+        supervisor.start(router.look_out(), name="scheduler-watch")
         supervisor.start(keyring.follow(), name="api-keys")
         if settings.probe:
             supervisor.start(prober.run(), name="probe")

@@ -7,8 +7,8 @@ the tokens, or everything from the engine's events to the keys.
 """
 
 import asyncio
-import secrets
 from dataclasses import dataclass
+from random import Random
 
 import msgspec
 import structlog
@@ -65,6 +65,7 @@ class Prober:
         events: EventLog,
         clock: Clock,
         supervisor: Supervisor,
+        chance: Random,
     ) -> None:
         self._fleet = fleet
         self._tokenising = tokenising
@@ -73,6 +74,7 @@ class Prober:
         self._events = events
         self._clock = clock
         self._supervisor = supervisor
+        self._chance = chance
         self._seen: set[tuple[InstanceId, Epoch]] = set()
 
     async def run(self) -> None:
@@ -134,15 +136,15 @@ class Prober:
 
     async def _chat_trial(self, instance: Instance) -> tuple[_Trial, bool]:
         """A chat that is at least two blocks long, whatever the tokenizer, and unlike any other from its start."""
-        words = " ".join(f"{secrets.randbelow(90) + 10}" for _ in range(2 * self._keys.block_tokens))
-        message = {"role": "user", "content": f"{secrets.token_hex(8)} {words}"}
+        words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
+        message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
         tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.parse(body))
         return _Trial(CHAT_COMPLETIONS, body, tokens.prompts[0]), tokens.exact
 
     def _token_trial(self, instance: Instance) -> _Trial:
         """Small ids, which every vocabulary has."""
-        tokens = [100 + secrets.randbelow(100) for _ in range(2 * self._keys.block_tokens)]
+        tokens = [self._chance.randrange(100, 200) for _ in range(2 * self._keys.block_tokens)]
         body = msgspec.json.encode({"model": instance.model, "prompt": tokens, "max_tokens": 1})
         return _Trial(COMPLETIONS, body, tokens)
 
@@ -162,7 +164,7 @@ class Prober:
             raise NoVerdictError(str(error)) from error
 
     async def _send(self, instance: Instance, trial: _Trial) -> None:
-        request_id = f"probe-{secrets.token_hex(6)}"
+        request_id = f"probe-{self._chance.getrandbits(48):012x}"
         async with await self._engines.send(instance.url, trial.route.path, trial.body, {}, request_id) as answer:
             body = await answer.whole(await answer.chunk())
             if answer.status >= 400:

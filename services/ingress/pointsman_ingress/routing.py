@@ -6,8 +6,12 @@ repetition as "still here", and an answer that was lost is given again.
 A scheduler that holds a request back is silent about that request, so silence is judged by asking for something it
 must always answer: its view of the fleet. Only when that fails too, for `silence_max` in all, does the ingress place
 requests itself. It then goes on asking, one request at a time, until somebody answers again.
+
+Leaders change. Whoever waits asks again as soon as the log tells of a new one, what a leader of an earlier term still
+answers is void, and the new leader is told where those requests are that another one granted: it may not know.
 """
 
+import asyncio
 from collections import Counter
 
 import structlog
@@ -26,7 +30,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.fleet_view import FleetView
 
@@ -81,7 +85,11 @@ class Router:
         self._heard_at = clock.wall()
         self._asked_at = clock.wall()
         self._asking = 0
+        self._term = Term(0)
+        self._waits: dict[asyncio.Timeout, None] = {}
+        self._served: dict[RequestId, RouteGranted] = {}
         self.in_flight: Counter[InstanceId] = Counter()
+        fleet.on_election(self._elected)
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
         """Wait for a place, however long it takes; the caller bounds the wait by cancelling. Raises NoPlaceError."""
@@ -100,19 +108,66 @@ class Router:
                 await self._look_for_life()
                 await self._clock.sleep_wall(NOBODY_PAUSE_WALL_SECONDS)
                 continue
+            except TimeoutError:
+                continue  # another leads now
             self._heard()
             if isinstance(answer, RouteGranted | RouteRejected):
-                return answer
+                if answer.term >= self._term or answer.term == 0:
+                    self._term = max(self._term, answer.term)
+                    return answer
+                log.warning("answer_of_deposed_leader", request=request.request, term=answer.term, newest=self._term)
+                await self._clock.sleep_wall(NOBODY_PAUSE_WALL_SECONDS)
+                continue
             log.error("route_answer_unexpected", type=type(answer).__name__)
         return self._place_alone(request)
 
+    async def look_out(self) -> None:
+        """While no scheduler answers, ask for one even if no request comes that would, for ever: who reads on /ready
+        that this ingress lacks a scheduler may send it none."""
+        while True:
+            await self._clock.sleep_wall(SIGN_OF_LIFE_WALL_SECONDS)
+            if self._silent_since is not None:
+                try:
+                    await self._describe()
+                except (NoResponderError, CommandTimeoutError):
+                    continue
+                self._heard()
+
+    async def _describe(self) -> None:
+        """The one question that a scheduler must always answer. Raises NoResponderError, CommandTimeoutError."""
+        await self._commands.request(self._fleet_subject, DescribeFleet(), timeout=SIGN_OF_LIFE_WALL_SECONDS)
+
     async def _ask(self, request: RouteRequest) -> AnyCommand:
+        """Raises NoResponderError, CommandTimeoutError, and TimeoutError when a new leader has to be asked."""
         self._asking += 1
+        wait = asyncio.timeout(None)
         try:
-            return await self._commands.request(self._route_subject, request, timeout=REPEAT_WALL_SECONDS)
+            async with wait:
+                self._waits[wait] = None
+                return await self._commands.request(self._route_subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
+            self._waits.pop(wait, None)
             self._asking -= 1
             self._asked_at = self._clock.wall()
+
+    def begins(self, grant: RouteGranted) -> None:
+        """The request goes to its engine now."""
+        self.in_flight[grant.instance] += 1
+        self._served[grant.request] = grant
+
+    def ends(self, grant: RouteGranted) -> None:
+        """The engine has nothing to do with it any more."""
+        self.in_flight[grant.instance] -= 1
+        self._served.pop(grant.request, None)
+
+    def _elected(self, term: Term) -> None:
+        self._term = max(self._term, term) if term else term
+        waits, self._waits = self._waits, {}
+        for wait in waits:
+            wait.reschedule(0.0)
+        for grant in self._served.values():
+            if 0 < grant.term < term:
+                self._say_granted(grant.request, grant.attempt, grant.instance)
 
     async def withdraw(self, request: RequestId, reason: str) -> bool:
         """Tell the scheduler that nobody waits any more. True when it writes the request's end; False when the end
@@ -143,7 +198,7 @@ class Router:
         if self._clock.wall() - heard_at < REPEAT_WALL_SECONDS:
             return
         try:
-            await self._commands.request(self._fleet_subject, DescribeFleet(), timeout=SIGN_OF_LIFE_WALL_SECONDS)
+            await self._describe()
         except (NoResponderError, CommandTimeoutError):
             if self._heard_at == heard_at:
                 self._silent(since=heard_at)
@@ -170,10 +225,7 @@ class Router:
             msg = "no scheduler answers, and no engine is known that could be asked"
             raise NoPlaceError(msg)
         DEGRADED_ROUTES.inc()
-        granted = RequestGranted(
-            at=self._clock.now(), request=request.request, instance=instance.id, attempt=request.attempt
-        )
-        self._events.append_soon(granted)
+        self._say_granted(request.request, request.attempt, instance.id)
         return RouteGranted(
             request=request.request,
             attempt=request.attempt,
@@ -182,4 +234,10 @@ class Router:
             hit_tokens=0,
             predicted_ttft=0.0,
             knowledge=Knowledge.BLIND,
+        )
+
+    def _say_granted(self, request: RequestId, attempt: int, instance: InstanceId) -> None:
+        """Tell the log where a request is, for a leader that does not know."""
+        self._events.append_soon(
+            RequestGranted(at=self._clock.now(), request=request, instance=instance, attempt=attempt)
         )

@@ -91,6 +91,7 @@ class Gateway:
         events: EventLog,
         clock: Clock,
         supervisor: Supervisor,
+        ids: RequestIds,
     ) -> None:
         """`name`: this ingress in the log."""
         self._name = name
@@ -104,7 +105,7 @@ class Gateway:
         self._events = events
         self._clock = clock
         self._supervisor = supervisor
-        self._ids = RequestIds()
+        self._ids = ids
 
     async def serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises nothing but the cancellation of its own task."""
@@ -241,8 +242,7 @@ class Gateway:
 
     async def _forward(self, call: Call, life: Life, grant: RouteGranted, *, exact: bool) -> None:
         """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
-        in_flight = self._router.in_flight
-        in_flight[grant.instance] += 1
+        self._router.begins(grant)
         try:
             engines, path = self._engines, call.route.path
             async with await engines.send(grant.url, path, call.body, call.headers, life.request) as answer:
@@ -255,7 +255,7 @@ class Gateway:
                 else:
                     await self._hand_over(call, life, grant, answer, first, knowledge)
         finally:
-            in_flight[grant.instance] -= 1
+            self._router.ends(grant)
 
     async def _stream(
         self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str

@@ -1,30 +1,62 @@
 """The composition root of `pointsman-rebalancer`."""
 
+import os
+from secrets import token_hex
+
+import click
+
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard, health_server
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
+from pointsman.policies.dispatch import UnknownPolicyError, rebalancing_policy
+from pointsman.policies.rebalancing import RebalancingPolicy
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 
 
 @command(RebalancerSettings, name="pointsman-rebalancer", table="rebalancer")
 def main(settings: RebalancerSettings) -> None:
-    """Watch for requests that wait in the wrong queue. At present it folds the log and moves nothing.
+    """Move waiting requests from queues that would miss their objectives to instances that have room.
 
-    It needs no port of its own but the one for /health, /ready and /metrics.
+    It folds the log, plans, and asks the scheduler, which makes each move or refuses it. It needs no port of its own but
+    the one for /health, /ready and /metrics.
+
+    \b
+      pointsman-rebalancer --rebalance global --rebalance-settings waste_weight=2
+      pointsman-rebalancer --rebalance off            follow the log and move nothing
     """
     configure_logging(settings.log_level, settings.log_format)
-    run(lambda supervisor: _serve(settings, supervisor))
+    policy = chosen_policy(settings)
+    run(lambda supervisor: _serve(settings, policy, supervisor))
 
 
-async def _serve(settings: RebalancerSettings, supervisor: Supervisor) -> None:
+def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
+    """The policy by name, with its settings. Raises click.BadParameter."""
+    pairs = [pair.partition("=") for pair in settings.rebalance_settings]
+    try:
+        return rebalancing_policy(settings.rebalance, {name: value for name, _, value in pairs})
+    except UnknownPolicyError as error:
+        raise click.BadParameter(str(error), param_hint="--rebalance-settings") from error
+
+
+async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
-    async with open_link(settings, clock, board, name="rebalancer") as link:
-        service = RebalancerService(event_log=link.log, clock=clock, board=board, settings=settings)
+    name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
+    async with open_link(settings, clock, board, name=name) as link:
+        service = RebalancerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=clock,
+            board=board,
+            settings=settings,
+            policy=policy,
+            name=name,
+        )
         supervisor.start(service.run(), name="fold")
+        supervisor.start(service.rebalance(), name="rebalance")
         await supervisor.until_stopped()

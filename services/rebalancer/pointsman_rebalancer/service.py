@@ -1,21 +1,86 @@
-"""The rebalancer: folds the log as the scheduler does. It has no migration policy yet, so it moves nothing.
+"""The rebalancer: folds the log as the scheduler does, plans which waiting requests should move, and asks the leader.
 
-What it will decide from is here already and proven by running: the same State, in log order, with its readiness.
+It changes nothing itself. A plan is one immutable value, made by a policy from the State as of one log entry; the
+leader looks at each of its moves again on what it knows by then, makes or refuses it, and writes that down. So a
+rebalancer that is dead, slow or doubled does no harm.
+
+It plans soon after something that may have overloaded an instance, and every so often because time alone does too (an
+engine that stalls, an objective that comes near). After a plan it waits until what the leader knew when it answered has
+come here through the log: the next plan is made from that, and never makes the same move again.
 """
 
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_follower import LogFollower
-from pointsman.ports import Clock, EventLog
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, PlannedMove
+from pointsman.contracts.decisions import LeaderElected, RequestMigrated, RequestPlaced
+from pointsman.contracts.fleet import FleetEvent
+from pointsman.contracts.requests import PrefillFinished
+from pointsman.contracts.subjects import migrate_subject
+from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
+from pointsman.policies.rebalancing.off import Off
+from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
+from pointsman.primitives import PoolName, Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.settings import RebalancerSettings
+
+log = structlog.get_logger()
+
+DEBOUNCE_WALL_SECONDS: Seconds = 0.005
+"""How long the rest of a burst is waited for."""
+REGULARLY_WALL_SECONDS: Seconds = 0.1
+"""How long nothing may happen before it plans all the same."""
+PLANNING_SHARE_MAX = 0.2
+"""Of its time that it plans at most; the rest is for the fold."""
+ANSWER_WALL_SECONDS: Seconds = 1.0
+SETTLED_WALL_SECONDS: Seconds = 1.0
+"""How long the log may take to bring what the leader knew when it answered."""
+
+CAUSES = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
+"""What may overload an instance or show that it is, or make room somewhere."""
 
 
 class RebalancerService:
     """One rebalancer of one pool."""
 
-    def __init__(self, *, event_log: EventLog, clock: Clock, board: HealthBoard, settings: RebalancerSettings) -> None:
-        pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool)
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        commands: Commands,
+        clock: Clock,
+        board: HealthBoard,
+        settings: RebalancerSettings,
+        policy: RebalancingPolicy,
+        name: str,
+    ) -> None:
+        """`name`: of this process in the ids of its plans; unlike that of any other, ever."""
+        pool = PoolSettings(
+            block_tokens=settings.block_tokens,
+            speed=settings.speed,
+            hot_share=settings.hot_share,
+            cold_share=settings.cold_share,
+        )
+        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, heard=self._hear)
+        self._commands = commands
+        self._clock = clock
+        self._policy = policy
+        self._name = name
+        self._pool_settings = pool
+        self._subject = migrate_subject(PoolName(settings.pool))
+        self._plans = 0
+        self._cause_at: Seconds | None = None
+        """When the first thing happened that no plan has looked at yet, engine time."""
+        self._caused = asyncio.Event()
+        self._news = asyncio.Event()
+        self._known: tuple[Term, int] = (Term(0), 0)
+        """The newest decision that has come through the log."""
 
     @property
     def state(self) -> State:
@@ -25,3 +90,105 @@ class RebalancerService:
     async def run(self) -> None:
         """Follow the log; ends only by cancellation or failure."""
         await self._follower.run()
+
+    async def rebalance(self) -> None:
+        """Plan and ask, for ever; with the policy `off`, not at all."""
+        if isinstance(self._policy, Off):
+            return
+        while True:
+            await _at_most(REGULARLY_WALL_SECONDS, self._caused)
+            await self._clock.sleep_wall(DEBOUNCE_WALL_SECONDS)
+            started = self._clock.wall()
+            plan, cause_at = self._plan()
+            planning = self._clock.wall() - started
+            telemetry.PLANNING_SECONDS.observe(planning)
+            if plan.migrations:
+                await self._carry_out(plan, cause_at)
+            await self._clock.sleep_wall(planning * (1 / PLANNING_SHARE_MAX - 1))
+
+    def _hear(self, event: LogEvent) -> None:
+        stamp = event.stamp
+        if stamp is not None:
+            self._known = max(self._known, (stamp.term, stamp.number))
+        if isinstance(event, LeaderElected):
+            self._compare_settings(event)
+        if isinstance(event, CAUSES):
+            if self._cause_at is None:
+                self._cause_at = event.at
+            self._caused.set()
+        self._news.set()
+
+    def _compare_settings(self, elected: LeaderElected) -> None:
+        """What is hot decides which instances a prefix maps to: leader and rebalancer should think alike."""
+        ours = (self._pool_settings.hot_share, self._pool_settings.cold_share)
+        theirs = (elected.pool.get("hot_share", ours[0]), elected.pool.get("cold_share", ours[1]))
+        if theirs != ours:
+            log.warning("settings_differ", scheduler=elected.scheduler, hot_share=theirs[0], cold_share=theirs[1])
+
+    def _plan(self) -> tuple[MigrationPlan, Seconds | None]:
+        """A plan on what is known now, and when what it looks at began. Empty while the log is still being read."""
+        cause_at, self._cause_at = self._cause_at, None
+        self._caused.clear()
+        state = self._follower.state
+        if not self._follower.caught_up:
+            return MigrationPlan(state.sequence), None
+        plan = self._policy.plan(state, self._clock.now())
+        self._plans += bool(plan.migrations)
+        return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), cause_at
+
+    async def _carry_out(self, plan: MigrationPlan, cause_at: Seconds | None) -> None:
+        telemetry.MIGRATIONS_PLANNED.labels(plan.policy).inc(len(plan.migrations))
+        try:
+            answer = await self._commands.request(
+                self._subject, _command(plan, self.state.term), timeout=ANSWER_WALL_SECONDS
+            )
+        except (NoResponderError, CommandTimeoutError) as error:
+            telemetry.MIGRATION_PLANS.labels(plan.policy, "unanswered").inc()
+            log.info("plan_unanswered", plan=plan.id, problem=str(error))
+            await self._clock.sleep_wall(REGULARLY_WALL_SECONDS)
+            return
+        if not isinstance(answer, MigrationAnswered):
+            log.error("answer_not_understood", plan=plan.id, answer=type(answer).__name__)
+            return
+        self._note(plan, answer, cause_at)
+        await self._until_known(answer.as_of, (answer.term, answer.decided))
+
+    def _note(self, plan: MigrationPlan, answer: MigrationAnswered, cause_at: Seconds | None) -> None:
+        telemetry.MIGRATION_PLANS.labels(plan.policy, answer.refusal or "taken").inc()
+        refused = sum(bool(move.refusal) for move in answer.moves)
+        applied = len(answer.moves) - refused
+        if applied and cause_at is not None:
+            reaction = (self._clock.now() - cause_at) / self._clock.speed
+            telemetry.REBALANCING_REACTION_SECONDS.observe(max(0.0, reaction))
+        log.info(
+            "planned", plan=plan.id, as_of=plan.as_of, applied=applied, refused=refused, refusal=answer.refusal or None
+        )
+
+    async def _until_known(self, as_of: Sequence, decision: tuple[Term, int]) -> None:
+        """Wait for the log to bring that much; not for ever, since a leader may die before it has written."""
+        deadline = self._clock.wall() + SETTLED_WALL_SECONDS
+        while (self.state.sequence < as_of or self._known < decision) and self._clock.wall() < deadline:
+            self._news.clear()
+            await _at_most(deadline - self._clock.wall(), self._news)
+
+
+def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
+    return MigrateRequests(
+        plan=plan.id,
+        policy=plan.policy,
+        term=term,
+        as_of=plan.as_of,
+        moves=[
+            PlannedMove(request=m.request, source=m.source, target=m.target, benefit=m.benefit, reason=m.reason)
+            for m in plan.migrations
+        ],
+    )
+
+
+async def _at_most(seconds: Seconds, event: asyncio.Event) -> None:
+    """Wait for the event, but no longer than so many wall seconds."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        return

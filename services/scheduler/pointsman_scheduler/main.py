@@ -1,9 +1,8 @@
 """The composition root of `pointsman-scheduler`."""
 
 import os
-
-import click
-import structlog
+from contextlib import nullcontext
+from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard, health_server
@@ -11,22 +10,22 @@ from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_set
+from pointsman.policies.dispatch import PolicySet
+from pointsman_scheduler.checkpointer import running_beside
+from pointsman_scheduler.chosen import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
-
-log = structlog.get_logger()
 
 
 @command(SchedulerSettings, name="pointsman-scheduler", table="scheduler")
 def main(settings: SchedulerSettings) -> None:
     """Place requests: fold the log, choose an instance for each request, and write down why.
 
-    One scheduler leads a pool. It answers the ingress over NATS and needs no port of its own but the one for
-    /health, /ready and /metrics.
+    One scheduler leads a pool; others follow and take over when it is gone. It answers the ingress over NATS and needs
+    no port of its own but the one for /health, /ready and /metrics.
     """
     configure_logging(settings.log_level, settings.log_format)
-    policies = _policies(settings)
+    policies = chosen_policies(settings)
     run(lambda supervisor: _serve(settings, policies, supervisor))
 
 
@@ -34,33 +33,25 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
-    async with open_link(settings, clock, board, name="scheduler") as link:
+    name = f"scheduler-{os.getpid()}-{token_hex(3)}"
+    checkpointer = running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > 0 else nullcontext()
+    async with open_link(settings, clock, board, name=name) as link:
         service = SchedulerService(
             event_log=link.log,
             commands=link.commands,
+            lease=link.lease,
+            checkpoints=link.checkpoints,
             clock=clock,
             board=board,
             settings=settings,
             policies=policies,
-            name=f"scheduler-{os.getpid()}",
+            name=name,
         )
-        supervisor.start(service.run(), name="fold")
+        supervisor.start(service.run(), name="life")
         supervisor.start(service.keep_house(), name="housekeeping")
         supervisor.start(service.heal(), name="healing")
-        await supervisor.until_stopped()
-
-
-def _policies(settings: SchedulerSettings) -> PolicySet:
-    pairs = [pair.partition("=") for pair in settings.policy_settings]
-    try:
-        return policy_set(
-            routing=settings.policy,
-            admission=settings.admission,
-            ordering=settings.order,
-            settings={name: value for name, _, value in pairs},
-            prefill_window_tokens=settings.prefill_window_tokens,
-            running_max=settings.running_max,
-            pending_max=settings.pending_max,
-        )
-    except UnknownPolicyError as error:
-        raise click.BadParameter(str(error), param_hint="--policy-settings") from error
+        with checkpointer:
+            try:
+                await supervisor.until_stopped()
+            finally:
+                await service.resign()

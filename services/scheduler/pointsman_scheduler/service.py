@@ -1,11 +1,16 @@
 """The scheduler: folds the log, answers `cmd.route`, grants, and writes every decision down.
 
-Three things run side by side on one event loop, and none of them waits while it changes the state:
-the *reader* folds the log; the *command handlers* let the dispatcher decide; the *housekeeper* looks after silence.
-A decision is applied at once, published off the path, and only then answered. The leader passes over its own
-decisions when they come back through the log.
+Four things run side by side on one event loop, and none of them waits while it changes the state: the *reader* folds
+the log; the *candidate* waits for the lease, is elected and keeps it; the *command handlers* let the dispatcher decide;
+the *housekeeper* looks after silence. A decision is applied at once, published off the path, and only then answered.
+The leader passes over its own decisions when they come back through the log.
+
+A term begins for everyone at its LeaderElected: the one who leads has then folded the log in order up to that entry, as
+every follower has. A leader that is deposed throws its State away, since it holds decisions that the log may not have,
+and begins a new *life* as a follower.
 """
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
@@ -13,40 +18,56 @@ import structlog
 
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_follower import end_of_log
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
-    FleetDescribed,
+    DrainInstance,
+    MigrateRequests,
     ResyncCache,
     RouteGranted,
     RouteRejected,
     RouteRequest,
+    UndrainInstance,
 )
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import RequestCancelled, RequestEvent
-from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, resync_subject, route_subject
+from pointsman.contracts.subjects import (
+    cancel_subject,
+    drain_subject,
+    fleet_view_subject,
+    migrate_subject,
+    resync_subject,
+    route_subject,
+)
 from pointsman.policies.dispatch import Dispatcher, PolicySet
 from pointsman.ports import (
+    Checkpoints,
     Clock,
     CommandHandler,
     Commands,
     CommandTimeoutError,
+    ElectionLostError,
     EventLog,
+    Fence,
+    Lease,
     LogEntry,
-    LogReset,
+    LogMissingError,
     LogUnavailableError,
     NoResponderError,
     Reply,
 )
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Sequence, Term
 from pointsman.state.fleet import Instance, Knowledge
-from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
+from pointsman_scheduler.chosen import empty_state
 from pointsman_scheduler.description import FleetGauges, describe_fleet
+from pointsman_scheduler.draining import take_drain
+from pointsman_scheduler.following import Beginning, Following, LogBrokenError
+from pointsman_scheduler.leadership import Leadership
+from pointsman_scheduler.migrating import MigrationDesk
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -55,9 +76,12 @@ LEADERSHIP = "leadership"
 HOUSEKEEPING_WALL_SECONDS = 0.25
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
-LEADER_ANSWERS_WALL_SECONDS = 1.0
-STAND_BY_WALL_SECONDS = 0.5
-TAKE_OVER_RETRY_WALL_SECONDS = 0.5
+ELECTION_RETRY_WALL_SECONDS = 0.1
+RESIGN_FLUSH_WALL_SECONDS = 0.3
+"""How long the last decisions may take to reach the log before the lease is given back."""
+
+WAITING = (Stage.ARRIVED, Stage.PENDING)
+"""Stages of requests that were not granted yet."""
 
 UNAVAILABLE = {"no_instance", "already_ended"}
 """Refusals that are no matter of load: 503. All others are answered 429."""
@@ -75,20 +99,27 @@ class Waiter:
     heard: Seconds
 
 
+class DeposedError(Exception):
+    """This scheduler leads no longer."""
+
+
 class SchedulerService:
-    """One scheduler of one pool. `run` folds the log for ever and leads once it has caught up."""
+    """One scheduler of one pool. `run` folds the log for ever and leads whenever it holds the lease."""
 
     def __init__(
         self,
         *,
         event_log: EventLog,
         commands: Commands,
+        lease: Lease,
+        checkpoints: Checkpoints,
         clock: Clock,
         board: HealthBoard,
         settings: SchedulerSettings,
         policies: PolicySet,
         name: str,
     ) -> None:
+        """`name`: of this process in the log and the lease; unlike that of any other, ever."""
         self._log = event_log
         self._commands = commands
         self._clock = clock
@@ -97,22 +128,57 @@ class SchedulerService:
         self._policies = policies
         self._name = name
         self._pool = PoolName(settings.pool)
-        self._leading = AsyncExitStack()
+        self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.lease_seconds)
+        self._following = Following(
+            event_log=event_log,
+            checkpoints=checkpoints,
+            clock=clock,
+            board=board,
+            part=LEADERSHIP,
+            empty_state=lambda: empty_state(settings, policies),
+        )
+        self._serving = AsyncExitStack()
+        self._fence: Fence | None = None
+        self._folded = asyncio.Event()
+        self._settled = asyncio.Event()
+        """Not set while this scheduler is being elected: commands wait for the outcome."""
+        self._settled.set()
+        self._end: Sequence = 0
         self._waiters: dict[RequestId, Waiter] = {}
         self._gauges = FleetGauges()
         self._listens_since: Seconds = 0.0
         self._listens_since_wall: Seconds = 0.0
-        self.state = self._empty_state()
+        self.state = empty_state(settings, policies)
+        self._migrations: MigrationDesk | None = None
         self.dispatcher: Dispatcher | None = None
-        """Present while this scheduler leads."""
+        """Present for the term of this scheduler. Whether it may decide at this moment `leading` tells."""
         board.missing(LEADERSHIP, "folding the log")
 
+    @property
+    def leading(self) -> Dispatcher | None:
+        """The dispatcher, while this scheduler may decide."""
+        return self.dispatcher if self._leadership.holds else None
+
     async def run(self) -> None:
-        """Fold, lead, serve; ends only by cancellation or failure."""
-        try:
-            await self._fold()
-        finally:
-            await self._leading.aclose()
+        """Follow, lead, follow again; ends only by cancellation or failure."""
+        while True:
+            beginning = await self._following.begin()
+            try:
+                async with asyncio.TaskGroup() as life:
+                    self._begin_life(beginning)
+                    life.create_task(self._fold(beginning), name="fold")
+                    life.create_task(self._stand(life), name="stand")
+            except* (LogBrokenError, DeposedError) as ends:
+                self._end_life(str(ends.exceptions[0]))
+            finally:
+                await self._stop_serving()
+
+    async def resign(self) -> None:
+        """Stop to decide, and give the lease back once what was decided is in the log. For a shutdown in order."""
+        await self._stop_serving()
+        if not await self._log.flush(RESIGN_FLUSH_WALL_SECONDS):
+            log.warning("decisions_unconfirmed", seconds=RESIGN_FLUSH_WALL_SECONDS)
+        await self._leadership.resign()
 
     async def keep_house(self) -> None:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
@@ -120,17 +186,20 @@ class SchedulerService:
             await self._clock.sleep_wall(HOUSEKEEPING_WALL_SECONDS)
             if not self._commands.connected:
                 self._listen_from_now()
-            if self.dispatcher is not None:
-                await self._check_liveness(self.dispatcher)
-            if self.dispatcher is not None:
-                await self._check_waiters(self.dispatcher)
+            if self.leading is not None:
+                await self._check_liveness(self.leading)
+            if self.leading is not None:
+                await self._check_waiters(self.leading)
+            self._say_whether_ready()
+            telemetry.LEADING.set(self.leading is not None)
+            telemetry.TERM.set(self.state.term)
             self._gauges.show(self.state)
 
     async def heal(self) -> None:
         """Ask for a snapshot wherever the index is in doubt, for ever."""
         while True:
             await self._clock.sleep_wall(HEALING_WALL_SECONDS)
-            if self.dispatcher is None:
+            if self.leading is None:
                 continue
             for instance in self.state.fleet.instances:
                 if instance.doubt:
@@ -141,97 +210,118 @@ class SchedulerService:
 
     # Folding
 
-    def _empty_state(self) -> State:
-        settings = self._settings
-        return State(
-            PoolSettings(
-                block_tokens=settings.block_tokens,
-                speed=settings.speed,
-                hot_share=settings.hot_share,
-                cold_share=settings.cold_share,
-            ),
-            self._policies.memories(),
-        )
+    def _begin_life(self, beginning: Beginning) -> None:
+        self.state = beginning.state
+        self._end = beginning.end
+        self._fence = None
+        self._waiters.clear()
 
-    async def _fold(self) -> None:
-        end = await self._end_of_log()
-        if end == 0:
-            await self._stand_by()
-            await self._take_over()
-        async for entry in self._log.read(1):
-            if isinstance(entry, LogReset):
-                await self._step_down(entry.reason)
-                end = await self._end_of_log()
-            else:
-                await self._take_in(entry)
-            if self.dispatcher is None and self.state.sequence >= end:
-                if await self._stand_by():
-                    end = await self._end_of_log()
-                if self.state.sequence >= end:
-                    await self._take_over()
+    def _end_life(self, reason: str) -> None:
+        """What is decided and not yet written is void: the next leader has not seen it."""
+        log.warning("follows_anew", reason=reason, led=self.dispatcher is not None)
+        self._board.missing(LEADERSHIP, reason)
+        if self._fence is not None:
+            self._fence.broken = self._fence.broken or reason
 
-    async def _stand_by(self) -> bool:
-        """Wait while another scheduler leads this pool; whether there was one."""
-        stood_by = False
+    async def _fold(self, beginning: Beginning) -> None:
+        """Raises LogBrokenError."""
+        async for entry in self._following.entries(beginning):
+            await self._take_in(entry)
+            self._folded.set()
+
+    async def _folded_to(self, sequence: Sequence) -> None:
+        while self.state.sequence < sequence:
+            self._folded.clear()
+            await self._folded.wait()
+
+    @property
+    def _caught_up(self) -> bool:
+        return self.state.sequence >= self._end
+
+    # Leading
+
+    async def _stand(self, life: asyncio.TaskGroup) -> None:
+        """Wait for the lease, be elected, and lead while the lease is ours.
+
+        Commands are taken in before the election is heard of: who asks the new leader at once must not ask in vain.
+        """
+        await self._leadership.obtain(term_of_log=lambda: self.state.term if self._caught_up else None)
+        life.create_task(self._keep_lease(), name="keep-lease")
+        self._settled.clear()
+        await self._serve(route_subject(self._pool), self._on_route)
+        await self._serve(cancel_subject(self._pool), self._on_cancel)
+        await self._serve(migrate_subject(self._pool), self._on_migrate)
+        await self._serve(drain_subject(self._pool), self._on_drain)
+        await self._serve(fleet_view_subject(self._pool), self._on_describe)
+        elected, fence = await self._be_elected()
+        await self._folded_to(fence.elected)
+        self._lead(elected.term, fence)
+
+    async def _keep_lease(self) -> None:
+        """Raises DeposedError."""
+        reason = await self._leadership.keep(deposed=lambda: self._fence.broken if self._fence else "")
+        raise DeposedError(reason)
+
+    async def _be_elected(self) -> tuple[LeaderElected, Fence]:
+        """Put our LeaderElected behind the last one, which must be folded before."""
         while True:
             try:
-                answer = await self._commands.request(
-                    fleet_view_subject(self._pool), DescribeFleet(), timeout=LEADER_ANSWERS_WALL_SECONDS
-                )
-            except NoResponderError:
-                return stood_by
-            except CommandTimeoutError:
-                answer = None
-            if not stood_by:
-                leader = answer.scheduler if isinstance(answer, FleetDescribed) else "one that does not answer"
-                log.info("standing_by", leader=leader)
-                self._board.missing(LEADERSHIP, f"another scheduler leads: {leader}")
-            stood_by = True
-            await self._clock.sleep_wall(STAND_BY_WALL_SECONDS)
+                extent = await self._log.extent()
+                await self._folded_to(extent.last)
+                elected, last = self._election(), self.state.elected
+                return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
+            except ElectionLostError as error:
+                log.info("election_lost", reason=str(error))
+            except (LogUnavailableError, LogMissingError) as error:
+                self._board.missing(LEADERSHIP, f"the log does not answer: {error}")
+            await self._clock.sleep_wall(ELECTION_RETRY_WALL_SECONDS)
 
-    async def _end_of_log(self) -> Sequence:
-        return await end_of_log(self._log, clock=self._clock, board=self._board, part=LEADERSHIP)
-
-    async def _take_over(self) -> None:
-        """Lead from here on. The log says so before the first decision does."""
+    def _election(self) -> LeaderElected:
         state = self.state
-        term = Term(state.term + 1)
-        event = LeaderElected(
+        return LeaderElected(
             at=self._clock.now(),
-            term=term,
+            term=self._leadership.term_above(state.term),
             scheduler=self._name,
             as_of=state.sequence,
             pool=asdict(state.settings),
+            policy=self._policies.routing.name,
+            settings=self._policies.settings,
         )
-        while True:
-            try:
-                await self._log.append(event)
-                break
-            except LogUnavailableError as error:
-                self._board.missing(LEADERSHIP, f"the log does not answer: {error}")
-                await self._clock.sleep_wall(TAKE_OVER_RETRY_WALL_SECONDS)
-        state.apply(event)
+
+    def _lead(self, term: Term, fence: Fence) -> None:
+        state = self.state
         self._listen_from_now()
+        self._fence = fence
         self.dispatcher = Dispatcher(state, self._policies, term=term)
-        await self._serve(route_subject(self._pool), self._on_route)
-        await self._serve(cancel_subject(self._pool), self._on_cancel)
-        await self._serve(fleet_view_subject(self._pool), self._on_describe)
-        self._board.restored(LEADERSHIP)
+        self._migrations = MigrationDesk(self.dispatcher)
+        self._settled.set()
+        self._say_whether_ready()
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
+
+    async def _stop_serving(self) -> None:
+        self.dispatcher = None
+        self._settled.set()
+        await self._serving.aclose()
+
+    def _say_whether_ready(self) -> None:
+        """A follower that has caught up is ready: to lead."""
+        leader = self._leadership.leader
+        if self.dispatcher is not None and self.leading is None:
+            self._board.missing(LEADERSHIP, "the lease could not be renewed in time")
+        elif self.dispatcher is None and not self._caught_up:
+            self._board.missing(LEADERSHIP, "folding the log")
+        elif self.dispatcher is None and leader in ("", self._name):
+            self._board.missing(LEADERSHIP, "taking over")
+        else:
+            self._board.restored(LEADERSHIP)
 
     def _listen_from_now(self) -> None:
         """Silence before this moment says nothing about others: nobody here could hear them."""
         self._listens_since, self._listens_since_wall = self._clock.now(), self._clock.wall()
 
     async def _serve(self, subject: str, handler: CommandHandler) -> None:
-        """Answer a command for as long as this scheduler leads; before that nobody does, and the asker knows it."""
-        await self._leading.enter_async_context(self._commands.serve(subject, handler))
-
-    async def _step_down(self, reason: str) -> None:
-        self.dispatcher = None
-        await self._leading.aclose()
-        self.state = self._empty_state()
-        self._board.missing(LEADERSHIP, reason)
+        """Answer a command for as long as the lease is ours; before that nobody does, and the asker knows it."""
+        await self._serving.enter_async_context(self._commands.serve(subject, handler))
 
     async def _take_in(self, entry: LogEntry) -> None:
         event = entry.event
@@ -240,8 +330,8 @@ class SchedulerService:
         else:
             touched = self._instance_of(event)
             self.state.apply(event, entry.sequence)
-            if self.dispatcher is not None:
-                await self._react(self.dispatcher, event, touched)
+            if self.leading is not None:
+                await self._react(self.leading, event, touched)
 
     def _is_own(self, event: LogEvent) -> bool:
         """Whether this is a decision of ours, applied when it was made, that comes back through the log."""
@@ -258,21 +348,32 @@ class SchedulerService:
         if touched:
             await self._publish(dispatcher.grant_waiting(touched, self._clock.now()))
         elif isinstance(event, FleetEvent):
-            await self._publish(dispatcher.relocate_pending(self._clock.now()))
+            now = self._clock.now()
+            await self._publish(dispatcher.relocate_pending(now) + dispatcher.place_held(now))
 
     # Commands
 
     async def _on_route(self, command: AnyCommand, reply: Reply) -> None:
-        dispatcher = self.dispatcher
+        await self._settled.wait()
+        dispatcher = self.leading
         if dispatcher is None or not isinstance(command, RouteRequest):
             return  # not leading: the ingress asks again
         started = self._clock.wall()
         self._waiters[command.request] = Waiter(command.attempt, reply, started)
         events = dispatcher.route(command, self._clock.now())
         telemetry.DECISION_SECONDS.observe(self._clock.wall() - started)
-        await self._publish(events)
+        await self._publish(events or self._give_up_forsaken(command, dispatcher))
         if not events:
+            self._waiters[command.request] = Waiter(command.attempt, reply, started)
             await self._send(self._answer_again(command))
+
+    def _give_up_forsaken(self, command: RouteRequest, dispatcher: Dispatcher) -> list[LogEvent]:
+        """End a request that was granted to an instance that is gone, though its ingress never heard so and still asks:
+        told that it has ended, the ingress asks under another id."""
+        known = self.state.workload.requests.get(command.request)
+        if known is None or known.stage in WAITING or known.instance in self.state.fleet:
+            return []
+        return dispatcher.abandon(known.id, f"its grant to {known.instance} was not heard of", self._clock.now())
 
     def _answer_again(self, command: RouteRequest) -> list[Answer]:
         """A repeated command: what was answered before is answered again; what still waits, waits on."""
@@ -281,18 +382,38 @@ class SchedulerService:
             end = self.state.workload.end_of(command.request)
             detail = f"the request has ended already ({end})"
             return self._rejected(command.request, "already_ended", detail, 0.0)
-        if request.stage is Stage.PREFILL and request.attempt == command.attempt:
+        if request.stage not in WAITING and request.attempt == command.attempt:
             return self._granted(request)
         return []
 
     async def _on_cancel(self, command: AnyCommand, reply: Reply) -> None:
-        if self.dispatcher is None or not isinstance(command, CancelRequest):
+        await self._settled.wait()
+        dispatcher = self.leading
+        if dispatcher is None or not isinstance(command, CancelRequest):
             return
         self._waiters.pop(command.request, None)
-        await self._publish(self.dispatcher.cancel(command.request, command.reason, self._clock.now()))
+        await self._publish(dispatcher.cancel(command.request, command.reason, self._clock.now()))
         end = self.state.workload.end_of(command.request)
         ended = end in (RequestCancelled.__name__, RequestRejected.__name__)
         await reply(CancelAnswered(request=command.request, ended=ended))
+
+    async def _on_drain(self, command: AnyCommand, reply: Reply) -> None:
+        await self._settled.wait()
+        dispatcher = self.leading
+        if dispatcher is None or not isinstance(command, DrainInstance | UndrainInstance):
+            return
+        now = self._clock.now()
+        events, answer = take_drain(dispatcher, command, now)
+        await self._publish(events + dispatcher.place_held(now))
+        await reply(answer)
+
+    async def _on_migrate(self, command: AnyCommand, reply: Reply) -> None:
+        await self._settled.wait()
+        if self.leading is None or self._migrations is None or not isinstance(command, MigrateRequests):
+            return  # not leading: whoever planned plans again
+        events, answer = self._migrations.take(command, self._clock.now())
+        await self._publish(events)
+        await reply(answer)
 
     async def _on_describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
@@ -304,7 +425,7 @@ class SchedulerService:
         """Write decisions down, then answer who waits for them. The state is not touched."""
         answers = []
         for event in events:
-            self._log.append_soon(event)
+            self._log.append_soon(event, self._fence)
             answers += self._answers_to(event)
         await self._send(answers)
 
@@ -341,6 +462,7 @@ class SchedulerService:
             hit_tokens=request.prompt_tokens - request.uncached_tokens,
             predicted_ttft=request.placed_at - request.arrived_at + request.predicted_ttft,
             knowledge=_knowledge_for(request, instance),
+            term=self._term,
         )
         return [(waiter.reply, answer)]
 
@@ -355,8 +477,13 @@ class SchedulerService:
             reason=reason,
             detail=detail,
             retry_after=retry_after,
+            term=self._term,
         )
         return [(waiter.reply, answer)]
+
+    @property
+    def _term(self) -> Term:
+        return self.dispatcher.term if self.dispatcher is not None else Term(0)
 
     # Looking after things
 
@@ -374,14 +501,14 @@ class SchedulerService:
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
         for line in list(self.state.workload.lines):
             events += dispatcher.grant_waiting(line, now)
-        await self._publish(events + dispatcher.relocate_pending(now))
+        await self._publish(events + dispatcher.relocate_pending(now) + dispatcher.place_held(now))
 
     async def _check_waiters(self, dispatcher: Dispatcher) -> None:
         """Cancel what nobody waits for any more: an ingress repeats its command, or it has died."""
         settings, now, wall = self._settings, self._clock.now(), self._clock.wall()
         events: list[LogEvent] = []
         for request in list(self.state.workload.requests.values()):
-            if request.stage in (Stage.ARRIVED, Stage.PENDING):
+            if request.stage in WAITING:
                 waiter = self._waiters.get(request.id)
                 heard = max(waiter.heard if waiter else 0.0, self._listens_since_wall)
                 if wall - heard > settings.waiter_seconds:

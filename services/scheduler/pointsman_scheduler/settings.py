@@ -29,6 +29,19 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     cold_share: float = setting(0.5, "Share, in units of 1/n, below which a spread prefix is gathered again.")
     suspect_seconds: float = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
     leave_seconds: float = setting(30.0, "Wall seconds of silence after which an instance counts as gone.")
+    lease_seconds: float = setting(
+        1.0,
+        "Wall seconds without a renewal after which another scheduler of the pool leads; the same for all of them.",
+    )
+    checkpoint_seconds: float = setting(
+        60.0, "Wall seconds between checkpoints; 0 takes none, and each start folds the whole log."
+    )
+    checkpoint_events: int = setting(200_000, "Log events after which a checkpoint is taken even earlier.")
+    hold_seconds: float = setting(
+        0.0,
+        "Wall seconds for which arrivals wait while no instance is ready, for a scaler to start one; 0 answers 503 at once.",
+    )
+    hold_max: int = setting(1_000, "Requests that may wait so.")
     waiter_seconds: float = setting(
         10.0, "Wall seconds after which a waiting request whose ingress no longer asks is cancelled."
     )

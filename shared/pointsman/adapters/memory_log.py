@@ -16,15 +16,18 @@ from typing import Literal
 from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.memory_stores import MemoryCheckpoints, MemoryLease
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, decode_event, encode
-from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.subjects import SUBJECT_ROOT, message_id, subject_of
 from pointsman.ports import (
     Clock,
     CommandHandler,
     Commands,
     CommandTimeoutError,
+    ElectionLostError,
     EventLog,
+    Fence,
     LogEntry,
     LogExtent,
     LogReset,
@@ -64,9 +67,12 @@ class MemoryBroker:
         self._first: Sequence = 1
         self._entries: deque[_Stored] = deque()
         self._ids: OrderedDict[str, Sequence] = OrderedDict()
+        self._elections: list[Sequence] = []
+        self.lease = MemoryLease(lambda: self.available)
+        self.checkpoints = MemoryCheckpoints(lambda: self.available)
         self._clients: list[_Writes] = []
         self._handlers: dict[str, list[_Served]] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def client(
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
@@ -75,7 +81,7 @@ class MemoryBroker:
         hear = listener or LogListener()
         writes = _Writes(self, clock, name, hear, window_max)
         self._clients.append(writes)
-        return MemoryLink(MemoryLog(self, writes, hear), MemoryCommands(self, hear))
+        return MemoryLink(MemoryLog(self, writes, hear), MemoryCommands(self, hear), self.lease, self.checkpoints)
 
     @property
     def extent(self) -> LogExtent:
@@ -103,6 +109,7 @@ class MemoryBroker:
         while self.extent.last > sequence:
             self._bytes -= len(self._entries.pop().payload)
         self._ids = OrderedDict((key, at) for key, at in self._ids.items() if at <= sequence)
+        self._elections = [at for at in self._elections if at <= sequence]
         self._wake()
 
     def recreate(self) -> None:
@@ -112,6 +119,7 @@ class MemoryBroker:
         self._bytes = 0
         self._entries.clear()
         self._ids.clear()
+        self._elections.clear()
         self._wake()
 
     def store_raw(self, subject: str, payload: bytes) -> Sequence:
@@ -129,11 +137,31 @@ class MemoryBroker:
         if identity is not None and identity in self._ids:
             return self._ids[identity]
         sequence = self.store_raw(subject_of(self.pool, event), encode(event))
+        if isinstance(event, LeaderElected):
+            self._elections.append(sequence)
         if identity is not None:
             self._ids[identity] = sequence
             if len(self._ids) > MESSAGE_IDS_MAX:
                 self._ids.popitem(last=False)
         return sequence
+
+    def elect(self, event: LeaderElected, after: Sequence) -> Sequence:
+        """Store a LeaderElected if the newest one left is at `after`. Raises ElectionLostError."""
+        if self._elected != after:
+            lost = f"the last election is at {self._elected}, not {after}"
+            raise ElectionLostError(lost)
+        return self.store(event)
+
+    def stands(self, fence: Fence) -> bool:
+        """Whether a leader may still write; breaks the fence if not. An election that retention dropped proves nothing."""
+        if not fence.broken and self._elected not in (0, fence.elected):
+            fence.broken = f"another leader was elected at {self._elected}"
+        return not fence.broken
+
+    @property
+    def _elected(self) -> Sequence:
+        """Where the newest LeaderElected is that is left; 0 where none is."""
+        return self._elections[-1] if self._elections and self._elections[-1] >= self._first else 0
 
     def at(self, sequence: Sequence) -> _Stored | None:
         index = sequence - self._first
@@ -142,11 +170,11 @@ class MemoryBroker:
     async def changed(self) -> None:
         """Wait until something was stored or happened."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def serve(self, subject: str, served: "_Served") -> None:
         self._handlers.setdefault(subject, []).append(served)
@@ -177,6 +205,8 @@ class MemoryBroker:
 class MemoryLink:
     log: "MemoryLog"
     commands: "MemoryCommands"
+    lease: MemoryLease
+    checkpoints: MemoryCheckpoints
 
 
 class _Writes:
@@ -188,24 +218,26 @@ class _Writes:
         self._name = name
         self._listener = listener
         self._window_max = window_max
-        self._held: deque[LogEvent] = deque()
+        self._held: deque[tuple[LogEvent, Fence | None]] = deque()
         self._lost = 0
         self._lost_reason = ""
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def put(self, event: LogEvent) -> None:
+    def put(self, event: LogEvent, fence: Fence | None = None) -> None:
         if self._broker.available:
-            self.write(event)
+            self.write(event, fence)
             self.mark_loss()
         elif len(self._held) < self._window_max:
-            self._held.append(event)
+            self._held.append((event, fence))
             self.idle.clear()
         else:
             self._lose("too many writes wait for their confirmation")
 
-    def write(self, event: LogEvent) -> Sequence | None:
-        """The stored sequence, or None where the fault lost it."""
+    def write(self, event: LogEvent, fence: Fence | None = None) -> Sequence | None:
+        """The stored sequence, or None where the fault lost it or the fence is broken."""
+        if fence is not None and not self._broker.stands(fence):
+            return None
         fault = self._broker.fault(event)
         if fault == "lose":
             self._lose("lost by a fault")
@@ -218,7 +250,7 @@ class _Writes:
 
     def resume(self) -> None:
         while self._held:
-            self.write(self._held.popleft())
+            self.write(*self._held.popleft())
         self.mark_loss()
         self.idle.set()
 
@@ -253,8 +285,15 @@ class MemoryLog(EventLog):
         return sequence
 
     @override
-    def append_soon(self, event: LogEvent) -> None:
-        self._writes.put(event)
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        self._writes.put(event, fence)
+
+    @override
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
+        if not self._broker.available:
+            unavailable = "the broker is away"
+            raise LogUnavailableError(unavailable)
+        return Fence(self._broker.elect(event, after))
 
     @override
     async def flush(self, timeout: Seconds) -> bool:

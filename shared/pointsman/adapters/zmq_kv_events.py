@@ -15,15 +15,15 @@ while, because the last batch before a silence may be the one that was dropped.
 import asyncio
 import contextlib
 import itertools
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import zmq
 import zmq.asyncio
+from typing_extensions import override
 from zmq.utils.monitor import parse_monitor_message
 
 from pointsman.primitives import Seconds, Sequence
@@ -42,6 +42,8 @@ REPLAY_FRAME_SECONDS = 2.0
 """Longest wait for the next frame of a replay; vLLM looks at its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0
 REPLAY_BATCHES_MAX = 1_000_000
+UNPROVEN_RESTS_MAX = 2
+"""After a reconnect, how often a replay socket may fail before what comes live is taken for a new engine's."""
 REPLAY_REST_SECONDS = 15.0
 """How long a replay socket that did not answer is left alone, so that live batches do not wait for it."""
 CONNECT_SECONDS_MAX = 5.0
@@ -179,20 +181,64 @@ def dialled(endpoint: str) -> str:
     return endpoint
 
 
-class _ReplayError(Exception):
+class ReplayError(Exception):
     """The replay socket did not answer as it should, within its bounds."""
 
 
-class _ReplaySocket:
+class LiveSocket(Protocol):
+    """The subscription, and whether the connection under it is still the one it was."""
+
+    async def connected(self, seconds: Seconds) -> bool:
+        """Wait for the connection to stand, at most `seconds`."""
+        ...
+
+    def reconnected(self) -> bool:
+        """Whether a connection came up since the last call."""
+        ...
+
+    async def arrival(self, seconds: Seconds) -> bool:
+        """Wait until something can be received, at most `seconds`."""
+        ...
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, if one is here."""
+        ...
+
+    def discard(self) -> None:
+        """Drop what is here: it may be from before a reconnect, and the replay has it."""
+        ...
+
+
+class ReplaySocket(Protocol):
+    """Asks one engine for past batches."""
+
+    def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        """Batches from `start` on that the engine still has. Raises ReplayError."""
+        ...
+
+
+class EngineSockets(Protocol):
+    """The two connections to one engine. `replay` is None where it has no such socket."""
+
+    @property
+    def live(self) -> LiveSocket: ...
+
+    @property
+    def replay(self) -> ReplaySocket | None: ...
+
+    def close(self) -> None: ...
+
+
+class _ReplaySocket(ReplaySocket):
     """Asks one engine for past batches. Each question has its own connection: late answers cannot meet a new one."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._context = context
         self._address = address
 
+    @override
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
-        """Batches from `start` on that the engine still has. Raises _ReplayError."""
-        deadline = time.monotonic() + REPLAY_SECONDS_MAX
+        deadline = _now() + REPLAY_SECONDS_MAX
         socket = self._context.socket(zmq.DEALER)
         try:
             _bound(socket)
@@ -204,26 +250,24 @@ class _ReplaySocket:
                     return
                 yield int.from_bytes(sequence, "big"), payload
             msg = f"more than {REPLAY_BATCHES_MAX} batches"
-            raise _ReplayError(msg)
+            raise ReplayError(msg)
         finally:
             socket.close(linger=0)
 
     async def _next(self, socket: zmq.asyncio.Socket, deadline: float) -> tuple[bytes, bytes]:
         """Sequence and payload stand last; what precedes them (delimiter, topic) differs between versions."""
-        seconds = min(REPLAY_FRAME_SECONDS, deadline - time.monotonic())
+        seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
         if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
             msg = "no answer in time"
-            raise _ReplayError(msg)
+            raise ReplayError(msg)
         frames = await socket.recv_multipart()
         if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
             msg = f"an answer of {len(frames)} frames without a sequence"
-            raise _ReplayError(msg)
+            raise ReplayError(msg)
         return frames[-2], frames[-1]
 
 
-class _LiveSocket:
-    """The subscription, and whether the connection under it is still the one it was."""
-
+class _LiveSocket(LiveSocket):
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._socket = context.socket(zmq.SUB)
         _bound(self._socket)
@@ -240,12 +284,12 @@ class _LiveSocket:
         self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
         self._socket.connect(address)
 
+    @override
     async def connected(self, seconds: Seconds) -> bool:
-        """Wait for the connection to stand, at most `seconds`."""
         return bool(await self._monitor.poll(int(seconds * 1000))) and self.reconnected()
 
+    @override
     def reconnected(self) -> bool:
-        """Whether a connection came up since the last call."""
         came_up = False
         with contextlib.suppress(zmq.Again):
             while True:
@@ -253,19 +297,19 @@ class _LiveSocket:
                 came_up = came_up or event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return came_up
 
+    @override
     async def arrival(self, seconds: Seconds) -> bool:
-        """Wait until something can be received, at most `seconds`."""
         return bool(await self._socket.poll(int(seconds * 1000)))
 
+    @override
     def receive(self) -> list[bytes] | None:
-        """The next message, if one is here."""
         try:
             return self._queue.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
+    @override
     def discard(self) -> None:
-        """Drop what is here: it may be from before a reconnect, and the replay has it."""
         for _ in range(RECEIVE_QUEUE_MAX):
             if self.receive() is None:
                 return
@@ -274,6 +318,30 @@ class _LiveSocket:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
+
+
+class _ZmqSockets(EngineSockets):
+    """Both sockets, with the context that they live in."""
+
+    def __init__(self, endpoint: KvEndpoint) -> None:
+        self._context = zmq.asyncio.Context()
+        self._live = _LiveSocket(self._context, endpoint.publish_address)
+        self._replay = _ReplaySocket(self._context, endpoint.replay_address) if endpoint.replay else None
+
+    @property
+    @override
+    def live(self) -> LiveSocket:
+        return self._live
+
+    @property
+    @override
+    def replay(self) -> ReplaySocket | None:
+        return self._replay
+
+    @override
+    def close(self) -> None:
+        self._live.close()
+        self._context.destroy(linger=0)
 
 
 @dataclass(slots=True)
@@ -295,14 +363,22 @@ class ZmqKvEvents:
     With data parallelism each rank has its own cache and endpoint: one of these for each.
     """
 
-    def __init__(self, endpoint: KvEndpoint, *, idle_check_seconds: Seconds = 2.0) -> None:
+    def __init__(
+        self,
+        endpoint: KvEndpoint,
+        *,
+        idle_check_seconds: Seconds = 2.0,
+        sockets: Callable[[KvEndpoint], EngineSockets] = _ZmqSockets,
+    ) -> None:
         """`idle_check_seconds`: after so long a silence the replay socket is asked whether it is one."""
         self._endpoint = endpoint
         self._rank = endpoint.dp_rank
         self._idle_check_seconds = idle_check_seconds
-        self._replay: _ReplaySocket | None = None
+        self._open_sockets = sockets
+        self._replay: ReplaySocket | None = None
         self._replay_rests_until = 0.0
         self._replay_gave = False
+        self._rests_unproven = 0
         self._expected: Sequence | None = None
         """The sequence that comes next; None while not even the first is known."""
         self._last_fingerprint: int | None = None
@@ -315,10 +391,8 @@ class ZmqKvEvents:
 
         Its sockets live as long as the iteration: close it (`aclosing`) to let go of them.
         """
-        context = zmq.asyncio.Context()
-        live = _LiveSocket(context, self._endpoint.publish_address)
-        if self._endpoint.replay:
-            self._replay = _ReplaySocket(context, self._endpoint.replay_address)
+        sockets = self._open_sockets(self._endpoint)
+        live, self._replay = sockets.live, sockets.replay
         try:
             await live.connected(CONNECT_SECONDS_MAX)
             async for item in self._begin(EngineAttached):
@@ -326,10 +400,9 @@ class ZmqKvEvents:
             async for item in self._follow(live):
                 yield item
         finally:
-            live.close()
-            context.destroy(linger=0)
+            sockets.close()
 
-    async def _follow(self, live: _LiveSocket) -> AsyncIterator[EngineItem]:
+    async def _follow(self, live: LiveSocket) -> AsyncIterator[EngineItem]:
         for turn in itertools.count():
             if turn % MESSAGES_PER_TURN_MAX == 0:
                 await asyncio.sleep(0)
@@ -348,9 +421,9 @@ class ZmqKvEvents:
 
     @property
     def _can_replay(self) -> bool:
-        return self._replay is not None and time.monotonic() >= self._replay_rests_until
+        return self._replay is not None and _now() >= self._replay_rests_until
 
-    def _on_reconnect(self, live: _LiveSocket) -> None:
+    def _on_reconnect(self, live: LiveSocket) -> None:
         """It may be another engine now. What is queued may be the old one's; the replay has what is worth having."""
         self._last_live = -1
         if self._replay is not None:
@@ -362,6 +435,12 @@ class ZmqKvEvents:
             yield EngineNoise(f"a message of {len(frames)} frames without a sequence", self._rank)
             return
         sequence, payload = int.from_bytes(frames[1], "big"), frames[2]
+        if self._unproven:
+            if self._rests_unproven < UNPROVEN_RESTS_MAX:
+                return  # whose batch this is only the replay can tell, and will give it once more
+            self._unproven = False
+            self._expected = sequence
+            yield EngineRestarted(exact=sequence == 0, dp_rank=self._rank)
         if self._expected is None:
             self._expected = sequence
         if sequence <= self._last_live or (self._replay is None and sequence < self._expected):
@@ -404,7 +483,7 @@ class ZmqKvEvents:
                         if sequence != self._expected:
                             break
                         yield self._take(sequence, payload)
-            except _ReplayError:
+            except ReplayError:
                 if self._expected is None:
                     continue
             if self._expected is None:
@@ -431,7 +510,7 @@ class ZmqKvEvents:
             try:
                 async for item in self._read_answer(answer):
                     yield item
-            except _ReplayError:
+            except ReplayError:
                 answer.torn = True
             if answer.recovered:
                 yield EngineReplayed(answer.recovered, self._rank)
@@ -445,7 +524,7 @@ class ZmqKvEvents:
                 self._rest_replay()
 
     async def _read_answer(self, answer: "_Answer") -> AsyncIterator[EngineItem]:
-        """One answer, as far as it is whole. Raises _ReplayError."""
+        """One answer, as far as it is whole. Raises ReplayError."""
         assert self._replay is not None
         assert self._expected is not None
         async with aclosing(self._replay.batches(max(0, self._expected - 1))) as batches:
@@ -468,7 +547,7 @@ class ZmqKvEvents:
     async def _conclude(self, answer: "_Answer", *, ahead: bool) -> AsyncIterator[EngineItem]:
         """What a whole answer says of the engine itself."""
         behind = answer.empty and not ahead and bool(self._expected) and (self._replay_gave or self._unproven)
-        self._unproven = False
+        self._unproven, self._rests_unproven = False, 0
         if answer.new_engine or behind:  # behind: it has not come as far as we have seen
             async for item in self._begin(EngineRestarted):
                 yield item
@@ -482,7 +561,8 @@ class ZmqKvEvents:
         return self._unproven and sequence > self._expected
 
     def _rest_replay(self) -> None:
-        self._replay_rests_until = time.monotonic() + REPLAY_REST_SECONDS
+        self._rests_unproven += self._unproven
+        self._replay_rests_until = _now() + REPLAY_REST_SECONDS
 
     def _take(self, sequence: Sequence, payload: bytes) -> EngineBatch:
         self._expected = sequence + 1
@@ -569,6 +649,11 @@ def _type_of(raw: msgspec.Raw) -> str | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return tag[0] if tag and isinstance(tag[0], str) else None
+
+
+def _now() -> Seconds:
+    """Monotonic seconds, of the loop that this runs on."""
+    return asyncio.get_running_loop().time()
 
 
 def _bound(socket: zmq.asyncio.Socket) -> None:

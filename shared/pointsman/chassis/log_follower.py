@@ -4,7 +4,10 @@ The fold is the shared one; what is here is only its feeding: catch up, say when
 where the log was reset, and keep aside what does not decode.
 """
 
+from collections.abc import Callable
+
 from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.codec import LogEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.state import PoolSettings, State
@@ -26,14 +29,29 @@ async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, p
 class LogFollower:
     """A State in log order, behind the log by no more than the way here. Not ready until it has caught up."""
 
-    def __init__(self, event_log: EventLog, *, clock: Clock, board: HealthBoard, settings: PoolSettings) -> None:
+    def __init__(
+        self,
+        event_log: EventLog,
+        *,
+        clock: Clock,
+        board: HealthBoard,
+        settings: PoolSettings,
+        heard: Callable[[LogEvent], None] = lambda _event: None,
+    ) -> None:
+        """`heard`: told of each event once it is in the state."""
+        self._heard = heard
         self._log = event_log
         self._clock = clock
         self._board = board
         self._settings = settings
-        self._end: Sequence = 0
+        self._end: Sequence | None = None
         self.state = State(settings)
         """As of the last entry. Replaced, not emptied, when the log was reset."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it has read what there was when it began. What comes after that is read as it comes."""
+        return self._end is not None and self.state.sequence >= self._end
 
     async def run(self) -> None:
         """Fold for ever; ends only by cancellation or failure."""
@@ -49,11 +67,12 @@ class LogFollower:
     async def _measure_backlog(self, reason: str) -> None:
         """Learn how far there is to go; not ready until there."""
         self._board.missing(PART, reason)
+        self._end = None
         self._end = await end_of_log(self._log, clock=self._clock, board=self._board, part=PART)
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.state.sequence >= self._end:
+        if self.caught_up:
             self._board.restored(PART)
 
     def _take_in(self, entry: LogEntry) -> None:
@@ -61,3 +80,4 @@ class LogFollower:
             self.state.skip(entry.sequence)
         else:
             self.state.apply(entry.event, entry.sequence)
+            self._heard(entry.event)

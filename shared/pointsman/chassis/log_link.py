@@ -14,11 +14,12 @@ from prometheus_client import Counter
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
+from pointsman.adapters.jetstream import StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.settings import FleetSettings
-from pointsman.ports import Clock, Commands, EventLog
+from pointsman.ports import Checkpoints, Clock, Commands, EventLog, Lease
 from pointsman.primitives import PoolName
 
 log = structlog.get_logger()
@@ -31,10 +32,12 @@ TROUBLE_LOG_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The two ports that a service talks through. Valid while the context of `open_link` is open."""
+    """The ports that a service talks through. Valid while the context of `open_link` is open."""
 
     log: EventLog
     commands: Commands
+    lease: Lease
+    checkpoints: Checkpoints
 
 
 @asynccontextmanager
@@ -49,8 +52,19 @@ async def open_link(settings: FleetSettings, clock: Clock, board: HealthBoard, *
     board.missing(NATS_PART, f"connecting to {settings.nats}")
     board.missing(LOG_PART, "not seen yet")
     listener = _TelemetryListener(board, clock)
-    async with jetstream.connect(settings.nats, PoolName(settings.pool), clock, name=name, listener=listener) as link:
-        yield Link(link.log, link.commands)
+    async with jetstream.connect(
+        settings.nats,
+        PoolName(settings.pool),
+        clock,
+        name=name,
+        listener=listener,
+        stream=StreamSettings(
+            bytes_max=settings.log_bytes_max,
+            age_seconds_max=settings.log_age_seconds_max,
+            replicas=settings.log_replicas,
+        ),
+    ) as link:
+        yield Link(link.log, link.commands, link.lease, link.checkpoints)
 
 
 class _TelemetryListener(LogListener):

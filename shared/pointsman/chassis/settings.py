@@ -44,6 +44,11 @@ class FleetSettings:
         1.0, "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time."
     )
     block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
+    log_bytes_max: int = setting(
+        4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. Counts when the log is made."
+    )
+    log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
+    log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one, likewise.")
     secret: str = setting("pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True)
 
 

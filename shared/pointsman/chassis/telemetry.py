@@ -55,6 +55,8 @@ DECISION_SECONDS = Histogram(
     "Wall time to decide one placement.",
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
+LEADING = Gauge("pointsman_leading", "Whether this scheduler may decide.")
+TERM = Gauge("pointsman_term", "The newest term that the log tells of.")
 INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
 INSTANCE_PREFILL = Gauge(
     "pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"]
@@ -70,6 +72,26 @@ INSTANCE_KNOWLEDGE = Gauge(
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
 CACHE_RESYNCS = Counter(
     "pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"]
+)
+
+MIGRATIONS = Counter(
+    "pointsman_migrations_total", "Moves that rebalancers asked for, by what the leader made of them.", ["outcome"]
+)
+MIGRATION_PLANS = Counter(
+    "pointsman_migration_plans_total", "Plans that this rebalancer sent, by policy and answer.", ["policy", "outcome"]
+)
+MIGRATIONS_PLANNED = Counter(
+    "pointsman_migrations_planned_total", "Moves in the plans that this rebalancer sent.", ["policy"]
+)
+PLANNING_SECONDS = Histogram(
+    "pointsman_planning_seconds",
+    "Wall time to plan one round of migrations, empty rounds included.",
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+)
+REBALANCING_REACTION_SECONDS = Histogram(
+    "pointsman_rebalancing_reaction_seconds",
+    "Wall time from the event that a plan answers to the moves being made.",
+    buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])

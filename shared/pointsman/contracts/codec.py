@@ -7,6 +7,8 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
+    DrainAnswered,
+    DrainInstance,
     FleetDescribed,
     MigrateRequests,
     MigrationAnswered,
@@ -15,6 +17,9 @@ from pointsman.contracts.commands import (
     RouteGranted,
     RouteRejected,
     RouteRequest,
+    ScaleAnswered,
+    ScalePool,
+    UndrainInstance,
 )
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -87,6 +92,11 @@ AnyCommand = (
     | FleetDescribed
     | MigrateRequests
     | MigrationAnswered
+    | DrainInstance
+    | UndrainInstance
+    | DrainAnswered
+    | ScalePool
+    | ScaleAnswered
 )
 
 _encoder = msgspec.json.Encoder()

@@ -134,6 +134,61 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class DrainInstance(Command, frozen=True, kw_only=True):
+    """`cmd.drain`: place nothing there any more and move what waits for it; what its engine has, finishes there.
+
+    `leaving`: who asks will stop the instance as soon as it is idle.
+    """
+
+    instance: InstanceId
+    reason: str
+    leaving: bool = False
+
+
+class UndrainInstance(Command, frozen=True, kw_only=True):
+    """`cmd.drain`: let it take requests again."""
+
+    instance: InstanceId
+
+
+class DrainAnswered(Command, frozen=True, kw_only=True):
+    """What became of either. `requests` are those that the instance still has; with `refusal` nothing was done."""
+
+    instance: InstanceId
+    draining: bool
+    requests: int = 0
+    refusal: str = ""
+
+
+class ScalePool(Command, frozen=True, kw_only=True):
+    """`cmd.scale`: have so many instances; without `wanted`, say how things are. `asker` is who wants it, for the log."""
+
+    wanted: int | None = None
+    asker: str = ""
+
+
+class ScaleAnswered(Command, frozen=True, kw_only=True):
+    """The scaler's view: its newest decision (`number` 0: none yet), and what is there. With `refusal` nothing was decided.
+
+    `ready` take requests and have answered, `coming` were started and have not, `leaving` are being drained to be
+    stopped. `applied`: whether the newest decision is carried out.
+    """
+
+    number: int
+    wanted: int
+    ready: int
+    coming: int
+    leaving: int
+    applied: bool
+    policy: str
+    provider: str
+    lowest: int
+    highest: int
+    reason: str = ""
+    trouble: str = ""
+    refusal: str = ""
+
+
 class DescribeFleet(Command, frozen=True, kw_only=True):
     """`cmd.fleet`: what the leader knows of its pool, for people. Answered with a FleetDescribed."""
 

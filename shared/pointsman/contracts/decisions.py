@@ -123,18 +123,26 @@ class WritesLost(Event, frozen=True, kw_only=True):
 
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
-    """Subject `pm.<pool>.scale`."""
+    """From now on the pool shall have `wanted` instances. Subject `pm.<pool>.scale`, written by the scaler.
+
+    `number` is dense over the whole log: of two decisions with one number, which two scalers may make at once, the first
+    in the log counts. `current` is what was there when it was decided, `scaler` who did.
+    """
 
     policy: str
     settings: Settings
     current: int
     wanted: int
     reason: str
+    number: int = 0
+    scaler: str = ""
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):
-    """Subject `pm.<pool>.scale`."""
+    """The decision with this number is carried out: so many instances are there and answer. Subject `pm.<pool>.scale`."""
 
     current: int
     wanted: int
     detail: str
+    number: int = 0
+    scaler: str = ""

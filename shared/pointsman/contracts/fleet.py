@@ -91,9 +91,10 @@ class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
 
 
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
-    """Nothing new is placed there; what runs, finishes."""
+    """Nothing new is placed there; what runs, finishes. `leaving`: a scaler will stop it as soon as it is idle."""
 
     reason: str = ""
+    leaving: bool = False
 
 
 class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):

@@ -48,6 +48,16 @@ def migrate_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.migrate"
 
 
+def drain_subject(pool: PoolName) -> str:
+    """DrainInstance and UndrainInstance, answered by the leader."""
+    return f"{SUBJECT_ROOT}.{pool}.cmd.drain"
+
+
+def scale_subject(pool: PoolName) -> str:
+    """ScalePool, answered by the scaler that acts."""
+    return f"{SUBJECT_ROOT}.{pool}.cmd.scale"
+
+
 def resync_subject(pool: PoolName, instance: InstanceId) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.resync.{instance}"
 
@@ -90,6 +100,8 @@ def message_id(event: Event) -> str | None:
         return f"{event.stamp.term}.{event.stamp.number}"
     if isinstance(event, InstanceJoined | InstanceLeft | InstanceProbed):
         return f"{kind}.{event.instance}.{event.epoch}"
+    if isinstance(event, ScaleDecided | ScaleApplied):
+        return f"{kind}.{event.number}" if event.number else None
     if isinstance(event, RequestGranted):
         return f"{kind}.{event.request}.{event.attempt}.{event.instance}"
     if isinstance(event, RequestEvent):

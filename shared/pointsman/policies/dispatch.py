@@ -23,7 +23,7 @@ from pointsman.contracts.decisions import (
     Settings,
 )
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, Patience
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained, Patience
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
@@ -32,13 +32,14 @@ from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLI
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.recheck import Objection, Recheck
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
+from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
-P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy)
+P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy)
 
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
@@ -61,6 +62,10 @@ class PolicySet:
     """Requests that may be inside an engine at all."""
     pending_max: int = 10_000
     """Requests that may wait in the pool; more are refused."""
+    hold_seconds: Seconds = 0.0
+    """Engine seconds for which arrivals wait while no instance is ready, because a scaler may start one; 0: none does."""
+    hold_max: int = 1_000
+    """Requests that may wait so."""
 
     def memories(self) -> tuple[Memory, ...]:
         """Fresh memories for a State that these policies will read."""
@@ -78,6 +83,7 @@ class PolicySet:
             "prefill_window_tokens": self.prefill_window_tokens,
             "running_max": self.running_max,
             "pending_max": self.pending_max,
+            **({"hold_seconds": self.hold_seconds, "hold_max": self.hold_max} if self.hold_seconds else {}),
         }
 
 
@@ -90,6 +96,8 @@ def policy_set(
     prefill_window_tokens: Tokens = 16_384,
     running_max: int = 256,
     pending_max: int = 10_000,
+    hold_seconds: Seconds = 0.0,
+    hold_max: int = 1_000,
 ) -> PolicySet:
     """Policies by name. `settings` are those of the routing policy; names that begin with `admission.` or `order.`
     are for the other two. Raises UnknownPolicyError."""
@@ -101,12 +109,19 @@ def policy_set(
         prefill_window_tokens=prefill_window_tokens,
         running_max=running_max,
         pending_max=pending_max,
+        hold_seconds=hold_seconds,
+        hold_max=hold_max,
     )
 
 
 def rebalancing_policy(name: str = DEFAULT_REBALANCING, settings: Settings | None = None) -> RebalancingPolicy:
     """A rebalancing policy by name. Raises UnknownPolicyError."""
     return _made("rebalancing policy", name, REBALANCING_POLICIES, settings or {})
+
+
+def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None) -> ScalingPolicy:
+    """A scaling policy by name. Raises UnknownPolicyError."""
+    return _made("scaling policy", name, SCALING_POLICIES, settings or {})
 
 
 def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
@@ -117,11 +132,14 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     rest = dict(settings)
     try:
         bounds = {name: int(rest.pop(name)) for name in ("prefill_window_tokens", "running_max", "pending_max")}
+        hold_seconds, hold_max = float(rest.pop("hold_seconds", 0.0)), int(rest.pop("hold_max", 1_000))
         return policy_set(
             routing=routing,
             admission=str(rest.pop("admission")),
             ordering=str(rest.pop("ordering")),
             settings=rest,
+            hold_seconds=hold_seconds,
+            hold_max=hold_max,
             **bounds,
         )
     except KeyError as error:
@@ -246,6 +264,41 @@ class Dispatcher:
             self._grant_next(instance, now, events)
         return events
 
+    def drain(self, instance: InstanceId, reason: str, now: Seconds, *, leaving: bool) -> list[LogEvent]:
+        """Place nothing there any more, and move what waits for it. No events where that is so already."""
+        known = self.state.fleet.get(instance)
+        if known is None or (known.draining and known.leaving == leaving):
+            return []
+        events: list[LogEvent] = []
+        self._decide(
+            events,
+            lambda s: InstanceDraining(
+                at=now, stamp=s, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving
+            ),
+        )
+        return events + self.relocate_pending(now)
+
+    def undrain(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
+        """Let an instance take requests again. No events where it does."""
+        known = self.state.fleet.get(instance)
+        if known is None or not known.draining:
+            return []
+        events: list[LogEvent] = []
+        self._decide(events, lambda s: InstanceUndrained(at=now, stamp=s, instance=instance, epoch=known.epoch))
+        return events + self.relocate_pending(now)
+
+    def place_held(self, now: Seconds) -> list[LogEvent]:
+        """Place what waits for an instance to come, and refuse what has waited for as long as it may."""
+        events: list[LogEvent] = []
+        for request in list(self.state.workload.requests.values()):
+            if request.stage is Stage.ARRIVED:
+                self._place_again(request, now, events)
+        return events
+
+    def _place_again(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
+        self._place(request, _asked_again(request), now, events)
+        self._grant_next(request.instance, now, events)
+
     def relocate_pending(self, now: Seconds) -> list[LogEvent]:
         """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
         events: list[LogEvent] = []
@@ -342,7 +395,8 @@ class Dispatcher:
         try:
             choice = policies.routing.choose(view)
         except NoInstance as answer:
-            self._reject(request, command, Refusal("no_instance", str(answer), 1.0), [], now, events)
+            if not self._may_hold(request, now):
+                self._reject(request, command, Refusal("no_instance", str(answer), 1.0), [], now, events)
             return
         admitted = self._refuse_full() or policies.admission.admit(view, choice)
         if isinstance(admitted, Refusal):
@@ -369,6 +423,16 @@ class Dispatcher:
                 excluded=excluded,
             ),
         )
+
+    def _may_hold(self, request: Request, now: Seconds) -> bool:
+        """Whether it may wait for an instance that is not there yet. What was sent to an engine before may not."""
+        policies = self.policies
+        if request.stage is not Stage.ARRIVED or request.excluded or self.state.fleet.ready:
+            return False
+        if now - request.arrived_at >= policies.hold_seconds:
+            return False
+        held = sum(known.stage is Stage.ARRIVED for known in self.state.workload.requests.values())
+        return held <= policies.hold_max
 
     def _refuse_full(self) -> Refusal | None:
         waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
@@ -523,6 +587,23 @@ class Dispatcher:
             event = self._on_record(event)
         self.state.apply(event)
         events.append(event)
+
+
+def _asked_again(request: Request) -> RouteRequest:
+    """The command by which its ingress would ask once more for a place."""
+    return RouteRequest(
+        request=request.id,
+        ingress="",
+        arrived_at=request.arrived_at,
+        tenant=request.tenant,
+        keys=b"",
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        slo_ttft=request.slo_ttft,
+        slo_tpot=request.slo_tpot,
+        attempt=request.attempt,
+        excluded=list(request.excluded),
+    )
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:

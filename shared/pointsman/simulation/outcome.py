@@ -29,6 +29,8 @@ class RequestRow:
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
     """What the engine took from its cache."""
+    granted_at: Seconds | None = None
+    """When it was sent to its engine, the last time."""
     first_token_at: Seconds | None = None
     ended_at: Seconds | None = None
     migrations: int = 0

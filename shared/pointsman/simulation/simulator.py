@@ -130,6 +130,8 @@ class Likeness:
     keys_of: Callable[[WorkloadRequest, Tokens], list[BlockKey]] = block_keys
     speed: float = 1.0
     profile: EngineProfile | None = None
+    way_of: Callable[[WorkloadRequest], Seconds] | None = None
+    """What passes between a grant and its engine's hearing of it: the time that processes and sockets take. None: none."""
 
 
 NOBODY = Likeness()
@@ -399,11 +401,24 @@ class _Simulation:
                     self._outcome.migrations += 1
                 case RequestGranted():
                     self._row(event.request).granted_at = now
-                    self._submit(event.request, event.instance, now)
+                    self._send(event.request, event.instance, now)
                 case RequestRejected():
                     self._end(event.request, now, "rejected", event.reason)
                 case _:
                     pass
+
+    def _send(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
+        way = self._like.way_of(self._requests[int(request_id)]) if self._like.way_of else 0.0
+        if not way:
+            self._submit(request_id, instance, now)
+            return
+
+        def come(at: Seconds) -> None:
+            request = self._state.workload.requests.get(request_id)
+            if request is not None and request.instance == instance and request.granted_at == now:
+                self._submit(request_id, instance, at)
+
+        self._at(now + way, come)
 
     def _submit(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
         engine = self._engines[instance]

@@ -46,6 +46,10 @@ class Instance:
     serving: bool = True
     suspected: bool = False
     draining: bool = False
+    leaving: bool = False
+    """Whether a scaler will stop it once it has drained."""
+    answered: bool = False
+    """Whether its worker has reported in this epoch that the engine serves: before, it is no capacity."""
     sequence: Sequence = 0
     parity: bool | None = None
     doubt: str = ""
@@ -115,6 +119,7 @@ class Fleet:
             heard_at=event.at,
             cache=event.cache,
             draining=known.draining if known else False,
+            leaving=known.leaving if known else False,
         )
         self._instances[event.instance] = instance
         self._ready = None
@@ -124,6 +129,7 @@ class Fleet:
         """Load and liveness from a report."""
         instance = self._instances[event.instance]
         instance.heard_at = max(instance.heard_at, event.at)
+        instance.answered = instance.answered or event.serving
         instance.waiting = event.waiting
         instance.running = event.running
         instance.kv_usage = event.kv_usage
@@ -136,8 +142,9 @@ class Fleet:
         self._instances[instance].suspected = True
         self._ready = None
 
-    def drain(self, instance: InstanceId, *, draining: bool) -> None:
+    def drain(self, instance: InstanceId, *, draining: bool, leaving: bool = False) -> None:
         self._instances[instance].draining = draining
+        self._instances[instance].leaving = leaving
         self._ready = None
 
     def leave(self, instance: InstanceId) -> None:

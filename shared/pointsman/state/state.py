@@ -2,7 +2,8 @@
 
 Synchronous, deterministic, no I/O. Time is the time that events carry; what a policy remembers (hotness, last
 placements, learned corrections) is kept here and changes only here. The leader applies its own decisions at once
-and skips them when they come back through the log; everyone else applies the log in order.
+and skips them when they come back through the log; everyone else applies the log in order. What a leader of an earlier
+term has written after the newest LeaderElected is passed over by everyone.
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared,
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
+    MigrationRefused,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -47,6 +49,7 @@ from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import Correction
 from pointsman.state.memories.base import Memory
 from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.scaling import Scaling
 from pointsman.state.speculation import Speculation
 from pointsman.state.workload import NO_EPOCH, Request, Stage, Workload
 
@@ -86,10 +89,15 @@ class State:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
+        self.scaling = Scaling()
         self.corrections: dict[InstanceId, Correction] = {}
         self.placements = 0
         self.term = Term(0)
+        self.elected: Sequence = 0
+        """Where the newest LeaderElected is in the log."""
         self.sequence: Sequence = 0
+        self.fenced = 0
+        """Decisions of deposed leaders that were passed over."""
         self.writes_lost = 0
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
@@ -102,6 +110,9 @@ class State:
         """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
         if sequence:
             self.sequence = sequence
+        if event.stamp is not None and event.stamp.term < self.term:
+            self.fenced += 1
+            return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         match event:
@@ -135,7 +146,7 @@ class State:
                     self.fleet.suspect(event.instance)
             case InstanceDraining():
                 if self._current(event.instance, event.epoch):
-                    self.fleet.drain(event.instance, draining=True)
+                    self.fleet.drain(event.instance, draining=True, leaving=event.leaving)
             case InstanceUndrained():
                 if self._current(event.instance, event.epoch):
                     self.fleet.drain(event.instance, draining=False)
@@ -159,10 +170,16 @@ class State:
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
                 self._end(event)
             case LeaderElected():
-                self.term = max(self.term, event.term)
+                if sequence:  # a term begins for everyone at the same entry, also for the one who leads it
+                    self.term = max(self.term, event.term)
+                    self.elected = sequence
             case WritesLost():
                 self.writes_lost += event.count
-            case ScaleDecided() | ScaleApplied():
+            case ScaleDecided():
+                self.scaling.decide(event)
+            case ScaleApplied():
+                self.scaling.apply(event)
+            case MigrationRefused():
                 pass
             case _:
                 assert_never(event)
@@ -334,8 +351,8 @@ class State:
         request = self.workload.requests.get(event.request)
         if request is None:
             return
-        if event.stamp is None:
-            self._rehome(request, event.instance, event.at)
+        if event.stamp is None and not self._is_there(request, event.instance):
+            self._rehome(request, event)
         if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
         request.stage = Stage.PREFILL
@@ -344,14 +361,18 @@ class State:
         for memory in self._memories:
             memory.granted(request, event.at)
 
-    def _rehome(self, request: Request, instance_id: InstanceId, at: Seconds) -> None:
-        """An ingress sent a request where it chose, because no scheduler answered: it is in nobody's queue now."""
-        instance = self.fleet.get(instance_id)
+    def _is_there(self, request: Request, instance: InstanceId) -> bool:
+        return request.instance == instance and request.stage in (Stage.PENDING, Stage.PREFILL)
+
+    def _rehome(self, request: Request, event: RequestGranted) -> None:
+        """An ingress says that a request is where we do not think it: it is in nobody's queue now."""
+        instance, at = self.fleet.get(event.instance), event.at
         if instance is None or request.stage is Stage.DECODING:
             return
         self._unplace(request, at)
         request.stage = Stage.PENDING
-        request.instance = instance_id
+        request.attempt = event.attempt
+        request.instance = event.instance
         request.hit_blocks = 0
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
@@ -384,6 +405,8 @@ class State:
         elif request.stage in (Stage.PENDING, Stage.PREFILL):
             self._take_back(request)
         for memory in self._memories:
+            if isinstance(event, RequestRejected):
+                memory.refused(request, event.at, event.reason)
             memory.ended(request, event.at, finished)
 
     def _take_back(self, request: Request) -> None:

@@ -172,10 +172,15 @@ class Workload:
         return self._ended.get(request)
 
     def end(self, request: RequestId, how: str) -> Request | None:
-        """Take a request out for good. None if it is not under way: its second end is a no-op."""
+        """Take a request out for good. None if it is not under way: its second end is a no-op.
+
+        The end of one that was never heard of is remembered too: an ingress writes faster than a leader whose link is
+        slow, so an end can stand in the log before the arrival, which must then begin nothing.
+        """
         known = self.requests.pop(request, None)
         if known is not None:
             self.line(known.instance).remove(known)
+        if known is not None or request not in self._ended:
             self._ended[request] = how
             if len(self._ended) > ENDED_REMEMBERED_MAX:
                 self._ended.popitem(last=False)

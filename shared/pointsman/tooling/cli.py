@@ -51,7 +51,13 @@ COMMANDS = {
         "bench_agreement_command",
         "Show that simulator and running fleet give the same numbers.",
     ),
+    "torture": (
+        "pointsman_torture.command",
+        "torture_command",
+        "Run the whole system on virtual time under seeded faults, and check what must hold.",
+    ),
     "bench-index": ("pointsman.tooling.bench_index", "bench_index_command", "Measure the prefix index."),
+    "bench-plan": ("pointsman.tooling.bench_plan", "bench_plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line that `pointsman --help` shows."""
 

@@ -2,7 +2,7 @@
 
 One connection per process carries both. It is made in the background and made again for ever; what waits for it is
 held within named bounds. `writes` is how events get in, `reads` how they get out, `streams` the JetStream calls
-for both, `commands` request and reply; they see the connection as the small `wire.Wire`. This module implements
+for both, `commands` request and reply, `lease` and `checkpoints` small buckets beside the log; they see the connection as the small `wire.Wire`. This module implements
 that over nats-py, around what we measured of it: while disconnected it would buffer what its caller has given up
 (so its buffer is off and emptied), it stops for good on some server errors (so a client that closed is replaced), and its
 default to notice a dead server is six minutes (so it pings every two seconds).
@@ -22,14 +22,29 @@ from nats.errors import BadSubjectError, MaxPayloadError
 from nats.errors import Error as ClientError
 from typing_extensions import override
 
+from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
 from pointsman.adapters.jetstream.commands import JetStreamCommands, Requests
+from pointsman.adapters.jetstream.direct import DirectStream, Found, RevisionTakenError
+from pointsman.adapters.jetstream.lease import JetStreamLease
 from pointsman.adapters.jetstream.reads import Reader
 from pointsman.adapters.jetstream.streams import Stream, StreamSettings
 from pointsman.adapters.jetstream.wire import NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
 from pointsman.adapters.jetstream.writes import WindowSettings, WriteWindow
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent
-from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogReset, LogUnavailableError
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.subjects import stream_name, subject_of
+from pointsman.ports import (
+    Clock,
+    ElectionLostError,
+    EventLog,
+    Fence,
+    LogEntry,
+    LogExtent,
+    LogReset,
+    LogUnavailableError,
+    StoreUnavailableError,
+)
 from pointsman.primitives import PoolName, Seconds, Sequence
 
 __all__ = ["JetStreamLink", "JetStreamLog", "StreamSettings", "WindowSettings", "connect"]
@@ -53,6 +68,8 @@ class JetStreamLink:
 
     log: "JetStreamLog"
     commands: JetStreamCommands
+    lease: JetStreamLease
+    checkpoints: JetStreamCheckpoints
 
 
 @asynccontextmanager
@@ -75,12 +92,19 @@ async def connect(
     hear = listener or LogListener()
     wire = _NatsWire(url, name, hear)
     requests = Requests(wire)
-    log = JetStreamLog(wire, Stream(requests, pool, stream or StreamSettings()), pool, clock, hear, name, window)
+    settings = stream or StreamSettings()
+    elections = DirectStream(requests, stream_name(pool))
+    log = JetStreamLog(wire, Stream(requests, pool, settings), elections, pool, clock, hear, name, window)
     await requests.open()
     await log.open()
     tasks = [asyncio.create_task(wire.stay_connected()), asyncio.create_task(log.keep_stream())]
     try:
-        yield JetStreamLink(log, JetStreamCommands(wire, requests, hear))
+        yield JetStreamLink(
+            log,
+            JetStreamCommands(wire, requests, hear),
+            JetStreamLease(requests, pool, replicas=settings.replicas),
+            JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
+        )
     finally:
         if wire.connected:
             await log.flush(CLOSE_SECONDS_MAX)
@@ -98,6 +122,7 @@ class JetStreamLog(EventLog):
         self,
         wire: Wire,
         stream: Stream,
+        elections: DirectStream,
         pool: PoolName,
         clock: Clock,
         listener: LogListener,
@@ -106,6 +131,8 @@ class JetStreamLog(EventLog):
     ) -> None:
         self._wire = wire
         self._stream = stream
+        self._elections = elections
+        self._pool = pool
         self._listener = listener
         self._stream_doubtful = asyncio.Event()
         self._writes = WriteWindow(
@@ -140,8 +167,22 @@ class JetStreamLog(EventLog):
                 self._writes.withdraw(number)
 
     @override
-    def append_soon(self, event: LogEvent) -> None:
-        self._writes.put(event)
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        self._writes.put(event, fence=fence)
+
+    @override
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
+        subject, payload = subject_of(self._pool, event), encode(event)
+        try:
+            return Fence(await self._elections.write(subject, payload, after=after))
+        except RevisionTakenError as error:
+            # Where our answer was lost and we ask again, the one who came first is we.
+            newest = await self._newest(subject)
+            if newest is None or newest.payload != payload:
+                raise ElectionLostError(str(error)) from error
+            return Fence(newest.sequence)
+        except StoreUnavailableError as error:
+            raise LogUnavailableError(str(error)) from error
 
     @override
     async def flush(self, timeout: Seconds) -> bool:
@@ -160,6 +201,13 @@ class JetStreamLog(EventLog):
         finally:
             await reader.close()
 
+    async def _newest(self, subject: str) -> Found | None:
+        """Raises LogUnavailableError."""
+        try:
+            return await self._elections.last(subject)
+        except StoreUnavailableError as error:
+            raise LogUnavailableError(str(error)) from error
+
     async def keep_stream(self) -> None:
         """See to it that the stream is there after each connection and whenever a write finds none."""
         while True:
@@ -171,13 +219,14 @@ class JetStreamLog(EventLog):
         retry_seconds = STREAM_RETRY_SECONDS_MIN
         while self._wire.connected:
             try:
-                extent, differences = await self._stream.ensure()
+                extent, differences, replicas = await self._stream.ensure()
             except LogUnavailableError as error:
                 self._listener.log_missing(str(error))
                 self._writes.resume()  # we may have the right to write and none to ask
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, STREAM_RETRY_SECONDS_MAX)
                 continue
+            self._writes.server_fences = replicas == 1
             if differences:
                 self._listener.trouble("stream settings differ, left alone", "; ".join(differences))
             self._listener.log_ready(extent.identity)

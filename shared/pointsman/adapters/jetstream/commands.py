@@ -42,9 +42,15 @@ class Requests:
         await self._wire.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
         self._wire.on_change(self._on_change)
 
-    async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
+    async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
         """Raises NoResponderError when nobody listens or there is no connection, CommandTimeoutError when no answer
         came in time or the connection broke meanwhile."""
+        return (await self.ask_message(subject, payload, timeout, headers)).data
+
+    async def ask_message(
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+    ) -> Message:
+        """The same, for who needs the answer's headers too."""
         self._asked += 1
         reply = f"{self._inbox}{self._asked}"
         loop = asyncio.get_running_loop()
@@ -52,7 +58,7 @@ class Requests:
         self._waiting[reply] = answer
         timer = loop.call_later(timeout, _fail, answer, f"no answer on {subject} within {timeout:g} s")
         try:
-            self._wire.publish(subject, payload, reply=reply)
+            self._wire.publish(subject, payload, reply=reply, headers=headers)
             message = await answer
         except (NotConnectedError, UnsendableError) as error:
             raise NoResponderError(str(error)) from error
@@ -62,7 +68,7 @@ class Requests:
         if status_of(message) == NO_RESPONDERS:
             no_responder = f"nobody serves {subject}"
             raise NoResponderError(no_responder)
-        return message.data
+        return message
 
     async def _on_answer(self, message: Message) -> None:
         answer = self._waiting.get(message.subject)

@@ -69,8 +69,9 @@ class Stream:
         self._settings = settings
         self.name = stream_name(pool)
 
-    async def ensure(self) -> tuple[LogExtent, list[str]]:
-        """Make the stream unless it exists. Returns its extent and, for one that exists, where its settings differ.
+    async def ensure(self) -> tuple[LogExtent, list[str], int]:
+        """Make the stream unless it exists. Returns its extent, for one that exists where its settings differ, and how
+        many replicas it has.
 
         Raises LogUnavailableError.
         """
@@ -81,7 +82,7 @@ class Stream:
                 answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
-        return _extent(answer), self._differences(answer.config)
+        return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""

@@ -7,6 +7,10 @@ never resolve after a disconnect and keep their permits (measured). A write is g
 log, when the window overflows, when the server refuses it again and again, or when it stayed unconfirmed until just
 before the server forgets its message id: a repeat would then be a second event.
 
+A leader's write stands behind a fence. Where the log has one replica the server itself compares: the last LeaderElected
+must still be the leader's own. With several it cannot do so for more than one write at a time (measured: it refuses
+the others), so there the fence is only what this process knows, and receivers look at terms.
+
 Order can break in one case: a write that the server refused while it took the next one comes after it.
 """
 
@@ -22,11 +26,15 @@ from pointsman.adapters.jetstream.wire import Message, NotConnectedError, Unsend
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import WritesLost
-from pointsman.contracts.subjects import message_id, subject_of
-from pointsman.ports import Clock, LogUnavailableError
+from pointsman.contracts.subjects import leader_subject, message_id, subject_of
+from pointsman.ports import Clock, Fence, LogUnavailableError
 from pointsman.primitives import PoolName, Seconds, Sequence
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
+EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
+WRONG_LAST_SEQUENCE = 10071
+NONE_LEFT = "wrong last sequence: 0"
 ACKS_WAITING_MAX = 65_536
 REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
@@ -48,9 +56,14 @@ class WindowSettings:
     """How long the server may stay silent before everything in flight is sent again."""
 
 
+class _Refusal(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
 class _Ack(msgspec.Struct):
     seq: int = 0
-    error: dict[str, object] | None = None
+    error: _Refusal | None = None
 
 
 _acks = msgspec.json.Decoder(_Ack)
@@ -59,10 +72,27 @@ _acks = msgspec.json.Decoder(_Ack)
 class _Write:
     """One event on its way. `done` is set where somebody waits for its sequence."""
 
-    __slots__ = ("done", "event", "first_sent_at", "message_id", "number", "payload", "refusals", "sent_at", "subject")
+    __slots__ = (
+        "done",
+        "event",
+        "fence",
+        "first_sent_at",
+        "message_id",
+        "number",
+        "payload",
+        "refusals",
+        "sent_at",
+        "subject",
+    )
 
     def __init__(
-        self, number: int, event: LogEvent, subject: str, identity: str, done: asyncio.Future[int] | None
+        self,
+        number: int,
+        event: LogEvent,
+        subject: str,
+        identity: str,
+        done: asyncio.Future[int] | None,
+        fence: Fence | None,
     ) -> None:
         self.number = number
         self.event = event
@@ -70,6 +100,7 @@ class _Write:
         self.payload = encode(event)
         self.message_id = identity
         self.done = done
+        self.fence = fence
         self.first_sent_at = 0.0
         self.sent_at = 0.0
         self.refusals = 0
@@ -111,19 +142,22 @@ class WriteWindow:
         self._flushers: list[asyncio.Future[None]] = []
         self._lost = 0
         self._lost_reason = ""
+        self._leader_subject = leader_subject(pool)
+        self.server_fences = False
+        """Whether the server is asked to compare: true where the stream has one replica."""
 
     async def open(self) -> None:
         await self._wire.subscribe(self._inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
         self._wire.on_change(self._on_change)
 
-    def put(self, event: LogEvent, done: asyncio.Future[int] | None = None) -> int:
+    def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
         """Write `event` after all that were put before. Never waits; a full window loses it at once.
 
         Returns the number to `withdraw` it by. `done` gets the stored sequence or a LogUnavailableError.
         """
         self._number += 1
         identity = message_id(event) or f"{self._life}.{self._number}"
-        write = _Write(self._number, event, subject_of(self._pool, event), identity, done)
+        write = _Write(self._number, event, subject_of(self._pool, event), identity, done, fence)
         self._bytes += len(write.payload)
         if len(self._sent) + len(self._waiting) >= self._settings.events_max or self._bytes > self._settings.bytes_max:
             self._lose(write, "too many writes wait for their confirmation")
@@ -171,6 +205,9 @@ class WriteWindow:
             self._send(self._waiting.popleft())
 
     def _send(self, write: _Write) -> None:
+        if write.fence is not None and write.fence.broken:
+            self._settle(write)
+            return
         now = asyncio.get_running_loop().time()
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
             self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
@@ -180,7 +217,7 @@ class WriteWindow:
                 write.subject,
                 write.payload,
                 reply=f"{self._inbox}{write.number}",
-                headers={MESSAGE_ID_HEADER: write.message_id},
+                headers=self._headers(write),
             )
         except NotConnectedError:
             self._open = False
@@ -195,6 +232,13 @@ class WriteWindow:
         if self._timer is None:
             self._watch()
 
+    def _headers(self, write: _Write) -> dict[str, str]:
+        headers = {MESSAGE_ID_HEADER: write.message_id}
+        if write.fence is not None and write.fence.elected and self.server_fences:
+            headers[EXPECTED_LAST_HEADER] = str(write.fence.elected)
+            headers[EXPECTED_SUBJECT_HEADER] = self._leader_subject
+        return headers
+
     async def _on_ack(self, message: Message) -> None:
         write = self._sent.pop(int(message.subject[len(self._inbox) :]), None)
         if write is None:
@@ -205,8 +249,10 @@ class WriteWindow:
             self._on_no_stream()
             return
         ack = _acks.decode(message.data)
-        if ack.error is not None:
-            self._refused(write, str(ack.error.get("description", ack.error)))
+        if ack.error is not None and write.fence is not None and ack.error.err_code == WRONG_LAST_SEQUENCE:
+            self._fenced(write, write.fence, ack.error.description)
+        elif ack.error is not None:
+            self._refused(write, ack.error.description)
         else:
             self._confirm(write, ack.seq)
 
@@ -227,6 +273,21 @@ class WriteWindow:
     def _mark_loss(self) -> None:
         count, self._lost = self._lost, 0
         self.put(WritesLost(at=self._clock.now(), writer=self._writer, count=count, reason=self._lost_reason))
+
+    def _fenced(self, write: _Write, fence: Fence, reason: str) -> None:
+        """Another was elected: nothing more is written under this fence. Where retention has dropped the LeaderElected,
+        nobody was, and there is nothing to compare with any more."""
+        if reason == NONE_LEFT and not fence.broken:
+            fence.elected = 0
+            self._sent[write.number] = write
+            self._take_back()
+            self._pump()
+            return
+        if not fence.broken:
+            fence.broken = f"another leader was elected ({reason})"
+            self._listener.trouble("write fenced", fence.broken)
+        self._settle(write)
+        self._pump()
 
     def _refused(self, write: _Write, reason: str) -> None:
         write.refusals += 1

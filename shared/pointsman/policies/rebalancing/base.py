@@ -22,10 +22,15 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """Migrations by descending benefit, planned on the state as of a log sequence."""
+    """Migrations by descending benefit, planned on the state as of a log sequence.
+
+    `id` and `policy`: where they were planned by a rebalancer, what the log says of them.
+    """
 
     as_of: Sequence
     migrations: tuple[Migration, ...] = ()
+    id: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 What all rebalancing policies share, and Eq. 6 of DualMap: the benefit of moving a pending request is its predicted
 TTFT where it waits minus its predicted TTFT at the end of the target's queue, recomputing what the target does not
-hold included. A *source* is a ready instance with a pending request that is predicted to miss its objective, or one
-that has finished no prefill for long (`policies.bottleneck`). From its queue go, by descending benefit, requests that
-gain and are on time at their target, until the rest is expected to be on time; a stalled source gives what gains.
+hold included. A *source* is an instance with a pending request that is predicted to miss its objective, one that has
+finished no prefill for long (`policies.bottleneck`), or one that takes no requests any more. From its queue go, by
+descending benefit, requests that gain and are on time at their target, until the rest is expected to be on time; a
+source that is stalled or leaves gives whatever gains.
 
 Each move changes the estimates that the next one is judged by. A source takes nothing in the same round, so that
 nothing moves on, a target's queue only grows, and who is on time stays so: under first come, first served a plan
@@ -25,7 +26,7 @@ from operator import gt
 from pointsman.policies.bottleneck import stalled_seconds
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.state.fleet import Instance
+from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request
 
@@ -69,6 +70,9 @@ class Relief:
         self._sources: list[_Source] = []
         for instance in state.fleet.ready:
             self._sort_in(state.fleet[instance], now)
+        for instance_left in state.fleet.instances:
+            if instance_left.status is not Status.READY:
+                self._sort_out(instance_left, now)
 
     def plan(self, targets_for: Callable[["Relief"], Targets]) -> MigrationPlan:
         """The moves, in the order in which they are to be made. `targets_for` is asked only where there is work."""
@@ -87,6 +91,15 @@ class Relief:
                 return
         if not stalled:
             self.targets[instance.id] = Target(instance, self._state.expected_seconds(instance.id, *line.queue(now)))
+
+    def _sort_out(self, instance: Instance, now: Seconds) -> None:
+        """One that takes no requests: nobody hears when it will go on, so its silence counts as a stall."""
+        line = self._state.workload.lines.get(instance.id)
+        if line is None or not line.pending:
+            return
+        silent = 0.0 if instance.status is Status.DRAINING else max(0.0, now - instance.heard_at)
+        source = _source(self._state, instance.id, line, silent, now, self._bounds.slo_share, leaves=True)
+        self._sources.append(source)
 
     def _moves(self, targets: Targets) -> list[Migration]:
         moves: list[Migration] = []
@@ -169,6 +182,8 @@ class _Source:
     """When each request must have its first token."""
     owed: list[Seconds]
     """The same, `NEVER` for what has left and for what would be late here even alone."""
+    leaves: bool = False
+    """It takes no requests any more."""
     ends: list[Seconds] = field(default_factory=list)
     """When each request is predicted to have it."""
     overloaded: bool = False
@@ -184,6 +199,8 @@ class _Source:
 
     @property
     def why(self) -> str:
+        if self.leaves:
+            return f"{self.id} takes no requests"
         if self.stalled:
             return f"{self.id} has finished no prefill for {self.stalled:.1f} s"
         return f"the queue of {self.id} would miss objectives"
@@ -192,11 +209,18 @@ class _Source:
         ends = list(accumulate(self.work, initial=self.before))
         del ends[0]
         self.ends = ends
-        self.overloaded = bool(self.stalled) or any(map(gt, ends, self.owed))
+        self.overloaded = self.leaves or bool(self.stalled) or any(map(gt, ends, self.owed))
 
 
 def _source(
-    state: State, instance: InstanceId, line: Line, stalled: Seconds, now: Seconds, slo_share: float
+    state: State,
+    instance: InstanceId,
+    line: Line,
+    stalled: Seconds,
+    now: Seconds,
+    slo_share: float,
+    *,
+    leaves: bool = False,
 ) -> _Source:
     requests = list(line.pending.values())
     expected = state.expected_seconds
@@ -210,6 +234,7 @@ def _source(
         work=work,
         limits=limits,
         owed=[limit if own <= limit else NEVER for own, limit in zip(work, limits, strict=True)],
+        leaves=leaves,
     )
 
 

@@ -30,7 +30,7 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.policies.dispatch import (
     Dispatcher,
@@ -335,6 +335,10 @@ class _Tenure:
                     suspect_after=patience.suspect_after,
                     leave_after=patience.leave_after,
                 )
+            case InstanceDraining():
+                dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
+            case InstanceUndrained():
+                dispatcher.undrain(event.instance, now)
             case _:
                 self._take_as_given(event)
 

@@ -27,6 +27,9 @@ class Memory:
     def first_token(self, request: Request, at: Seconds) -> None:
         """Its prefill is over; `request.granted_at` says when it began to wait for that inside the engine."""
 
+    def refused(self, request: Request, at: Seconds, reason: str) -> None:
+        """It is placed nowhere, and its end follows at once. `reason`: that of RequestRejected."""
+
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
         """It is gone. `finished` where it was answered whole, None for every other end."""
 

@@ -7,6 +7,7 @@ after the other, and a request's tokens of all of them leave in one chunk.
 
 import asyncio
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 from sys import byteorder
 from typing import Protocol
@@ -15,9 +16,8 @@ import structlog
 
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, Seconds, Tokens
-from pointsman.simulation.block_cache import PromptIdentity
+from pointsman.simulation.block_cache import CacheChange, PromptIdentity
 from pointsman.simulation.engine_model import EngineModel, StepResult, TokenPrompt
-from pointsman.tooling.engine_sim.kv_events import KvEventPublisher
 from pointsman.tooling.engine_sim.wording import Passage, Wording
 
 log = structlog.get_logger()
@@ -41,6 +41,12 @@ class RequestAbortedError(Exception):
 
 class EngineStoppedError(Exception):
     """The engine shuts down."""
+
+
+class Publisher(Protocol):
+    """Who tells the world what the cache stored and removed. Never waits."""
+
+    def publish(self, changes: Iterable[CacheChange]) -> None: ...
 
 
 class Timings(Protocol):
@@ -113,7 +119,7 @@ class SimulatedEngine:
         *,
         clock: Clock,
         wording: Wording,
-        publisher: KvEventPublisher | None,
+        publisher: Publisher | None,
         timings: Timings,
     ) -> None:
         self._model = model
@@ -132,7 +138,7 @@ class SimulatedEngine:
         self._submitted += 1
         now = self._clock.now()
         generation = Generation(
-            RequestId(str(self._submitted)), self._wording.passage(_prompt_hash(tokens)), submitted_at=now
+            RequestId(str(self._submitted)), self._wording.passage(prompt_hash(tokens)), submitted_at=now
         )
         prompt = TokenPrompt(tokens, generation.passage.ids, identity)
         self._model.submit(generation.request, prompt, max_tokens=max_tokens, now=now)
@@ -214,7 +220,7 @@ class SimulatedEngine:
             self._publisher.publish(result.changes)
 
 
-def _prompt_hash(tokens: list[int]) -> int:
+def prompt_hash(tokens: list[int]) -> int:
     packed = array("I", tokens)
     if byteorder == "big":
         packed.byteswap()

@@ -20,7 +20,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from pointsman.primitives import Tokens
+from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
 
 log = structlog.get_logger()
@@ -99,18 +99,58 @@ class EventFaults:
     lose_every: int = 0
 
 
+class EventEncoder:
+    """Changes of the cache as the payload of one message."""
+
+    def __init__(self, *, block_size: Tokens) -> None:
+        self._block_size = block_size
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def payload(self, changes: Iterable[CacheChange], at: Seconds) -> bytes:
+        """`at`: Unix time."""
+        return self._encoder.encode(EventBatch(at, [self._event(change) for change in changes], 0))
+
+    def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:
+        match change:
+            case RunCached():
+                return self._stored(change)
+            case BlocksEvicted():
+                return BlockRemoved(list(change.hashes), MEDIUM, group_idx=0)
+            case CacheReset():
+                return AllBlocksCleared()
+            case _:
+                assert_never(change)
+
+    def _stored(self, run: RunCached) -> BlockStored:
+        later = run.identity.extra_keys(first_block=False)
+        extra_keys = [later] * len(run.hashes)
+        if run.parent is None:
+            extra_keys[0] = run.identity.extra_keys(first_block=True)
+        return BlockStored(
+            block_hashes=list(run.hashes),
+            parent_block_hash=run.parent,
+            token_ids=list(run.tokens),
+            block_size=self._block_size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=run.identity.lora or None,
+            extra_keys=extra_keys,
+            group_idx=0,
+            kv_cache_spec_kind="full_attention",
+        )
+
+
 class KvEventPublisher:
     """Owns both sockets. Open it inside a running event loop."""
 
     def __init__(self, config: KvEventsConfig, *, block_size: Tokens, faults: EventFaults = EventFaults()) -> None:
         """Binds or connects. Raises OSError when an endpoint cannot be had."""
         self._config = config
-        self._block_size = block_size
+        self._encoder = EventEncoder(block_size=block_size)
         self._faults = faults
         self._topic = config.topic.encode()
         self._sequence = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
-        self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.asyncio.Context()
         self._publisher: zmq.Socket[bytes] = zmq.Context(self._context).socket(zmq.PUB)
         self._replay: zmq.asyncio.Socket | None = None
@@ -133,8 +173,7 @@ class KvEventPublisher:
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
         """Send one batch; never waits."""
-        batch = EventBatch(time.time(), [self._event(change) for change in changes], 0)
-        payload = self._encoder.encode(batch)
+        payload = self._encoder.payload(changes, time.time())
         sequence = self._sequence
         self._sequence += 1
         if _is_nth(sequence, self._faults.lose_every):
@@ -168,35 +207,6 @@ class KvEventPublisher:
             if sequence >= first:
                 await self._replay.send_multipart((client, b"", sequence.to_bytes(8, "big"), payload))
         await self._replay.send_multipart((client, b"", END_OF_REPLAY, b""))
-
-    def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:
-        match change:
-            case RunCached():
-                return self._stored(change)
-            case BlocksEvicted():
-                return BlockRemoved(list(change.hashes), MEDIUM, group_idx=0)
-            case CacheReset():
-                return AllBlocksCleared()
-            case _:
-                assert_never(change)
-
-    def _stored(self, run: RunCached) -> BlockStored:
-        later = run.identity.extra_keys(first_block=False)
-        extra_keys = [later] * len(run.hashes)
-        if run.parent is None:
-            extra_keys[0] = run.identity.extra_keys(first_block=True)
-        return BlockStored(
-            block_hashes=list(run.hashes),
-            parent_block_hash=run.parent,
-            token_ids=list(run.tokens),
-            block_size=self._block_size,
-            lora_id=None,
-            medium=MEDIUM,
-            lora_name=run.identity.lora or None,
-            extra_keys=extra_keys,
-            group_idx=0,
-            kv_cache_spec_kind="full_attention",
-        )
 
     def _open_publisher(self) -> None:
         self._publisher.set_hwm(self._config.hwm)

@@ -11,7 +11,7 @@ from typing import get_args
 
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestMigrated
+from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import RequestEvent
 from pointsman.contracts.subjects import SUBJECT_ROOT
@@ -109,7 +109,7 @@ def _request_of(event: LogEvent) -> str:
 
 
 def _instances_of(event: LogEvent) -> tuple[str, ...]:
-    if isinstance(event, RequestMigrated):
+    if isinstance(event, RequestMigrated | MigrationRefused):
         return event.source, event.instance
     if isinstance(event, CacheEvent | FleetEvent):
         return (event.instance,)

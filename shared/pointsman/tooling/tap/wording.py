@@ -25,6 +25,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
     LeaderElected,
+    MigrationRefused,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -61,6 +62,7 @@ STYLES: dict[type, str] = {
     RequestMigrated: "bold blue",
     RequestFinished: "green",
     RequestRejected: "yellow",
+    MigrationRefused: "yellow",
     RequestCancelled: "yellow",
     RequestFailed: "bold red",
     CacheGap: "bold red",
@@ -118,6 +120,8 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
             return f"-> {event.instance}{_attempt(event.attempt)}"
         case RequestMigrated():
             return f"{event.source} -> {event.instance}  TTFT {_seconds(event.predicted_ttft)}: {event.reason}"
+        case MigrationRefused():
+            return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
         case RequestRejected():
             return f"{event.reason}: {event.detail}, retry after {_seconds(event.retry_after)}  {_others(event.candidates)}".rstrip()
         case PrefillFinished():

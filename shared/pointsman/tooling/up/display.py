@@ -17,7 +17,7 @@ ROLE_NOTES = {
     "nats": "the log and the commands",
     "scheduler": "decides where requests go",
     "ingress": "OpenAI-compatible HTTP",
-    "rebalancer": "moves requests; idle for now",
+    "rebalancer": "moves waiting requests",
     "scaler": "counts instances; manual yet",
     "recorder": "archives the log into SQL",
     "engine": "simulated engine",

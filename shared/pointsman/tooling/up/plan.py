@@ -76,13 +76,13 @@ class FleetPlan:
 
 
 def ports_needed(settings: UpSettings, engines: int) -> int:
-    return len(SERVICES) + PORTS_EACH_ENGINE * max(settings.engines, engines)
+    return len(SERVICES) + settings.schedulers - 1 + PORTS_EACH_ENGINE * max(settings.engines, engines)
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
     """The processes of the fleet but for the nats-server, in the order people want to read them."""
     ports = iter(plan.ports)
-    planned = [_service(plan, role, next(ports)) for role in SERVICES]
+    planned = [_service(plan, role, next(ports), name) for role in SERVICES for name in _names(plan, role)]
     for number in range(1, (len(plan.engines) or plan.settings.engines) + 1):
         name = f"engine-{number}"
         if plan.engines:
@@ -95,13 +95,18 @@ def processes(plan: FleetPlan) -> list[ProcessPlan]:
     return planned
 
 
-def _service(plan: FleetPlan, role: str, port: int) -> ProcessPlan:
+def _names(plan: FleetPlan, role: str) -> list[str]:
+    others = range(2, plan.settings.schedulers + 1) if role == "scheduler" else ()
+    return [role, *(f"{role}-{number}" for number in others)]
+
+
+def _service(plan: FleetPlan, role: str, port: int, name: str) -> ProcessPlan:
     host = LOOPBACK
     url = _url(port)
     if role == "ingress":
         host, port, url = plan.settings.host, plan.settings.port, plan.ingress_url
     return ProcessPlan(
-        name=role,
+        name=name,
         role=role,
         script=f"pointsman-{role}",
         url=url,
@@ -115,6 +120,7 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
     settings = plan.settings
     own: dict[str, dict[str, object]] = {
         "scheduler": {"policy": settings.policy, "admission": settings.admission, "order": settings.order},
+        "rebalancer": {"rebalance": settings.rebalance},
         "ingress": {"slo_ttft": settings.slo_ttft, "tokenizer": None if plan.engines else "builtin"},
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data)}"},
     }

@@ -10,11 +10,13 @@ from pointsman.chassis.settings import setting
 from pointsman.contracts.subjects import valid_name
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 SIMULATED = "sim"
 ENGINES_MAX = 512
+SCHEDULERS_MAX = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class UpSettings:
     """Settings of the command. What is None is left to the service that it concerns, and to its table in the file."""
 
     engines: int = setting(4, "How many simulated engines to start, each with a worker beside it.")
+    schedulers: int = setting(1, "How many schedulers to start. One leads, the others take over when it is gone.")
     policy: str | None = setting(
         None,
         f"Routing policy. Default: the scheduler's own, which is {DEFAULT_ROUTING}.",
@@ -57,6 +60,11 @@ class UpSettings:
         f"Order in which waiting requests are granted. Default: the scheduler's own, which is {DEFAULT_ORDERING}.",
         choices=tuple(sorted(ORDERING_POLICIES)),
     )
+    rebalance: str | None = setting(
+        None,
+        f"Which waiting requests move. Default: the rebalancer's own, which is {DEFAULT_REBALANCING}.",
+        choices=tuple(sorted(REBALANCING_POLICIES)),
+    )
     secret: str | None = setting(
         None, "Secret of the deployment. Default: made once and kept in the data directory.", secret=True
     )
@@ -79,6 +87,8 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
         _refuse("--pool", f"'{settings.pool}' is no name: use lower-case letters, digits and dashes, at most 63")
     if not 1 <= settings.engines <= ENGINES_MAX:
         _refuse("--engines", f"must be from 1 to {ENGINES_MAX}, not {settings.engines}")
+    if not 1 <= settings.schedulers <= SCHEDULERS_MAX:
+        _refuse("--schedulers", f"must be from 1 to {SCHEDULERS_MAX}, not {settings.schedulers}")
     for flag, value in (
         ("--speed", settings.speed),
         ("--slo-ttft", settings.slo_ttft),

@@ -1,0 +1,117 @@
+"""The process that takes checkpoints: `python -m pointsman_scheduler.checkpointer`, started by its scheduler.
+
+It is told the scheduler's settings by the environment, runs behind everything else, listens nowhere, and dies with the
+scheduler. One that ends by itself is started again.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from random import SystemRandom
+
+import structlog
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.lifeline import lifeline
+from pointsman.chassis.log_link import open_link
+from pointsman.chassis.settings import command, environment
+from pointsman.chassis.supervision import Supervisor, run
+from pointsman.chassis.telemetry import configure_logging
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds
+from pointsman_scheduler.checkpointing import Cadence, Checkpointer
+from pointsman_scheduler.chosen import chosen_policies, empty_state
+from pointsman_scheduler.following import Following
+from pointsman_scheduler.settings import SchedulerSettings
+
+log = structlog.get_logger()
+
+NICENESS = 15
+WATCH_WALL_SECONDS: Seconds = 1.0
+RESTART_WALL_SECONDS: Seconds = 10.0
+SPREAD_MAX = 1.3
+
+
+@contextmanager
+def running_beside(settings: SchedulerSettings, supervisor: Supervisor, clock: Clock) -> Iterator[None]:
+    """A checkpointer runs while the context is open."""
+    child = _Child(settings)
+    supervisor.start(child.keep_running(clock), name="checkpointer")
+    try:
+        yield
+    finally:
+        child.stop()
+
+
+class _Child:
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._environment = os.environ | environment(asdict(settings))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    async def keep_running(self, clock: Clock) -> None:
+        while not self._stopped:
+            self._process = self._start()
+            while (code := self._process.poll()) is None:
+                await clock.sleep_wall(WATCH_WALL_SECONDS)
+            log.warning("checkpointer_ended", code=code, again_in=RESTART_WALL_SECONDS)
+            await clock.sleep_wall(RESTART_WALL_SECONDS)
+
+    def stop(self) -> None:
+        """Without a goodbye: a checkpoint that is not whole is none, and the one before it stays."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pointsman_scheduler.checkpointer"],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lifeline(),
+        )
+
+
+@command(SchedulerSettings, name="pointsman-checkpointer", table="scheduler")
+def main(settings: SchedulerSettings) -> None:
+    """Take checkpoints of the fold, for a scheduler that starts later. Started by its scheduler."""
+    os.nice(NICENESS)
+    configure_logging(settings.log_level, settings.log_format)
+    run(lambda supervisor: _serve(settings, supervisor))
+
+
+async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
+    clock = ScaledClock(settings.speed)
+    board = HealthBoard()
+    policies = chosen_policies(settings)
+    async with open_link(settings, clock, board, name="checkpointer") as link:
+        following = Following(
+            event_log=link.log,
+            checkpoints=link.checkpoints,
+            clock=clock,
+            board=board,
+            part="fold",
+            empty_state=lambda: empty_state(settings, policies),
+        )
+        checkpointer = Checkpointer(
+            event_log=link.log,
+            checkpoints=link.checkpoints,
+            following=following,
+            clock=clock,
+            cadence=Cadence(
+                events=settings.checkpoint_events,
+                seconds=settings.checkpoint_seconds,
+                spread=SystemRandom().uniform(1.0, SPREAD_MAX),
+            ),
+        )
+        supervisor.start(checkpointer.run(), name="checkpoints")
+        await supervisor.until_stopped()
+
+
+if __name__ == "__main__":
+    main()

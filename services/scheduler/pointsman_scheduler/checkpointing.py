@@ -1,0 +1,158 @@
+"""Takes checkpoints: a fold of its own beside the scheduler, in log order, in a process of its own.
+
+The leader's State is not in log order (it applies its decisions before they are logged), and turning a State into bytes
+blocks for longer than a request may wait; so neither leader nor follower does it. The process that does folds like a
+follower, answers nobody and decides nothing; if it dies the next start reads a longer tail, no more.
+
+A checkpoint is taken every so many events or seconds, whichever comes first, and at once when the newest lies in the
+older half of what the log still holds: long before retention can drop what is needed to go on from it. Where several of
+these run for one pool, one that finds a newer checkpoint than its own last counts from that.
+"""
+
+from dataclasses import dataclass
+
+import structlog
+
+from pointsman.ports import (
+    CheckpointLabel,
+    Checkpoints,
+    Clock,
+    EventLog,
+    LogEntry,
+    LogExtent,
+    LogMissingError,
+    LogUnavailableError,
+    StoreUnavailableError,
+)
+from pointsman.primitives import Seconds, Sequence
+from pointsman.state.checkpoint import encode_state
+from pointsman.state.state import State
+from pointsman_scheduler.following import Beginning, Following, LogBrokenError, entry_digest
+
+log = structlog.get_logger()
+
+EXTENT_WALL_SECONDS: Seconds = 5.0
+"""How often the log is asked what it still holds."""
+SAVE_RETRY_WALL_SECONDS: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """When a checkpoint is due. Wall seconds.
+
+    `spread`: drawn once for each process, at least 1. Both numbers count so many times as long, so that of several
+    processes one is always first.
+    """
+
+    events: int
+    seconds: Seconds
+    spread: float = 1.0
+
+
+class Checkpointer:
+    """Folds the log and keeps checkpoints of it."""
+
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        checkpoints: Checkpoints,
+        following: Following,
+        clock: Clock,
+        cadence: Cadence,
+    ) -> None:
+        self._log = event_log
+        self._checkpoints = checkpoints
+        self._following = following
+        self._clock = clock
+        self._cadence = cadence
+        self._extent = LogExtent("", 1, 0)
+        self._extent_at: Seconds = 0.0
+        self._end: Sequence = 0
+        self._saved: Sequence = 0
+        self._saved_at: Seconds = 0.0
+        self._not_before: Seconds = 0.0
+
+    async def run(self) -> None:
+        """Fold and save for ever; ends only by cancellation or failure."""
+        while True:
+            beginning = await self._following.begin()
+            try:
+                await self._fold(beginning)
+            except LogBrokenError as error:
+                log.warning("checkpoints_begin_anew", reason=str(error))
+
+    async def _fold(self, beginning: Beginning) -> None:
+        state = beginning.state
+        self._end = beginning.end
+        self._extent, self._extent_at = beginning.extent, self._clock.wall()
+        self._saved, self._saved_at = state.sequence, self._clock.wall()
+        async for entry in self._following.entries(beginning):
+            if entry.event is None:
+                state.skip(entry.sequence)
+            else:
+                state.apply(entry.event, entry.sequence)
+            await self._look_at_log()
+            if self._is_due(state):
+                await self._save(state, entry)
+
+    def _is_due(self, state: State) -> bool:
+        wall = self._clock.wall()
+        if wall < self._not_before:
+            return False
+        cadence = self._cadence
+        if state.sequence - self._saved >= cadence.events * cadence.spread:
+            return True
+        if state.sequence < self._end:
+            return False
+        if wall - self._saved_at >= cadence.seconds * cadence.spread:
+            return True
+        oldest_half = (self._extent.last - self._extent.first) / 2
+        return self._extent.first > 1 and self._saved - self._extent.first < oldest_half
+
+    async def _look_at_log(self) -> None:
+        if self._clock.wall() - self._extent_at < EXTENT_WALL_SECONDS:
+            return
+        self._extent_at = self._clock.wall()
+        try:
+            self._extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError) as error:
+            log.warning("log_extent_unknown", problem=str(error))
+
+    async def _save(self, state: State, entry: LogEntry) -> None:
+        try:
+            if not await self._somebody_else_did():
+                started = self._clock.wall()
+                content = encode_state(state)
+                encoded = self._clock.wall()
+                label = CheckpointLabel(
+                    identity=self._extent.identity,
+                    as_of=state.sequence,
+                    entry=entry_digest(entry),
+                    form=self._following.form,
+                )
+                await self._checkpoints.save(label, content)
+                self._saved, self._saved_at = state.sequence, self._clock.wall()
+                log.info(
+                    "checkpoint_taken",
+                    as_of=state.sequence,
+                    bytes=len(content),
+                    encode_seconds=round(encoded - started, 3),
+                    save_seconds=round(self._saved_at - encoded, 3),
+                )
+        except StoreUnavailableError as error:
+            self._not_before = self._clock.wall() + SAVE_RETRY_WALL_SECONDS
+            log.warning("checkpoint_not_saved", problem=str(error))
+
+    async def _somebody_else_did(self) -> bool:
+        """Whether there is a newer checkpoint than our last. Raises StoreUnavailableError."""
+        known = [
+            label.as_of
+            for label in await self._checkpoints.labels()
+            if (label.form, label.identity) == (self._following.form, self._extent.identity)
+        ]
+        newest = max(known, default=0)
+        if newest <= self._saved:
+            return False
+        self._saved, self._saved_at = newest, self._clock.wall()
+        return True

@@ -1,0 +1,37 @@
+"""What the settings choose: the policies, and the State that they and the pool need."""
+
+import click
+
+from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_set
+from pointsman.state.state import PoolSettings, State
+from pointsman_scheduler.settings import SchedulerSettings
+
+
+def chosen_policies(settings: SchedulerSettings) -> PolicySet:
+    """The policies by name, with their settings. Raises click.BadParameter."""
+    pairs = [pair.partition("=") for pair in settings.policy_settings]
+    try:
+        return policy_set(
+            routing=settings.policy,
+            admission=settings.admission,
+            ordering=settings.order,
+            settings={name: value for name, _, value in pairs},
+            prefill_window_tokens=settings.prefill_window_tokens,
+            running_max=settings.running_max,
+            pending_max=settings.pending_max,
+            hold_seconds=settings.hold_seconds * settings.speed,
+            hold_max=settings.hold_max,
+        )
+    except UnknownPolicyError as error:
+        raise click.BadParameter(str(error), param_hint="--policy-settings") from error
+
+
+def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:
+    """What a fold begins with."""
+    pool = PoolSettings(
+        block_tokens=settings.block_tokens,
+        speed=settings.speed,
+        hot_share=settings.hot_share,
+        cold_share=settings.cold_share,
+    )
+    return State(pool, policies.memories())

@@ -1,0 +1,42 @@
+"""Takes in the wishes of people and scalers that an instance be drained, or take requests again.
+
+The leader decides it in its own order, so that from the entry on nothing is placed there, by anyone, and what waited
+there is moved in the same turn. A wish that is fulfilled already changes nothing and is answered like the first.
+"""
+
+import structlog
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.primitives import InstanceId, Seconds
+
+log = structlog.get_logger()
+
+
+def take_drain(
+    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: Seconds
+) -> tuple[list[LogEvent], DrainAnswered]:
+    """What the wish leads to, applied already and to be published, and what is answered."""
+    fleet = dispatcher.state.fleet
+    if command.instance not in fleet:
+        known = ", ".join(instance.id for instance in fleet.instances) or "none"
+        refusal = f"there is no instance {command.instance}; there are: {known}"
+        return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
+    if isinstance(command, DrainInstance):
+        events = dispatcher.drain(command.instance, command.reason, now, leaving=command.leaving)
+    else:
+        events = dispatcher.undrain(command.instance, now)
+    answer = DrainAnswered(
+        instance=command.instance,
+        draining=fleet[command.instance].draining,
+        requests=_requests_at(dispatcher, command.instance),
+    )
+    if events:
+        log.info("drain", instance=answer.instance, draining=answer.draining, requests=answer.requests)
+    return events, answer
+
+
+def _requests_at(dispatcher: Dispatcher, instance: InstanceId) -> int:
+    line = dispatcher.state.workload.lines.get(instance)
+    return line.requests if line else 0

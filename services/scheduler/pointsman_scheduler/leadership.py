@@ -1,0 +1,160 @@
+"""Who leads: one scheduler of a pool holds the lease, and stops to act before another may take it.
+
+The lease is one record with a holder, a term and a revision (`ports.Lease`). The leader writes it again and again;
+everyone else looks. Nobody compares clocks: a leader counts from the moment *before* it wrote, a watcher from the moment
+*after* it saw a new revision, each on its own monotonic clock. So as long as both clocks run equally fast, within the
+margin, a watcher's count ends after the leader's has.
+
+That is what keeps two from acting at once in the ordinary course. What keeps the log whole where it does not (a process
+stopped between its last look at the clock and its write, a machine that was suspended, a server that forgets the record
+twice within a lease) is the term: see `ports.Fence`, `State.apply` and the ingress, which refuse what an earlier term
+says.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from pointsman.ports import Clock, Lease, LeaseTakenError, StoreUnavailableError, Tenure
+from pointsman.primitives import Seconds, Term
+
+log = structlog.get_logger()
+
+LOOKS_PER_LEASE = 8
+LISTENING_SHARE = 0.5
+"""Of the lease: a watcher that did not look for so long begins to count anew."""
+RENEWALS_PER_LEASE = 4
+ACTING_SHARE = 0.75
+"""Of the lease, for which a leader acts after a renewal; the rest is the margin."""
+
+
+class Leadership:
+    """One scheduler's part in the lease: watching it, holding it, giving it back."""
+
+    def __init__(self, lease: Lease, clock: Clock, *, name: str, lease_seconds: Seconds) -> None:
+        """`name`: unlike that of any other process, ever. `lease_seconds`: wall seconds, the same for all of a pool."""
+        self._lease = lease
+        self._clock = clock
+        self._name = name
+        self._lease_seconds = lease_seconds
+        self._tenure: Tenure | None = None
+        self._acts_until: Seconds = 0.0
+        self._resigned = False
+        self.leader = ""
+        """Who holds the lease as far as was seen; empty while nobody does."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether this scheduler may act now. Ask before each decision."""
+        return not self._resigned and self._tenure is not None and self._clock.wall() < self._acts_until
+
+    async def obtain(self, *, term_of_log: Callable[[], Term | None]) -> None:
+        """Wait until nobody else holds the lease, then take it. `term_of_log`: None while that is not known."""
+        seen: Tenure | None = None
+        seen_at = looked_at = -self._lease_seconds
+        while True:
+            try:
+                found = await self._lease.look()
+            except StoreUnavailableError:
+                pass
+            else:
+                # Silence counts only for who listens: a look that comes late says nothing about what was missed.
+                listened = self._clock.wall() - looked_at < LISTENING_SHARE * self._lease_seconds
+                looked_at = self._clock.wall()
+                if not listened or found != seen:
+                    seen, seen_at = found, looked_at
+                    self.leader = found.holder if found else ""
+                known_term = term_of_log()
+                if known_term is not None and self._is_free(found, known_term, seen_at) and not self._resigned:
+                    if found is not None and found.holder not in ("", self._name):
+                        log.warning("lease_expired", leader=found.holder, seconds=self._lease_seconds)
+                    if await self._take(found, known_term):
+                        return
+            await self._clock.sleep_wall(self._lease_seconds / LOOKS_PER_LEASE)
+
+    async def keep(self, *, deposed: Callable[[], str]) -> str:
+        """Renew until it is lost, and say why. `deposed`: why this scheduler must not lead any more, or nothing."""
+        while True:
+            await self._clock.sleep_wall(self._lease_seconds / RENEWALS_PER_LEASE)
+            reason = deposed() or await self._renew()
+            if reason and not self._resigned:
+                self._acts_until = 0.0
+                return reason
+
+    def term_above(self, term_of_log: Term) -> Term:
+        """The term to be elected in: that of the lease, or a later one where the log knows it already."""
+        assert self._tenure is not None
+        return Term(max(self._tenure.term, term_of_log + 1))
+
+    async def resign(self) -> None:
+        """Give the lease back, if it is ours, so that another takes it at once; and want it no more."""
+        self._resigned = True
+        if self._tenure is None:
+            return
+        try:
+            found = await self._lease.look()
+            if found is not None and found.holder == self._name:
+                await self._lease.put("", found.term, after=found.revision)
+        except (LeaseTakenError, StoreUnavailableError) as error:
+            log.warning("lease_not_given_back", reason=str(error))
+        self._tenure = None
+
+    def _is_free(self, found: Tenure | None, known_term: Term, seen_at: Seconds) -> bool:
+        if found is None and known_term == 0:
+            return True  # nobody has ever led
+        if found is not None and found.holder in ("", self._name):
+            return True
+        return self._clock.wall() - seen_at >= self._lease_seconds
+
+    async def _take(self, found: Tenure | None, known_term: Term) -> bool:
+        asked_at = self._clock.wall()
+        term = Term(max(found.term if found else 0, known_term) + 1)
+        try:
+            tenure = await self._lease.put(self._name, term, after=found.revision if found else 0)
+        except (LeaseTakenError, StoreUnavailableError):
+            return False
+        self._hold(tenure, asked_at)
+        return True
+
+    async def _renew(self) -> str:
+        """Why the lease is lost, or nothing."""
+        tenure = self._tenure
+        if tenure is None or self._resigned:
+            return "it was given back"
+        asked_at = self._clock.wall()
+        try:
+            if asked_at >= self._acts_until:
+                return await self._look_again(tenure)
+            self._hold(await self._lease.put(self._name, tenure.term, after=tenure.revision), asked_at)
+        except LeaseTakenError:
+            return await self._look_again(tenure)
+        except StoreUnavailableError:
+            pass  # `holds` runs out by itself; nobody else can take it either
+        return ""
+
+    async def _look_again(self, tenure: Tenure) -> str:
+        """Our count is over, or the record is not what we wrote last: is it still ours?
+
+        An earlier write of ours may have been stored without our hearing of it. A record that is gone was in the memory
+        of a server that was restarted; within our time nobody else can have taken it.
+        """
+        asked_at = self._clock.wall()
+        try:
+            found = await self._lease.look()
+            if found is None and asked_at < self._acts_until:
+                self._hold(await self._lease.put(self._name, tenure.term, after=0), asked_at)
+            elif found is None or (found.holder, found.term) != (self._name, tenure.term):
+                return f"the lease is held by {found.holder or 'nobody'}" if found else "the lease is gone"
+            else:
+                self._hold(await self._lease.put(self._name, tenure.term, after=found.revision), asked_at)
+        except LeaseTakenError:
+            return "somebody else took the lease"
+        except StoreUnavailableError:
+            pass
+        return ""
+
+    def _hold(self, tenure: Tenure, asked_at: Seconds) -> None:
+        if not self._resigned:
+            self._tenure = tenure
+            self._acts_until = asked_at + ACTING_SHARE * self._lease_seconds
+            self.leader = self._name

@@ -1,0 +1,101 @@
+"""Takes in the plans of rebalancers: refuses what is out of date, has the rest carried out, and answers.
+
+A plan counts if it was made in this leader's term and knew the log up to at most PLAN_BEHIND_EVENTS_MAX entries ago.
+What is left of it is decided move by move on the leader's newer state (`Dispatcher.migrate`), so any number of
+rebalancers may plan, die and repeat themselves: at worst their moves are refused. The answers to the last plans are
+remembered, and a plan that comes twice is answered like the first time.
+"""
+
+from collections import OrderedDict
+
+import structlog
+
+from pointsman.chassis import telemetry
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, MoveAnswered
+from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.rebalancing import Migration, MigrationPlan
+from pointsman.primitives import Seconds
+
+log = structlog.get_logger()
+
+PLAN_BEHIND_EVENTS_MAX = 1000
+"""Log entries that a plan may not have known."""
+PLAN_MOVES_MAX = 256
+"""Moves of one plan: what they cost, every request that arrives meanwhile waits for."""
+PLANS_REMEMBERED_MAX = 256
+
+
+class MigrationDesk:
+    """One leader's dealings with rebalancers, for one term."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
+
+    def take(self, command: MigrateRequests, now: Seconds) -> tuple[list[LogEvent], MigrationAnswered]:
+        """What the plan leads to, applied already and to be published, and what its rebalancer is told."""
+        known = self._answered.get(command.plan)
+        if known is not None:
+            return [], known
+        refusal, detail = self._refusal(command)
+        if refusal:
+            log.warning("plan_refused", plan=command.plan, reason=refusal, detail=detail)
+            return [], self._answer(command, refusal=refusal, detail=detail)
+        events = self._dispatcher.migrate(_plan_of(command), now)
+        answer = self._answer(command, moves=_outcomes(events))
+        self._remember(answer)
+        for move in answer.moves:
+            telemetry.MIGRATIONS.labels(move.refusal or "applied").inc()
+        return events, answer
+
+    def _refusal(self, command: MigrateRequests) -> tuple[str, str]:
+        term, as_of = self._dispatcher.term, self._dispatcher.state.sequence
+        if command.term != term:
+            return "other_term", f"it was made in term {command.term}, this is term {term}"
+        if as_of - command.as_of > PLAN_BEHIND_EVENTS_MAX:
+            return "too_old", f"it knew the log up to {command.as_of}, this is {as_of}"
+        if len(command.moves) > PLAN_MOVES_MAX:
+            return "too_long", f"{len(command.moves)} moves are more than {PLAN_MOVES_MAX}"
+        return "", ""
+
+    def _answer(
+        self,
+        command: MigrateRequests,
+        *,
+        moves: list[MoveAnswered] | None = None,
+        refusal: str = "",
+        detail: str = "",
+    ) -> MigrationAnswered:
+        dispatcher = self._dispatcher
+        return MigrationAnswered(
+            plan=command.plan,
+            term=dispatcher.term,
+            as_of=dispatcher.state.sequence,
+            decided=dispatcher.decided,
+            moves=moves or [],
+            refusal=refusal,
+            detail=detail,
+        )
+
+    def _remember(self, answer: MigrationAnswered) -> None:
+        self._answered[answer.plan] = answer
+        if len(self._answered) > PLANS_REMEMBERED_MAX:
+            self._answered.popitem(last=False)
+
+
+def _plan_of(command: MigrateRequests) -> MigrationPlan:
+    moves = tuple(Migration(m.request, m.source, m.target, m.benefit, m.reason) for m in command.moves)
+    return MigrationPlan(command.as_of, moves, command.plan, command.policy)
+
+
+def _outcomes(events: list[LogEvent]) -> list[MoveAnswered]:
+    """One for each move, in their order; grants that followed are no concern of the rebalancer."""
+    outcomes = []
+    for event in events:
+        if isinstance(event, RequestMigrated):
+            outcomes.append(MoveAnswered(request=event.request))
+        elif isinstance(event, MigrationRefused):
+            outcomes.append(MoveAnswered(request=event.request, refusal=event.reason))
+    return outcomes

@@ -1,0 +1,140 @@
+"""Checkpoints in a JetStream object bucket of the pool, `pointsman-<pool>`: two objects, the older replaced each time.
+
+An object is chunks on one subject and, written after all of them, a description with their number and digest on
+another. So a write that breaks off leaves the object before it in place: each slot has two subjects for chunks, taken
+in turn and swept before they are written.
+"""
+
+from base64 import urlsafe_b64encode
+from dataclasses import asdict
+from hashlib import sha256
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.adapters.jetstream.commands import Requests
+from pointsman.adapters.jetstream.direct import ROLLUP, DirectStream
+from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
+from pointsman.primitives import PoolName
+
+CHUNK_BYTES = 128 * 1024
+SLOTS = ("checkpoint-0", "checkpoint-1")
+
+
+class _Description(msgspec.Struct):
+    """What NATS calls ObjectInfo."""
+
+    name: str
+    bucket: str
+    nuid: str
+    size: int
+    chunks: int
+    digest: str
+    metadata: dict[str, str] = {}
+    options: dict[str, int] = {}
+
+
+_descriptions = msgspec.json.Decoder(_Description)
+
+
+class JetStreamCheckpoints(Checkpoints):
+    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int) -> None:
+        self._name = f"pointsman-{pool}"
+        config = {
+            "subjects": [f"$O.{self._name}.C.>", f"$O.{self._name}.M.>"],
+            "storage": "file",
+            "discard": "new",
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "num_replicas": replicas,
+        }
+        self._bucket = DirectStream(requests, f"OBJ_{self._name}", config)
+
+    @override
+    async def save(self, label: CheckpointLabel, content: bytes) -> None:
+        known = {slot: await self._description(slot) for slot in SLOTS}
+        slot = min(SLOTS, key=lambda name: _as_of(known[name]))
+        replaced = known[slot]
+        object_id = f"{slot}-b" if replaced is not None and replaced.nuid == f"{slot}-a" else f"{slot}-a"
+        await self._sweep(object_id)
+        chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
+        for chunk in chunks:
+            await self._bucket.write(self._chunk_subject(object_id), chunk)
+        description = _Description(
+            name=slot,
+            bucket=self._name,
+            nuid=object_id,
+            size=len(content),
+            chunks=len(chunks),
+            digest=_digest(content),
+            options={"max_chunk_size": CHUNK_BYTES},
+            metadata={key: str(value) for key, value in asdict(label).items()},
+        )
+        await self._bucket.write(self._slot_subject(slot), msgspec.json.encode(description), headers=ROLLUP)
+        if replaced is not None:
+            await self._sweep(replaced.nuid)
+
+    @override
+    async def labels(self) -> list[CheckpointLabel]:
+        found = [await self._description(slot) for slot in SLOTS]
+        return sorted((_label(d) for d in found if d is not None), key=lambda label: -label.as_of)
+
+    @override
+    async def load(self, label: CheckpointLabel) -> bytes | None:
+        for slot in SLOTS:
+            description = await self._description(slot)
+            if description is not None and _label(description) == label:
+                return await self._content(description)
+        return None
+
+    async def _content(self, description: _Description) -> bytes | None:
+        parts: list[bytes] = []
+        sequence = 0
+        for _ in range(description.chunks):
+            found = await self._bucket.next(self._chunk_subject(description.nuid), sequence + 1)
+            if found is None:
+                return None
+            parts.append(found.payload)
+            sequence = found.sequence
+        content = b"".join(parts)
+        return content if _digest(content) == description.digest else None
+
+    async def _sweep(self, object_id: str) -> None:
+        """Forget chunks: of the object that was replaced, or of a write that broke off."""
+        if await self._bucket.last(self._chunk_subject(object_id)) is not None:
+            await self._bucket.purge(self._chunk_subject(object_id))
+
+    async def _description(self, slot: str) -> _Description | None:
+        found = await self._bucket.last(self._slot_subject(slot))
+        if found is None:
+            return None
+        try:
+            return _descriptions.decode(found.payload)
+        except msgspec.DecodeError as error:
+            strange = f"{slot} is not understood: {error}"
+            raise StoreUnavailableError(strange) from error
+
+    def _slot_subject(self, slot: str) -> str:
+        return f"$O.{self._name}.M.{urlsafe_b64encode(slot.encode()).decode()}"
+
+    def _chunk_subject(self, object_id: str) -> str:
+        return f"$O.{self._name}.C.{object_id}"
+
+
+def _label(description: _Description) -> CheckpointLabel:
+    known = description.metadata
+    return CheckpointLabel(
+        identity=known.get("identity", ""),
+        as_of=_as_of(description),
+        entry=known.get("entry", ""),
+        form=known.get("form", ""),
+    )
+
+
+def _as_of(description: _Description | None) -> int:
+    found = description.metadata.get("as_of", "") if description is not None else ""
+    return int(found) if found.isdecimal() else -1
+
+
+def _digest(content: bytes) -> str:
+    return "SHA-256=" + urlsafe_b64encode(sha256(content).digest()).decode()

@@ -1,0 +1,120 @@
+"""A stream asked message by message, on conditions: what the lease, the checkpoints and an election are made of."""
+
+import json
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pointsman.adapters.jetstream.commands import Requests
+from pointsman.ports import CommandTimeoutError, NoResponderError, StoreUnavailableError
+from pointsman.primitives import Seconds, Sequence
+
+CALL_SECONDS_MAX: Seconds = 1.0
+STREAM_NOT_FOUND = 10059
+MESSAGE_NOT_FOUND = 10037
+WRONG_LAST_SEQUENCE = (10071, 10164)
+EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+ROLLUP = {"Nats-Rollup": "sub"}
+
+
+class RevisionTakenError(Exception):
+    """The subject's last message is not the one that was expected."""
+
+
+class _Failure(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _StoredMessage(msgspec.Struct):
+    seq: Sequence
+    data: str = ""
+
+
+class _Answer(msgspec.Struct):
+    error: _Failure | None = None
+    seq: Sequence = 0
+    message: _StoredMessage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message of a bucket."""
+
+    sequence: Sequence
+    payload: bytes
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
+class DirectStream:
+    """One stream. Made by whoever first finds it missing, if it has a `config`."""
+
+    def __init__(self, requests: Requests, name: str, config: dict[str, Any] | None = None) -> None:
+        self._requests = requests
+        self._name = name
+        self._config = config
+
+    async def write(
+        self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
+    ) -> Sequence:
+        """Store a message; with `after`, only if the last one on this subject is that. Returns its sequence.
+
+        Raises RevisionTakenError, StoreUnavailableError.
+        """
+        all_headers = dict(headers or {})
+        if after is not None:
+            all_headers[EXPECTED_LAST] = str(after)
+        try:
+            answer = await self._requests.ask(subject, payload, CALL_SECONDS_MAX, all_headers)
+        except NoResponderError as error:
+            if self._config is None:
+                raise StoreUnavailableError(str(error)) from error
+            await self._make(self._config)
+            answer = await self._ask(subject, payload, all_headers)
+        except CommandTimeoutError as error:
+            raise StoreUnavailableError(str(error)) from error
+        read = _answers.decode(answer)
+        if read.error is not None and read.error.err_code in WRONG_LAST_SEQUENCE:
+            raise RevisionTakenError(read.error.description)
+        return self._sound(read).seq
+
+    async def last(self, subject: str) -> Found | None:
+        """The last message on a subject. Raises StoreUnavailableError."""
+        return await self._get({"last_by_subj": subject})
+
+    async def next(self, subject: str, start: Sequence) -> Found | None:
+        """The first message on a subject from sequence `start` on. Raises StoreUnavailableError."""
+        return await self._get({"seq": start, "next_by_subj": subject})
+
+    async def purge(self, subject: str) -> None:
+        """Forget all messages on a subject. Raises StoreUnavailableError."""
+        request = json.dumps({"filter": subject}).encode()
+        self._sound(_answers.decode(await self._ask(f"$JS.API.STREAM.PURGE.{self._name}", request)))
+
+    async def _get(self, query: dict[str, Any]) -> Found | None:
+        payload = await self._ask(f"$JS.API.STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
+        answer = _answers.decode(payload)
+        if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
+            return None
+        message = self._sound(answer).message
+        return None if message is None else Found(message.seq, b64decode(message.data))
+
+    async def _make(self, config: dict[str, Any]) -> None:
+        request = json.dumps(config | {"name": self._name}).encode()
+        self._sound(_answers.decode(await self._ask(f"$JS.API.STREAM.CREATE.{self._name}", request)))
+
+    async def _ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
+        try:
+            return await self._requests.ask(subject, payload, CALL_SECONDS_MAX, headers)
+        except (NoResponderError, CommandTimeoutError) as error:
+            raise StoreUnavailableError(str(error)) from error
+
+    def _sound(self, answer: _Answer) -> _Answer:
+        if answer.error is not None:
+            failed = f"{self._name}: {answer.error.description}"
+            raise StoreUnavailableError(failed)
+        return answer

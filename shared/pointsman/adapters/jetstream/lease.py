@@ -1,0 +1,61 @@
+"""The lease of a pool: one key in a key-value bucket of its own, `pointsman-<pool>`.
+
+In the server's memory: a lease means nothing after a restart, and renewing it must neither wait for a disk nor fail
+when that is full. No time to live is set: the server counts those in whole seconds, and the client's `update` would
+lose it; who watches counts for itself.
+"""
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.adapters.jetstream.commands import Requests
+from pointsman.adapters.jetstream.direct import DirectStream, RevisionTakenError
+from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
+from pointsman.primitives import PoolName, Term
+
+KEY = "leader"
+
+
+class _Record(msgspec.Struct, frozen=True):
+    holder: str
+    term: Term
+
+
+_records = msgspec.json.Decoder(_Record)
+
+
+class JetStreamLease(Lease):
+    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int) -> None:
+        name = f"pointsman-{pool}"
+        self._subject = f"$KV.{name}.{KEY}"
+        config = {
+            "subjects": [f"$KV.{name}.>"],
+            "storage": "memory",
+            "max_msgs_per_subject": 1,
+            "discard": "new",
+            "deny_delete": True,
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "num_replicas": replicas,
+        }
+        self._bucket = DirectStream(requests, f"KV_{name}", config)
+
+    @override
+    async def look(self) -> Tenure | None:
+        found = await self._bucket.last(self._subject)
+        if found is None:
+            return None
+        try:
+            record = _records.decode(found.payload)
+        except msgspec.DecodeError as error:
+            strange = f"the lease is not understood: {error}"
+            raise StoreUnavailableError(strange) from error
+        return Tenure(record.holder, record.term, found.sequence)
+
+    @override
+    async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
+        payload = msgspec.json.encode(_Record(holder, term))
+        try:
+            return Tenure(holder, term, await self._bucket.write(self._subject, payload, after=after))
+        except RevisionTakenError as error:
+            raise LeaseTakenError(str(error)) from error

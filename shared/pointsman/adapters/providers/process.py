@@ -1,0 +1,195 @@
+"""Engines as processes of this machine, each with a worker, looked after by a keeper (`chassis.instance_keeper`).
+
+A keeper is no child in the usual sense: it outlives the scaler that started it, so that a scaler may die without a
+request noticing, and the next one finds it again. What it is known by is a locked file for each instance. The lock is
+taken before the keeper starts and handed over to it, so two scalers never start one name twice, and whether an instance
+runs is a question to the kernel, not to a process id that may have been given away again.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from typing_extensions import override
+
+from pointsman.adapters.providers.names import free_names
+from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
+from pointsman.primitives import InstanceId, Seconds
+
+log = structlog.get_logger()
+
+KEEPER = "pointsman.chassis.instance_keeper"
+STOP_WALL_SECONDS: Seconds = 8.0
+"""How long a keeper may take to end before it is killed, and with it all that it keeps."""
+POLL_WALL_SECONDS: Seconds = 0.05
+GROWTH_LOCK = "growth"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTemplate:
+    """How an instance is started. `engine` is a command line in which {port}, {kv}, {replay} and {instance} are filled
+    in; `environment` is what its worker is told; `guard` a file whose lock is held as long as the fleet lives."""
+
+    engine: str
+    environment: Mapping[str, str]
+    guard: Path | None = None
+
+
+class ProcessProvider(InstanceProvider):
+    """Instances of one directory. Two providers of the same directory are one."""
+
+    def __init__(self, directory: Path, template: InstanceTemplate) -> None:
+        """Raises ProviderError where the command line cannot be read."""
+        self._directory = directory
+        self._template = template
+        try:
+            self._engine = shlex.split(template.engine)
+        except ValueError as error:
+            unreadable = f"the engine's command line is not understood: {error}"
+            raise ProviderError(unreadable) from error
+        if not self._engine:
+            missing = "the process provider needs the engine's command line (--engine-command)"
+            raise ProviderError(missing)
+
+    @property
+    @override
+    def name(self) -> str:
+        return "process"
+
+    @override
+    async def running(self) -> list[ProvidedInstance]:
+        now = time.time()
+        return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._kept()]
+
+    @override
+    async def grow(self, total: int) -> None:
+        with self._growing():
+            kept = {name for name, _ in self._kept()}
+            for name in free_names(kept):
+                if len(kept) >= total:
+                    return
+                self._start(name)
+                kept.add(name)
+
+    @override
+    async def stop(self, instance: InstanceId) -> None:
+        pid = self._keeper_of(instance)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        if await self._ended(instance, STOP_WALL_SECONDS):
+            return
+        log.warning("instance_killed", instance=instance, after=STOP_WALL_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if not await self._ended(instance, STOP_WALL_SECONDS):
+            stays = f"{instance} (keeper {pid}) does not end"
+            raise ProviderError(stays)
+
+    @override
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        return running
+
+    def _kept(self) -> list[tuple[InstanceId, float]]:
+        """Instances whose keeper lives, and when each was started, Unix seconds."""
+        locks = sorted(self._directory.glob("*.lock"))
+        return [
+            (InstanceId(lock.stem), lock.stat().st_mtime)
+            for lock in locks
+            if lock.stem != GROWTH_LOCK and _is_locked(lock)
+        ]
+
+    @contextlib.contextmanager
+    def _growing(self) -> Iterator[None]:
+        """One at a time: who counts what runs must not be overtaken by another who starts more."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield
+        except BlockingIOError as error:
+            busy = "another scaler starts instances here at this moment"
+            raise ProviderError(busy) from error
+        except OSError as error:
+            failed = f"an instance could not be started: {error}"
+            raise ProviderError(failed) from error
+
+    def _start(self, name: InstanceId) -> None:
+        what = {
+            "instance": name,
+            "engine": self._engine,
+            "environment": dict(self._template.environment),
+            "guard": str(self._template.guard or ""),
+            "logs": str(self._directory),
+        }
+        with self._lock_file(name).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with (self._directory / f"{name}.log").open("ab") as output:
+                keeper = subprocess.Popen(
+                    [sys.executable, "-m", KEEPER, json.dumps(what)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(lock.fileno(),),
+                    start_new_session=True,
+                )
+            lock.write(str(keeper.pid).encode())
+        log.info("instance_started", instance=name, keeper=keeper.pid)
+
+    def _keeper_of(self, instance: InstanceId) -> int | None:
+        lock = self._lock_file(instance)
+        if not _is_locked(lock):
+            return None
+        try:
+            return int(lock.read_text())
+        except ValueError:
+            return None
+
+    async def _ended(self, instance: InstanceId, seconds: Seconds) -> bool:
+        deadline = time.monotonic() + seconds
+        while _is_locked(self._lock_file(instance)):
+            if time.monotonic() > deadline:
+                return False
+            _reap()
+            await asyncio.sleep(POLL_WALL_SECONDS)
+        return True
+
+    def _lock_file(self, instance: InstanceId) -> Path:
+        return self._directory / f"{instance}.lock"
+
+
+async def stop_all(directory: Path) -> None:
+    """End every instance of this directory, all at once, within the bound of one."""
+    names = [InstanceId(lock.stem) for lock in directory.glob("*.lock") if lock.stem != GROWTH_LOCK]
+    provider = ProcessProvider(directory, InstanceTemplate(engine="none", environment={}))
+    await asyncio.gather(*(provider.stop(name) for name in names), return_exceptions=True)
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _reap() -> None:
+    """Take note of keepers of ours that have ended, so that none stays as a zombie."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,157 @@
+"""Keeps one instance on this machine: an engine and the worker beside it. `python -m pointsman.chassis.instance_keeper`.
+
+Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
+told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
+worker goes first, so that it says in the log that the instance leaves; then the engine. Should the keeper itself be
+killed, the kernel ends both at once.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from pointsman.chassis.lifeline import lifeline
+from pointsman.chassis.settings import environment
+from pointsman.primitives import Seconds
+
+LOOPBACK = "127.0.0.1"
+POLL_SECONDS: Seconds = 0.1
+GUARD_SECONDS: Seconds = 1.0
+WORKER_STOP_SECONDS: Seconds = 3.0
+ENGINE_STOP_SECONDS: Seconds = 3.0
+WORKER_RESTART_SECONDS: Seconds = 1.0
+
+
+class KeptInstance(msgspec.Struct, frozen=True):
+    """What to keep; see `adapters.providers.process.InstanceTemplate`. Log files go to the directory `logs`."""
+
+    instance: str
+    engine: list[str]
+    environment: dict[str, str]
+    guard: str
+    logs: str
+
+
+class Keeper:
+    """One instance, from its first process to its last."""
+
+    def __init__(self, kept: KeptInstance, sockets: Path) -> None:
+        self._kept = kept
+        self._told_to_stop = False
+        self._port = _free_port()
+        self._endpoints = {
+            "{port}": str(self._port),
+            "{kv}": f"ipc://{sockets}/kv",
+            "{replay}": f"ipc://{sockets}/replay",
+            "{instance}": kept.instance,
+        }
+
+    def stop(self) -> None:
+        """End the instance soon."""
+        self._told_to_stop = True
+
+    def run(self) -> int:
+        """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
+        engine = self._spawn("engine", [self._filled(part) for part in self._kept.engine], dict(os.environ))
+        worker = self._start_worker()
+        guarded_at = 0.0
+        while not self._told_to_stop and engine.poll() is None:
+            time.sleep(POLL_SECONDS)
+            if worker.poll() is not None:
+                time.sleep(WORKER_RESTART_SECONDS)
+                worker = self._start_worker()
+            if time.monotonic() - guarded_at > GUARD_SECONDS:
+                guarded_at = time.monotonic()
+                self._told_to_stop |= self._is_alone()
+        code = engine.poll()
+        _end(worker, WORKER_STOP_SECONDS)
+        _end(engine, ENGINE_STOP_SECONDS)
+        return code or 0
+
+    def _start_worker(self) -> "subprocess.Popen[bytes]":
+        own = environment(
+            {
+                "instance": self._kept.instance,
+                "engine_url": f"http://{LOOPBACK}:{self._port}",
+                "kv_endpoint": self._endpoints["{kv}"],
+                "kv_replay_endpoint": self._endpoints["{replay}"],
+                "host": LOOPBACK,
+                "port": 0,
+            }
+        )
+        script = str(Path(sysconfig.get_path("scripts")) / "pointsman-worker")
+        return self._spawn("worker", [script], os.environ | self._kept.environment | own)
+
+    def _spawn(self, part: str, command: list[str], surroundings: dict[str, str]) -> "subprocess.Popen[bytes]":
+        with (Path(self._kept.logs) / f"{self._kept.instance}-{part}.log").open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=surroundings,
+                preexec_fn=lifeline(),
+            )
+
+    def _filled(self, text: str) -> str:
+        for place, value in self._endpoints.items():
+            text = text.replace(place, value)
+        return text
+
+    def _is_alone(self) -> bool:
+        """Whether nobody holds the guard: the fleet is gone."""
+        if not self._kept.guard:
+            return False
+        try:
+            with Path(self._kept.guard).open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+
+def _end(process: "subprocess.Popen[bytes]", seconds: Seconds) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as attempt:
+        attempt.bind((LOOPBACK, 0))
+        return int(attempt.getsockname()[1])
+
+
+def main() -> None:
+    """The one argument is a KeptInstance as JSON."""
+    kept = msgspec.json.decode(sys.argv[1], type=KeptInstance)
+    sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
+    try:
+        keeper = Keeper(kept, sockets)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: keeper.stop())
+        sys.exit(keeper.run())
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

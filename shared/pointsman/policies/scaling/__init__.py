@@ -1,0 +1,19 @@
+"""Scaling policies: how many instances the pool should have.
+
+One file a policy; its docstring gives source, bias and limits. Each reads the same State and says what it wishes and
+why; `limits` turns wishes into decisions, for all of them alike.
+"""
+
+from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.limits import Limits, limited
+from pointsman.policies.scaling.manual import Manual
+from pointsman.policies.scaling.schedule import Schedule
+from pointsman.policies.scaling.slo_attainment import SloAttainment
+from pointsman.policies.scaling.target_utilisation import TargetUtilisation
+
+SCALING_POLICIES: dict[str, type[ScalingPolicy]] = {
+    policy.name: policy for policy in (Manual, Schedule, SloAttainment, TargetUtilisation)
+}
+DEFAULT_SCALING = Manual.name
+
+__all__ = ["DEFAULT_SCALING", "SCALING_POLICIES", "Limits", "PoolSize", "ScalingPolicy", "Wish", "limited"]

@@ -1,0 +1,47 @@
+"""What a scaling policy is asked, and how it answers."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from pointsman.contracts.decisions import Settings
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """`ready` instances take requests and have answered; `wanted` is what was decided last."""
+
+    ready: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How many instances there should be, and why. A `deliberate` wish is a person's, now or in a plan made before: it
+    counts at once and in full."""
+
+    wanted: int
+    reason: str
+    deliberate: bool = False
+
+
+@dataclass(frozen=True)
+class ScalingPolicy(ABC):
+    """A frozen dataclass whose fields are its settings; all have defaults. Seconds are engine time."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+        """Reads `state`, changes nothing."""
+
+    def memories(self) -> tuple[Memory, ...]:
+        """Fresh memories that `state` must keep for this policy."""
+        return ()
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)

@@ -1,0 +1,57 @@
+"""What the last while would have asked of a pool of another size."""
+
+from collections.abc import Iterable
+
+from pointsman.primitives import BlockKey, InstanceId, Seconds
+from pointsman.state.memories.service_window import Prefill
+from pointsman.state.state import State
+
+
+def prefill_demand(state: State, prefills: Iterable[Prefill]) -> Seconds:
+    """Seconds of prefill that these requests take, as their instances have taught us to expect."""
+    return sum(state.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
+
+
+def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:
+    """The ready instance that was given the least of them: the pool would miss it least."""
+    work = dict.fromkeys(state.fleet.ready, 0.0)
+    for prefill in prefills:
+        if prefill.instance in work:
+            work[prefill.instance] += prefill.seconds
+    return min(work, key=lambda instance: (work[instance], instance))
+
+
+def attainment_without(state: State, prefills: Iterable[Prefill], gone: InstanceId) -> float:
+    """Share of these requests that would have been on time without one instance.
+
+    They are run again, in their order, each instance one after the other. What the missing one had goes, family by
+    family, to whoever has the shortest queue then, and the first of a family is computed whole there: its cache is lost.
+    All others stay where they were, so the estimate errs on the side of keeping the instance.
+    """
+    free = {instance: 0.0 for instance in state.fleet.ready if instance != gone}
+    homes: dict[BlockKey, InstanceId] = {}
+    total = on_time = 0
+    for prefill in prefills:
+        total += 1
+        if not free:
+            continue
+        here, work, tokens = prefill.instance, prefill.seconds, prefill.uncached_tokens
+        if here not in free:
+            known = homes.get(prefill.prefix) if prefill.prefix is not None else None
+            here = _shortest(free) if known is None or _too_late(free[known], prefill) else known
+            if here != known:
+                tokens = prefill.prompt_tokens
+                work = state.prefill_seconds(state.fleet[here], tokens, 0)
+                if prefill.prefix is not None:
+                    homes[prefill.prefix] = here
+        free[here] = max(prefill.at, free[here]) + state.expected_seconds(here, work, tokens)
+        on_time += free[here] - prefill.arrived_at <= prefill.slo_ttft
+    return on_time / total if total else 1.0
+
+
+def _shortest(free: dict[InstanceId, Seconds]) -> InstanceId:
+    return min(free, key=lambda instance: (free[instance], instance))
+
+
+def _too_late(free_at: Seconds, prefill: Prefill) -> bool:
+    return free_at - prefill.arrived_at > prefill.slo_ttft / 2

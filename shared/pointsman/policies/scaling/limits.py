@@ -1,0 +1,45 @@
+"""From wishes to decisions: bounds, steps and pauses, the same for every policy.
+
+A pool that follows each change of load starts engines for nothing and loses caches for nothing. So it grows fast and
+shrinks slowly: the pause before shrinking counts from the last change in either direction, and a step down is small.
+"""
+
+from dataclasses import dataclass
+
+from pointsman.policies.scaling.base import Wish
+from pointsman.primitives import Seconds
+from pointsman.state.scaling import Scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Engine seconds. `step_up` and `step_down`: instances that one decision adds or takes away at most."""
+
+    lowest: int = 1
+    highest: int = 8
+    step_up: int = 2
+    step_down: int = 1
+    pause_up_s: Seconds = 30.0
+    pause_down_s: Seconds = 60.0
+
+
+def limited(wish: Wish, scaling: Scaling, now: Seconds, limits: Limits) -> Wish | None:
+    """What to decide now: the wish as far as the limits let it, or None where nothing changes."""
+    before = scaling.wanted
+    bounded = min(max(wish.wanted, limits.lowest), limits.highest)
+    if before is None:
+        return Wish(bounded, wish.reason, wish.deliberate)
+    outside = min(max(before, limits.lowest), limits.highest)
+    if outside != before:
+        return Wish(outside, f"{before} is outside {limits.lowest} to {limits.highest}", deliberate=True)
+    if bounded == before:
+        return None
+    if wish.deliberate:
+        return Wish(bounded, wish.reason, deliberate=True)
+    if bounded > before:
+        if now - scaling.up_at < limits.pause_up_s:
+            return None
+        return Wish(min(bounded, before + limits.step_up), wish.reason)
+    if now - max(scaling.up_at, scaling.down_at) < limits.pause_down_s:
+        return None
+    return Wish(max(bounded, before - limits.step_down), wish.reason)

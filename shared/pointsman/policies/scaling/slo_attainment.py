@@ -1,0 +1,121 @@
+"""As few as keep the objective on time to first token.
+
+Up when too few of the last requests were on time, those that wait counted by their prediction; when even the shortest
+queue takes longer than the objective; when requests are refused; when requests wait and nobody is ready. Down when the
+last while, run again without the instance that had the least to do, would still have been on time by a margin: what is
+compared is not how busy the pool is but what the instance is worth.
+
+Source: the signals of DualMap's elastic scaling (attainment, predicted TTFT); the counterfactual is our own.
+
+Bias: grows on what went wrong, so the first requests of a surge are late. Limit: the rerun knows prefills and caches, not
+how much decoding slows a fuller engine; the margin has to cover that. One instance less is tried at a time.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.service_window import Outcomes, Prefill, ServiceWindow
+from pointsman.state.state import State
+from pointsman.state.workload import Request, Stage
+
+
+@dataclass(frozen=True)
+class SloAttainment(ScalingPolicy):
+    """`target`: share of requests that shall be on time. `margin`: how much above it the rerun must be to shrink.
+
+    `window_s` is looked at to grow, `calm_s` to shrink; fewer than `outcomes_min` outcomes prove nothing. `busy_max`:
+    share of time that engines shall prefill at most, which says how many more are needed. `idle_s`: so long without an
+    arrival, and the last instance may go, too. `refused_max`: share of refusals that is borne.
+    """
+
+    name: ClassVar[str] = "slo_attainment"
+
+    target: float = 0.9
+    margin: float = 0.05
+    window_s: Seconds = 30.0
+    calm_s: Seconds = 60.0
+    outcomes_min: int = 20
+    busy_max: float = 0.7
+    idle_s: Seconds = 300.0
+    refused_max: float = 0.01
+
+    @override
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+        window = state.recall(ServiceWindow)
+        if trouble := self._trouble(state, size, window, now):
+            needed = self._needed(state, window, now)
+            if size.ready < size.wanted:
+                return Wish(
+                    max(size.wanted, needed), f"{trouble}; {size.wanted - size.ready} of {size.wanted} are to come"
+                )
+            return Wish(max(size.wanted + 1, needed), trouble)
+        return self._fewer(state, size, window, now)
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (ServiceWindow(max(self.window_s, self.calm_s)),)
+
+    def _trouble(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> str:
+        """Why there should be more, or nothing."""
+        waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
+        if not size.ready:
+            held = len(waiting)
+            return f"{held} requests wait and no instance is ready" if held else ""
+        done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
+        in_time = sum(_expected_in_time(request, now) for request in waiting)
+        both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
+        if both.total < self.outcomes_min:
+            return ""
+        if done.refused > self.refused_max * both.total:
+            return f"{done.refused} of {both.total} requests were refused in {self.window_s:g} s"
+        if both.attainment < self.target:
+            return f"{both.attainment:.1%} of {both.total} requests are on time, {self.target:.0%} should be"
+        return self._late_whatever(state, waiting, now)
+
+    def _late_whatever(self, state: State, waiting: list[Request], now: Seconds) -> str:
+        lines, ready = state.workload.lines, state.fleet.ready
+        if not waiting or not ready or not all(instance in lines for instance in ready):
+            return ""
+        shortest = min(state.expected_seconds(instance, *lines[instance].queue(now)) for instance in ready)
+        objective = waiting[-1].slo_ttft
+        return f"even the shortest queue takes {shortest:.1f} s of {objective:g} s" if shortest > objective else ""
+
+    def _needed(self, state: State, window: ServiceWindow, now: Seconds) -> int:
+        """Instances that the work of the last window keeps as busy as they shall be at most."""
+        work = prefill_demand(state, window.prefills(now - self.window_s))
+        return ceil(work / self.window_s / self.busy_max)
+
+    def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> Wish:
+        if size.ready < size.wanted or size.ready < 1:
+            return Wish(size.wanted, "not all that were wanted are there")
+        idle = now - max(window.last_arrival_at, state.scaling.up_at)
+        if size.wanted == 1:
+            if idle < self.idle_s or state.workload.requests:
+                return Wish(1, "requests come")
+            return Wish(0, f"no request has come for {idle:.0f} s")
+        since = max(now - self.calm_s, state.scaling.up_at, state.scaling.down_at)
+        if now - since < self.calm_s:
+            return Wish(size.wanted, "the last change is too recent to judge")
+        return self._without_one(state, size, window.prefills(since), window.outcomes(since))
+
+    def _without_one(self, state: State, size: PoolSize, prefills: list[Prefill], done: Outcomes) -> Wish:
+        level = min(1.0, self.target + self.margin)
+        now_on_time = f"{done.attainment:.1%} of {done.total} requests were on time"
+        if done.total and done.attainment < level:
+            return Wish(size.wanted, now_on_time)
+        without = attainment_without(state, prefills, least_worked(state, prefills))
+        reason = f"{now_on_time}, and without one instance {without:.1%} would have been, of {level:.0%} needed"
+        return Wish(size.wanted - 1 if without >= level else size.wanted, reason)
+
+
+def _expected_in_time(request: Request, now: Seconds) -> bool:
+    if now > request.deadline:
+        return False
+    return request.stage is Stage.ARRIVED or request.placed_at + request.predicted_ttft <= request.deadline

@@ -1,0 +1,53 @@
+"""As many as keep the engines busy to a set degree: with prefills, and with their KV memory.
+
+Source: the rule of Kubernetes' horizontal autoscaler, `wanted = ceil(ready * measured / target)` with a tolerance, over
+the two resources that an engine has. The busier of the two counts.
+
+Bias: knows nothing of objectives; a pool that keeps to its target may be late in bursts. Limit: prefill is what was
+placed by the cost model with its learned correction, so a wrong profile sizes the pool wrongly; KV memory counts what
+requests under way occupy, as engines report it.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.demand import prefill_demand
+from pointsman.primitives import Seconds
+from pointsman.state.memories.base import Memory
+from pointsman.state.memories.service_window import ServiceWindow
+from pointsman.state.state import State
+
+
+@dataclass(frozen=True)
+class TargetUtilisation(ScalingPolicy):
+    """`prefill` and `kv`: shares of time and of memory that should be in use. `tolerance`: how far, in shares of the
+    target, the measured may be off before anything is changed."""
+
+    name: ClassVar[str] = "target_utilisation"
+
+    prefill: float = 0.6
+    kv: float = 0.8
+    window_s: Seconds = 60.0
+    tolerance: float = 0.1
+
+    @override
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+        if not size.ready:
+            return Wish(max(size.wanted, 1), "no instance is ready")
+        prefills = state.recall(ServiceWindow).prefills(now - self.window_s)
+        busy = prefill_demand(state, prefills) / self.window_s / size.ready
+        ready = [instance for instance in state.fleet.instances if instance.id in state.fleet.ready]
+        full = sum(instance.kv_usage for instance in ready) / len(ready) if ready else 0.0
+        measured = f"prefill is {busy:.0%} in use of {self.prefill:.0%}, KV memory {full:.0%} of {self.kv:.0%}"
+        ratio = max(busy / self.prefill, full / self.kv)
+        if abs(ratio - 1) <= self.tolerance or (ratio > 1 and size.ready < size.wanted):
+            return Wish(size.wanted, measured)
+        return Wish(max(1, ceil(size.ready * ratio)), measured)
+
+    @override
+    def memories(self) -> tuple[Memory, ...]:
+        return (ServiceWindow(self.window_s),)

@@ -1,0 +1,32 @@
+"""What an examiner says: how bad, about what, the evidence, and what to do."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """`serious`: requests or knowledge are lost, or most are late. `warning`: worse than it should be. `note`: worth
+    knowing, nothing to be done."""
+
+    SERIOUS = "serious"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+WORST_FIRST = tuple(Severity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One anomaly. `area` is the subject of the examiner that found it."""
+
+    severity: Severity
+    area: str
+    what: str
+    evidence: list[str] = field(default_factory=list)
+    advice: str = ""
+
+
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """Worst first, and as they were found within a severity."""
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity))

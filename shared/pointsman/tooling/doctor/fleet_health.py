@@ -1,0 +1,136 @@
+"""Instances: who was silent, left, started again or went up and down, and who reports without having joined."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported, InstanceSuspected
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Status
+from pointsman.state.state import PoolSettings, State
+from pointsman.tooling.doctor.examination import Examiner
+from pointsman.tooling.doctor.findings import Finding, Severity
+
+AREA = "fleet"
+FLAPS_MIN = 3
+FLAP_WALL_SECONDS = 300.0
+"""An instance flaps when it goes away so often within that time."""
+
+
+class FleetHealth(Examiner):
+    """Silence, departures, restarts, flapping."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._suspected: Counter[InstanceId] = Counter()
+        self._silent_for: dict[InstanceId, Seconds] = {}
+        self._left: dict[InstanceId, list[str]] = {}
+        self._restarted: Counter[InstanceId] = Counter()
+        self._down: Counter[InstanceId] = Counter()
+        self._away_at: dict[InstanceId, deque[Seconds]] = {}
+        self._flaps: Counter[InstanceId] = Counter()
+        self._serving: dict[InstanceId, bool] = {}
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case InstanceSuspected():
+                self._suspected[event.instance] += 1
+                silent = self.wall(event.silent_seconds)
+                self._silent_for[event.instance] = max(silent, self._silent_for.get(event.instance, 0.0))
+                self._went_away(event.instance, event.at)
+            case InstanceLeft():
+                self._left.setdefault(event.instance, []).append(event.reason or "no reason given")
+                del self._left[event.instance][:-3]
+                self._went_away(event.instance, event.at)
+            case InstanceJoined():
+                known = state.fleet.get(event.instance)
+                if known is not None and event.epoch > known.epoch:
+                    self._restarted[event.instance] += 1
+                    self._went_away(event.instance, event.at)
+            case InstanceReported():
+                if self._serving.get(event.instance, True) and not event.serving:
+                    self._down[event.instance] += 1
+                    self._went_away(event.instance, event.at)
+                self._serving[event.instance] = event.serving
+            case _:
+                pass
+
+    def _went_away(self, instance: InstanceId, at: Seconds) -> None:
+        times = self._away_at.setdefault(instance, deque(maxlen=FLAPS_MIN))
+        times.append(at)
+        if len(times) == FLAPS_MIN and self.wall(times[-1] - times[0]) < FLAP_WALL_SECONDS:
+            self._flaps[instance] += 1
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        if self._flaps:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{', '.join(self._flaps)} went away and came back again and again",
+                evidence=[self._history_of(instance) for instance in self._flaps],
+                advice="Take it out (drain it) until its worker's and its engine's logs say why.",
+            )
+        yield from self._gone(state)
+        yield from self._troubled()
+        if state.strangers:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{', '.join(sorted(state.strangers))} reports without having joined, as far as this log tells",
+                advice="A leader asks it to join again. If that goes on, restart its worker.",
+            )
+
+    def _gone(self, state: State) -> Iterator[Finding]:
+        ready = state.fleet.ready
+        gone = [name for name in self._left if name not in state.fleet]
+        unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
+        if not ready and (gone or unwell):
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what="at the end of the log no instance takes requests",
+                evidence=[self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
+                advice="Unless the fleet was stopped: start the engines; requests are refused with no_instance until then.",
+            )
+        elif gone or unwell:
+            names = list(dict.fromkeys((*gone, *unwell)))
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests",
+                evidence=[self._history_of(name) for name in names],
+                advice="Unless it was stopped on purpose: look at its engine and its worker.",
+            )
+
+    def _troubled(self) -> Iterator[Finding]:
+        """Who was away and is back."""
+        silent = [name for name in self._suspected if name not in self._flaps]
+        if silent:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"the workers of {', '.join(silent)} fell silent",
+                evidence=[self._history_of(name) for name in silent],
+                advice="Its process or its way to nats-server stood still; a busy machine does that too.",
+            )
+        restarted = [name for name in (*self._restarted, *self._down) if name not in self._flaps]
+        if restarted:
+            yield Finding(
+                severity=Severity.NOTE,
+                area=AREA,
+                what=f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
+                evidence=[self._history_of(name) for name in dict.fromkeys(restarted)],
+            )
+
+    def _history_of(self, name: InstanceId) -> str:
+        told = [
+            (self._suspected[name], f"suspected {self._suspected[name]} times (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
+            (self._down[name], f"its engine stopped answering {self._down[name]} times"),
+            (self._restarted[name], f"joined anew {self._restarted[name]} times"),
+            (name in self._left, f"left: {'; '.join(self._left.get(name, []))}"),
+        ]  # fmt: skip
+        return f"{name}: {', '.join(words for happened, words in told if happened)}"

@@ -1,0 +1,176 @@
+"""Service: who gets the first token in time, by instance, tenant, prompt length and prefix, and who does not.
+
+Of all requests that ended otherwise than by their client's wish; rejected and failed ones count as late.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.primitives import BlockKey, InstanceId, Tenant, Tokens
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Request
+from pointsman.tooling.doctor.examination import Examiner
+from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.samples import Heavy, Sample, Share
+
+AREA = "service"
+TARGET = 0.9
+SERIOUS_BELOW = 0.5
+GROUP_MIN = 30
+GROUP_BEHIND = 0.15
+"""A group is worse served when so much less of it is in time than of all."""
+
+TENANTS_MAX = 1000
+PREFIXES_MAX = 256
+DECILES = 10
+SHOWN_MAX = 8
+
+
+@dataclass(slots=True)
+class _Prefix:
+    on_time: Share = field(default_factory=Share)
+    instances: set[InstanceId] = field(default_factory=set)
+
+
+class Service(Examiner):
+    """Attainment of the TTFT objective, and hot prefixes."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
+        self._all = Share()
+        self._instances: dict[InstanceId, Share] = {}
+        self._tenants: dict[Tenant, Share] = {}
+        self._lengths: Sample[tuple[Tokens, bool]] = Sample(4096)
+        self._heavy: Heavy[BlockKey] = Heavy(PREFIXES_MAX)
+        self._prefixes: dict[BlockKey, _Prefix] = {}
+        self._arrivals = 0
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case RequestFinished():
+                request = state.workload.requests.get(event.request)
+                if request is not None:
+                    self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
+            case RequestRejected() | RequestFailed():
+                request = state.workload.requests.get(event.request)
+                if request is not None:
+                    self._count(request, request.instance, on_time=False)
+            case _:
+                pass
+
+    @override
+    def after(self, event: LogEvent, state: State) -> None:
+        if not isinstance(event, RequestArrived):
+            return
+        request = state.workload.requests.get(event.request)
+        self._arrivals += 1
+        if request is not None and request.keys:
+            forgotten = self._heavy.add(self._prefix_of(request))
+            if forgotten is not None:
+                self._prefixes.pop(forgotten, None)
+
+    def _count(self, request: Request, instance: InstanceId, *, on_time: bool) -> None:
+        self._all.count(hit=on_time)
+        self._lengths.add((request.prompt_tokens, on_time))
+        if instance:
+            self._instances.setdefault(instance, Share()).count(hit=on_time)
+        if request.tenant in self._tenants or len(self._tenants) < TENANTS_MAX:
+            self._tenants.setdefault(request.tenant, Share()).count(hit=on_time)
+        if request.keys and (key := self._prefix_of(request)) in self._heavy.counts:
+            prefix = self._prefixes.setdefault(key, _Prefix())
+            prefix.on_time.count(hit=on_time)
+            if instance:
+                prefix.instances.add(instance)
+
+    def _prefix_of(self, request: Request) -> BlockKey:
+        return request.keys[min(self._level, len(request.keys)) - 1]
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        whole = self._all
+        if whole.whole >= GROUP_MIN and whole.value < TARGET:
+            yield Finding(
+                severity=Severity.SERIOUS if whole.value < SERIOUS_BELOW else Severity.WARNING,
+                area=AREA,
+                what=f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should",
+                evidence=self._worst_of(self._instances.items()),
+                advice="`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+            )
+        yield from self._behind("instance", self._instances)
+        yield from self._behind("tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()})
+        yield from self._short_changed()
+        yield from self._hot(len(state.fleet.instances))
+
+    def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
+        worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]
+        if worse and len(groups) > 1:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
+                if what == "tenant"
+                else f"{', '.join(str(name) for name, _ in worse[:3])} is late more often than the others",
+                evidence=self._worst_of(groups.items()),
+                advice="A fair ordering (--order vtc, fair_edf) shares what there is."
+                if what == "tenant"
+                else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
+            )
+
+    def _is_behind(self, share: Share) -> bool:
+        return share.whole >= GROUP_MIN and share.value < min(TARGET, self._all.value - GROUP_BEHIND)
+
+    def _worst_of(self, groups: "Iterable[tuple[str, Share]]") -> list[str]:
+        ordered = sorted(groups, key=lambda item: item[1].value)
+        return [f"{name}: {share.value:.1%} of {share.whole:,} in time" for name, share in ordered[:SHOWN_MAX]]
+
+    def _short_changed(self) -> Iterator[Finding]:
+        """Prompt lengths that pay for the others."""
+        ordered = sorted(self._lengths.values)
+        bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
+        told, worse = [], False
+        for band in bands:
+            if len(band) < GROUP_MIN:
+                return
+            share = Share(sum(on_time for _, on_time in band), len(band))
+            told.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
+            worse = worse or self._is_behind(share)
+        if worse:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what="some prompt lengths are served worse than the others",
+                evidence=told,
+                advice="Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
+            )
+
+    def _hot(self, instances: int) -> Iterator[Finding]:
+        """Prefixes that draw more than an instance's even share. Trouble only where their requests come late."""
+        hot = [
+            (key, count)
+            for key, count in self._heavy.counts.most_common(SHOWN_MAX)
+            if instances > 1 and self._arrivals >= GROUP_MIN and count > self._arrivals / instances
+        ]
+        if not hot:
+            return
+        late = [key for key, _ in hot if key in self._prefixes and self._is_behind(self._prefixes[key].on_time)]
+        yield Finding(
+            severity=Severity.WARNING if late else Severity.NOTE,
+            area=AREA,
+            what=f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
+            evidence=[self._told(key, count) for key, count in hot],
+            advice="Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
+            if late
+            else "",
+        )
+
+    def _told(self, key: BlockKey, count: int) -> str:
+        prefix = self._prefixes.get(key, _Prefix())
+        served = f"{prefix.on_time.value:.1%} in time, on {len(prefix.instances)} instances"
+        return f"{key:016x} ({self._level * self.settings.block_tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}"

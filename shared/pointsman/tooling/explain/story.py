@@ -1,0 +1,503 @@
+"""What happened to one request, and what was known at each decision about it.
+
+The log is folded up to the end of the request. Before a decision the state is what its leader knew: the log up to the
+decision's `as_of` and the leader's own decisions before it; what others wrote meanwhile is held back until after it.
+Numbers of candidates are those of the event; of instances that the policy did not weigh they are computed from that
+state, with the leader's own arithmetic.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pointsman.contracts.block_keys import KEY_BYTES
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    Candidate,
+    LeaderElected,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+    Settings,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestEvent,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.policies.pool_view import PoolView
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
+from pointsman.simulation.replay import take_in
+from pointsman.state.hotness import WINDOW_ARRIVALS
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Line, Request, Stage
+
+Decided = RequestPlaced | RequestRejected | RequestMigrated
+_NO_LINE = Line()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """One instance as the decision found it. Seconds include the learned correction."""
+
+    instance: InstanceId
+    chosen: bool
+    weighed: bool
+    """Whether the policy looked at it; of others the numbers are computed anew."""
+    status: str
+    knowledge: str
+    doubt: str
+    hit_blocks: int
+    held_blocks: int
+    """Of those, what its cache held; the rest was promised by prompts that had been placed there."""
+    uncached_tokens: Tokens
+    queue_seconds: Seconds
+    prefill_seconds: Seconds
+    predicted_ttft: Seconds
+    pending: int
+    in_prefill: int
+    decoding: int
+    correction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """A request that was before this one on the same instance."""
+
+    request: RequestId
+    tenant: Tenant
+    stage: str
+    waited_seconds: Seconds
+    uncached_tokens: Tokens
+    prefill_seconds: Seconds
+    """By the cost model, uncorrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixFacts:
+    """How hot the prompt's beginning was."""
+
+    key: str
+    tokens: Tokens
+    arrivals: int
+    """Of the last `window` arrivals, how many began with it, this one included."""
+    window: int
+    ready: int
+    holders: list[InstanceId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionTold:
+    """One decision of the leader about this request. Times count from the arrival."""
+
+    kind: str
+    """placed, moved or rejected."""
+    sequence: Sequence
+    term: Term
+    number: int
+    as_of: Sequence
+    unseen_entries: int
+    """Entries that were in the log already, or came before the decision did, and that the leader had not applied."""
+    after_seconds: Seconds
+    attempt: int
+    excluded: list[InstanceId]
+    instance: InstanceId
+    source: InstanceId
+    policy: str
+    settings: Settings
+    reason: str
+    detail: str
+    retry_after: Seconds | None
+    predicted_ttft: Seconds | None
+    """From the arrival on; None where it was rejected."""
+    predicted_cached_tokens: Tokens
+    budget_seconds: Seconds
+    """What was left of the objective."""
+    candidates: list[Weighed]
+    ahead: list[Ahead]
+    prefix: PrefixFacts | None
+
+
+@dataclass(slots=True, kw_only=True)
+class GrantTold:
+    """It was sent to an engine. Seconds of work are by the cost model, uncorrected."""
+
+    sequence: Sequence
+    after_seconds: Seconds
+    instance: InstanceId
+    attempt: int
+    by_leader: bool
+    overtaken_by: list[RequestId]
+    """Granted on the same instance while it waited, although they came later."""
+    in_engine: list[Ahead]
+    decoding: int
+    work_seconds: Seconds
+    """Prefill work inside the engine before its first token, its own included."""
+    work_tokens: Tokens
+    correction: float
+    corrections: dict[InstanceId, float]
+    """Of all instances, at that moment."""
+    held_tokens: Tokens
+    """Of its prompt, what the cache held by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of its life. `kind`: way, queue, engine or decoding."""
+
+    kind: str
+    name: str
+    instance: InstanceId
+    since_seconds: Seconds
+    seconds: Seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """Everything of one request. What the log does not say is None, empty or -1."""
+
+    request: RequestId
+    speed: float
+    block_tokens: Tokens
+    arrived_at: Seconds
+    arrival: RequestArrived | None = None
+    entries: list[LogEntry] = field(default_factory=list)
+    fenced: set[Sequence] = field(default_factory=set)
+    """Entries that nobody applied: a deposed leader wrote them."""
+    decisions: list[DecisionTold] = field(default_factory=list)
+    grants: list[GrantTold] = field(default_factory=list)
+    first_token: PrefillFinished | None = None
+    end: RequestFinished | RequestFailed | RequestCancelled | RequestRejected | None = None
+    phases: list[Phase] = field(default_factory=list)
+    last_at: Seconds = 0.0
+    """The newest time in the log, as far as it was read: until when a request without an end is known to have lived."""
+
+    @property
+    def ttft(self) -> Seconds | None:
+        """From arrival to the first token; of an answer that is not streamed, to the whole of it."""
+        if isinstance(self.end, RequestFinished):
+            return self.end.ttft
+        return self.first_token.ttft if self.first_token else None
+
+    @property
+    def placement(self) -> DecisionTold | None:
+        """The last decision on where it waits."""
+        return next((d for d in reversed(self.decisions) if d.kind != "rejected"), None)
+
+
+def story_of(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> Story:
+    """Read the log twice: what it says of the request, then what was known. `entries` can be read again."""
+    story = _outline(entries, request, settings)
+    decided = [e for e in story.entries if isinstance(e.event, Decided | RequestGranted) and not _is_fenced(e, story)]
+    _Witness(story, settings, decided).read(entries)
+    story.phases = _phases(story)
+    return story
+
+
+def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> Story:
+    """Its own events; later ones of a kind that happens once are repeats."""
+    story = Story(request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0)
+    term = 0
+    for entry in entries:
+        event = entry.event
+        if event is None:
+            continue
+        story.last_at = max(story.last_at, event.at)
+        if isinstance(event, LeaderElected):
+            term = max(term, event.term)
+        elif isinstance(event, RequestEvent) and event.request == request:
+            story.entries.append(entry)
+            if event.stamp is not None and event.stamp.term < term:
+                story.fenced.add(entry.sequence)
+            else:
+                _note(story, event)
+    story.arrived_at = _arrived_at(story)
+    return story
+
+
+def _note(story: Story, event: LogEvent) -> None:
+    match event:
+        case RequestArrived():
+            story.arrival = story.arrival or event
+        case PrefillFinished():
+            if event.stamp is None and story.first_token is None:
+                story.first_token = event
+        case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+            story.end = story.end or event
+        case _:
+            pass
+
+
+def _arrived_at(story: Story) -> Seconds:
+    if story.arrival is not None:
+        return story.arrival.arrived_at
+    if isinstance(story.end, RequestFinished):
+        return story.end.at - story.end.e2e
+    first = story.entries[0].event
+    assert first is not None
+    return first.at
+
+
+def _is_fenced(entry: LogEntry, story: Story) -> bool:
+    return entry.sequence in story.fenced
+
+
+class _Witness:
+    """Folds the log as the leader did, and looks around before each decision on the request."""
+
+    def __init__(self, story: Story, settings: PoolSettings, points: list[LogEntry]) -> None:
+        self._story = story
+        self._state = State(settings)
+        self._points = points
+        self._held_back: list[LogEntry] = []
+        self._arrivals = 0
+        self._waits_at = InstanceId("")
+        self._known_ahead: set[RequestId] = set()
+        self._overtaken_by: list[RequestId] = []
+
+    def read(self, entries: Iterable[LogEntry]) -> None:
+        """Up to the last decision or grant."""
+        if not self._points:
+            return
+        for entry in entries:
+            point = self._points[0]
+            if entry.sequence == point.sequence:
+                self._look(point)
+                self._points.pop(0)
+                self._take(entry)
+                self._release()
+                if not self._points:
+                    return
+            elif self._is_unseen(entry, point):
+                self._held_back.append(entry)
+            else:
+                self._take(entry)
+
+    def _is_unseen(self, entry: LogEntry, point: LogEntry) -> bool:
+        """Whether the leader had not applied this entry when it decided."""
+        stamp = point.event.stamp if point.event else None
+        if stamp is None or entry.sequence <= stamp.as_of:
+            return False
+        own = entry.event.stamp if entry.event else None
+        return own is None or own.term != stamp.term
+
+    def _release(self) -> None:
+        held, self._held_back = self._held_back, []
+        for entry in held:
+            if self._points and self._is_unseen(entry, self._points[0]):
+                self._held_back.append(entry)
+            else:
+                self._take(entry)
+
+    def _take(self, entry: LogEntry) -> None:
+        event = entry.event
+        if isinstance(event, RequestArrived):
+            self._arrivals += 1
+        elif isinstance(event, RequestGranted) and self._overtakes(event):
+            self._overtaken_by.append(event.request)
+        take_in(self._state, entry)
+
+    def _overtakes(self, event: RequestGranted) -> bool:
+        """Whether it goes first where this one waits, and was not there before it."""
+        came_later = event.request != self._story.request and event.request not in self._known_ahead
+        return event.instance == self._waits_at and came_later
+
+    def _look(self, entry: LogEntry) -> None:
+        event = entry.event
+        if isinstance(event, RequestGranted):
+            self._story.grants.append(self._granted(entry, event))
+            self._waits_at = InstanceId("")
+        elif isinstance(event, RequestPlaced | RequestRejected | RequestMigrated):
+            decision = self._decided(entry, event)
+            self._story.decisions.append(decision)
+            self._waits_at = decision.instance
+            self._known_ahead = {ahead.request for ahead in decision.ahead}
+            self._overtaken_by = []
+
+    def _decided(self, entry: LogEntry, event: Decided) -> DecisionTold:
+        story, state = self._story, self._state
+        request = state.workload.requests.get(event.request)
+        after = event.at - story.arrived_at
+        instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
+        stamp = event.stamp
+        return DecisionTold(
+            kind={RequestPlaced: "placed", RequestMigrated: "moved", RequestRejected: "rejected"}[type(event)],
+            sequence=entry.sequence,
+            term=stamp.term if stamp else Term(0),
+            number=stamp.number if stamp else 0,
+            as_of=stamp.as_of if stamp else 0,
+            unseen_entries=len(self._held_back),
+            after_seconds=after,
+            attempt=event.attempt if not isinstance(event, RequestMigrated) else request.attempt if request else 1,
+            excluded=list(event.excluded) if not isinstance(event, RequestMigrated) else [],
+            instance=instance,
+            source=event.source if isinstance(event, RequestMigrated) else InstanceId(""),
+            policy="" if isinstance(event, RequestMigrated) else event.policy,
+            settings={} if isinstance(event, RequestMigrated) else event.settings,
+            reason=event.reason,
+            detail=event.detail if isinstance(event, RequestRejected) else "",
+            retry_after=event.retry_after if isinstance(event, RequestRejected) else None,
+            predicted_ttft=None if isinstance(event, RequestRejected) else after + event.predicted_ttft,
+            predicted_cached_tokens=_cached(request, event),
+            budget_seconds=request.slo_ttft - after if request else 0.0,
+            candidates=self._weighed(request, event, instance),
+            ahead=self._ahead(instance, event.at),
+            prefix=self._prefix(request),
+        )
+
+    def _weighed(self, request: Request | None, event: Decided, chosen: InstanceId) -> list[Weighed]:
+        """Who was weighed first, in the order of the event, then everybody else in the fleet."""
+        told = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
+        others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in told]
+        held = self._state.index.hits(request.keys) if request else {}
+        view = PoolView(self._state, request, event.at) if request else None
+        found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in told.values()]
+        if view is not None:
+            found += [self._weigh(view.option(i).as_candidate(), held, chosen, weighed=False) for i in others]
+        return found
+
+    def _weigh(self, told: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool) -> Weighed:
+        instance = self._state.fleet.get(told.instance)
+        line = self._state.workload.lines.get(told.instance, _NO_LINE)
+        return Weighed(
+            instance=told.instance,
+            chosen=told.instance == chosen,
+            weighed=weighed,
+            status=str(instance.status) if instance else "gone",
+            knowledge=str(instance.knowledge) if instance else "",
+            doubt=instance.doubt if instance else "",
+            hit_blocks=told.hit_blocks,
+            held_blocks=min(told.hit_blocks, held.get(told.instance, 0)),
+            uncached_tokens=told.uncached_tokens,
+            queue_seconds=told.queue_seconds,
+            prefill_seconds=told.prefill_seconds,
+            predicted_ttft=told.predicted_ttft,
+            pending=len(line.pending),
+            in_prefill=len(line.prefill),
+            decoding=len(line.decoding),
+            correction=self._state.correction(told.instance),
+        )
+
+    def _ahead(self, instance: InstanceId, now: Seconds) -> list[Ahead]:
+        """Who had no first token yet on the instance, the engine's own first."""
+        line = self._state.workload.lines.get(instance, _NO_LINE)
+        return [
+            _told(request, now)
+            for request in (*line.prefill.values(), *line.pending.values())
+            if request.id != self._story.request
+        ]
+
+    def _prefix(self, request: Request | None) -> PrefixFacts | None:
+        """The shortest prefix that is counted: what its arrivals share, many more may."""
+        state = self._state
+        if request is None or not request.keys:
+            return None
+        level = max(1, state.settings.affinity_level_tokens // state.settings.block_tokens)
+        place = min(level, len(request.keys)) - 1
+        key = request.keys[place]
+        held = state.index.hits(request.keys)
+        return PrefixFacts(
+            key=f"{key:016x}",
+            tokens=(place + 1) * state.settings.block_tokens,
+            arrivals=state.hotness.arrivals_of(key),
+            window=min(WINDOW_ARRIVALS, self._arrivals),
+            ready=len(state.fleet.ready),
+            holders=sorted(instance for instance, blocks in held.items() if blocks > place),
+        )
+
+    def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantTold:
+        state = self._state
+        request = state.workload.requests.get(event.request)
+        line = state.workload.lines.get(event.instance, _NO_LINE)
+        before_seconds, before_tokens = line.engine_left(event.at)
+        held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
+        instance = state.fleet.get(event.instance)
+        return GrantTold(
+            sequence=entry.sequence,
+            after_seconds=event.at - self._story.arrived_at,
+            instance=event.instance,
+            attempt=event.attempt,
+            by_leader=event.stamp is not None,
+            overtaken_by=self._overtaken_by,
+            in_engine=[_told(other, event.at) for other in line.prefill.values() if other.id != event.request],
+            decoding=len(line.decoding),
+            work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
+            work_tokens=before_tokens + (request.uncached_tokens if request else 0),
+            correction=state.correction(event.instance),
+            corrections={i.id: state.correction(i.id) for i in state.fleet.instances},
+            held_tokens=state.cached_tokens(instance, held, request.prompt_tokens) if request and instance else 0,
+        )
+
+
+def _cached(request: Request | None, event: Decided) -> Tokens:
+    if request is None or isinstance(event, RequestRejected):
+        return 0
+    return request.prompt_tokens - event.uncached_tokens
+
+
+def _told(request: Request, now: Seconds) -> Ahead:
+    return Ahead(
+        request=request.id,
+        tenant=request.tenant,
+        stage="in prefill" if request.stage is Stage.PREFILL else str(request.stage),
+        waited_seconds=now - request.arrived_at,
+        uncached_tokens=request.uncached_tokens,
+        prefill_seconds=request.prefill_seconds,
+    )
+
+
+# --- Where the time went ---
+
+
+def _phases(story: Story) -> list[Phase]:
+    """Its life as stretches of time that leave nothing out, from arrival to its end or to the end of the log."""
+    marks: list[tuple[Seconds, str, str, InstanceId]] = [(story.arrived_at, "way", "to the scheduler", InstanceId(""))]
+    for entry in story.entries:
+        if entry.event is not None and not _is_fenced(entry, story):
+            marks += _marks(entry.event, story)
+    marks.sort(key=lambda mark: mark[0])  # what the ingress writes may stand in the log before what it answers
+    over = story.end.at if story.end else max(story.last_at, marks[-1][0])
+    phases: list[Phase] = []
+    for (at, kind, name, instance), following in zip(marks, [*marks[1:], (over, "", "", "")], strict=True):
+        seconds = max(0.0, following[0] - at)
+        if kind and (seconds or kind != "way"):
+            phases.append(
+                Phase(kind=kind, name=name, instance=instance, since_seconds=at - story.arrived_at, seconds=seconds)
+            )
+    return _joined(phases)
+
+
+def _marks(event: LogEvent, story: Story) -> list[tuple[Seconds, str, str, InstanceId]]:
+    """Which stretch begins with an event; of a grant also when the engine was reached, where the ingress told."""
+    match event:
+        case RequestArrived():
+            return [(event.at, "queue", "in no queue yet", InstanceId(""))]
+        case RequestPlaced() | RequestMigrated():
+            return [(event.at, "queue", f"in the queue of {event.instance}", event.instance)]
+        case RequestGranted():
+            inside = (f"in {event.instance}, to the first token", event.instance)
+            first = story.first_token
+            if first is None or first.instance != event.instance:
+                return [(event.at, "engine", *inside)]
+            sent_at = min(first.at, max(event.at, first.at - first.prefill))
+            return [(event.at, "way", f"on its way to {event.instance}", event.instance), (sent_at, "engine", *inside)]
+        case PrefillFinished():
+            if event is story.first_token:
+                return [(event.at, "decoding", f"decoding in {event.instance}", event.instance)]
+            return []
+        case _:
+            return []
+
+
+def _joined(phases: list[Phase]) -> list[Phase]:
+    """Without stretches that took no time beside others that did."""
+    return [phase for phase in phases if phase.seconds > 0] or phases
+
+
+def blocks_of(arrival: RequestArrived) -> int:
+    """Whole blocks of its prompt."""
+    return len(arrival.keys) // KEY_BYTES

@@ -1,0 +1,185 @@
+"""Engines for the simulator that are as fast as the recorded ones were.
+
+What an engine should cost is in the log: each instance joined with the coefficients of its cost model. How fast it
+really was is seen in its prefills: of those that found no other prefill in the engine, the seconds inside are fitted by
+a line over what the model says, `way + slope * predicted`. The same is done with a simulated run of the same traffic on
+engines that are exactly as their model says, so that whatever both have (decode steps in between, chunks) cancels. The
+ratio of the slopes is how much slower the instance was. What is left of a prefill's seconds then, is time that a busy
+machine took: a simulated request is under way for so long after its grant, like the recorded one was, and occupies no
+engine.
+
+The line is Theil and Sen's, the median of the slopes of pairs, so that a few prefills during which the machine stood
+still do not tilt it. Where pairs disagree too much (prefills all alike, or a machine that was busy otherwise), decoding
+tells the speed instead: time per output token, simulated over recorded, and no faster than the model says. Decoding follows the preset whose prefill costs the same; where there is none, its memory traffic
+is that of the default preset.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import median
+
+from pointsman.contracts.fleet import InstanceJoined, PrefillCost
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.simulation.metrics import tpot
+from pointsman.simulation.outcome import Outcome, RequestRow
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
+
+POINTS_MAX = 200
+"""Prefills a fit looks at; of more, evenly spread ones."""
+
+POINTS_MIN = 8
+PAIRS_MIN = 20
+APART_SHARE = 0.25
+"""Two prefills make a pair when their predictions differ by this much of the median one."""
+
+AGREEMENT_MAX = 1.0
+"""Between the quartiles of the pairs' slopes, over their median: of pairs that differ by more, none is believed."""
+
+SPEED_MIN, SPEED_MAX = 0.05, 4.0
+AS_PREDICTED = 0.1
+"""A speed that is off by less than this is within the noise of a fit: taken for 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A prefill: the request's number, what the cost model says, and what it took."""
+
+    number: int
+    predicted: Seconds
+    took: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`seconds = way + slope * predicted`."""
+
+    way: Seconds
+    slope: float
+
+    @classmethod
+    def of(cls, points: Sequence[Point], *, slope: float) -> "Fit | None":
+        """The line of this slope that has as many points above it as below; None of nothing."""
+        if not points:
+            return None
+        return cls(max(0.0, median(point.took - slope * point.predicted for point in points)), slope)
+
+    def at(self, predicted: Seconds) -> Seconds:
+        return self.way + self.slope * predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How fast each instance was (1: as its cost model says), and what requests spent outside of engines."""
+
+    speeds: dict[InstanceId, float]
+    ways: dict[int, Seconds]
+    """By the request's number, of those that were alone: what the fit does not explain."""
+    way_seconds: Seconds
+    """The median of that, for all others."""
+
+    @property
+    def usual_speed(self) -> float:
+        """For instances that there were none of."""
+        return median(self.speeds.values()) if self.speeds else 1.0
+
+
+def profile_of(join: InstanceJoined) -> EngineProfile:
+    """An engine that costs what this one said, preset or not."""
+    preset = next((p for p in PROFILES.values() if p.prefill_cost == join.prefill), None)
+    capacity = join.kv_capacity_tokens
+    if preset is not None:
+        return replace(preset, kv_capacity_tokens=capacity)
+    return _profile_from(join.prefill, capacity)
+
+
+def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
+    """One layer of width 1 at one operation a second: then factors are seconds."""
+    usual = PROFILES[DEFAULT_PROFILE]
+    return EngineProfile(
+        name="as recorded",
+        layers=1,
+        hidden=1,
+        attention_factor=cost.per_token_squared_s,
+        linear_factor=cost.per_token_s,
+        flops_per_s=1.0,
+        weight_bytes=cost.floor_s,
+        kv_bytes_per_token=usual.kv_bytes_per_token / usual.memory_bytes_per_s,
+        memory_bytes_per_s=1.0,
+        step_overhead_s=cost.fixed_s,
+        kv_capacity_tokens=capacity,
+    )
+
+
+def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instances: Sequence[InstanceId]) -> Calibration:
+    """From what was recorded, and from a run of the same at speed 1."""
+    real, ideal = lone_prefills(recorded.rows, cost), lone_prefills(simulated.rows, cost)
+    real_tpot, ideal_tpot = _tpots(recorded.rows), _tpots(simulated.rows)
+    points = [point for group in ideal.values() for point in group]
+    ideal_fit = Fit.of(points, slope=slope_of(points) or 1.0)
+    usual_tpot = median(ideal_tpot.values()) if ideal_tpot else 0.0
+    speeds: dict[InstanceId, float] = {}
+    ways: dict[int, Seconds] = {}
+    for name in instances:
+        own = real.get(name, [])
+        if len(own) < POINTS_MIN or ideal_fit is None:
+            continue
+        slope = slope_of(own)
+        decoding = ideal_tpot.get(name, usual_tpot) / real_tpot[name] if real_tpot.get(name) and usual_tpot else 1.0
+        speed = min(SPEED_MAX, max(SPEED_MIN, ideal_fit.slope / slope if slope else min(1.0, decoding)))
+        speeds[name] = 1.0 if abs(speed - 1.0) < AS_PREDICTED else speed
+        line = Fit(ideal_fit.way, ideal_fit.slope / speeds[name])
+        ways |= {point.number: max(0.0, point.took - line.at(point.predicted)) for point in own}
+    usual = median(speeds.values()) if speeds else 1.0
+    return Calibration(
+        speeds={name: speeds.get(name, usual) for name in instances},
+        ways=ways,
+        way_seconds=median(ways.values()) if ways else 0.0,
+    )
+
+
+def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[InstanceId, list[Point]]:
+    """By instance: the prefills that found no other in the engine when they came."""
+    found: dict[InstanceId, list[Point]] = {}
+    busy_until: dict[InstanceId, Seconds] = {}
+    inside = [row for row in rows if row.granted_at is not None and row.first_token_at is not None and row.instance]
+    for row in sorted(inside, key=lambda row: row.granted_at or 0.0):
+        assert row.granted_at is not None
+        assert row.first_token_at is not None
+        assert row.instance is not None
+        if row.granted_at >= busy_until.get(row.instance, 0.0):
+            predicted = prefill_seconds(cost, row.prompt_tokens, row.cached_tokens)
+            found.setdefault(row.instance, []).append(Point(row.number, predicted, row.first_token_at - row.granted_at))
+        busy_until[row.instance] = max(row.first_token_at, busy_until.get(row.instance, 0.0))
+    return found
+
+
+def slope_of(points: Sequence[Point]) -> float | None:
+    """Seconds for each predicted one; None where pairs of points do not agree on it, or are too few."""
+    kept = _thinned(points)
+    if len(kept) < POINTS_MIN:
+        return None
+    apart = APART_SHARE * median(point.predicted for point in kept)
+    slopes = sorted(
+        (one.took - other.took) / (one.predicted - other.predicted)
+        for one, other in combinations(kept, 2)
+        if abs(one.predicted - other.predicted) > apart
+    )
+    if len(slopes) < PAIRS_MIN:
+        return None
+    slope, low, high = median(slopes), slopes[len(slopes) // 4], slopes[len(slopes) * 3 // 4]
+    return slope if slope > 0 and high - low <= AGREEMENT_MAX * slope else None
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    return points[:: -(-len(points) // POINTS_MAX)] if points else points
+
+
+def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, Seconds]:
+    """Median time per output token of each instance."""
+    found: dict[InstanceId, list[Seconds]] = {}
+    for row in rows:
+        seconds = tpot(row)
+        if seconds and row.instance:
+            found.setdefault(row.instance, []).append(seconds)
+    return {name: median(values) for name, values in found.items()}

@@ -1,0 +1,27 @@
+"""The worlds in which every adapter has to keep the same promises."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from pointsman.primitives import PoolName
+from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
+
+pools = (PoolName(f"pool-{number}") for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    shared = SharedServer(tmp_path_factory.mktemp("nats"))
+    asyncio.run(shared.start())
+    yield shared
+    asyncio.run(shared.running.stop())
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+def world(request: pytest.FixtureRequest) -> LogWorld:
+    if request.param == "memory":
+        return MemoryWorld(next(pools))
+    return JetStreamWorld(next(pools), request.getfixturevalue("server"))

@@ -1,0 +1,259 @@
+"""Leaders that die or stand still, as people would see it: real processes, a real nats-server, requests over HTTP.
+
+Two schedulers lead and follow; a stream of clients sends all the while. Every client gets its one answer, every request
+has its one end in the log, and no decision of a deposed leader counts.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.log_link import Link, open_link
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
+from pointsman.primitives import PoolName
+from pointsman.tooling.discovery import FleetFile, find_fleet
+from tests.support.up import RunningUp, pointsman_up
+
+SPEED = 20.0
+ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
+PATIENT = {"x-slo-ttft-ms": "3600000"}
+RESUMES_SECONDS_MAX = 4.0
+"""Twice what is promised, on a machine that does other things as well."""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    arguments = ("--engines", "2", "--schedulers", "2", "--speed", str(SPEED))
+    with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
+        running.wait_for("Try it")
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+def fleet(up: RunningUp) -> FleetFile:
+    return find_fleet(data=up.data)
+
+
+@pytest.fixture
+async def link(fleet: FleetFile) -> AsyncIterator[Link]:
+    async with open_link(fleet.settings(), ScaledClock(SPEED), HealthBoard(), name="test") as opened:
+        async with asyncio.timeout(10):
+            while not opened.commands.connected:  # noqa: ASYNC110 - the port tells, but does not call
+                await asyncio.sleep(0.02)
+        yield opened
+
+
+async def described(link: Link) -> FleetDescribed | None:
+    """What the leader says of itself; None while nobody does."""
+    try:
+        answer = await link.commands.request(fleet_view_subject(PoolName("default")), DescribeFleet(), timeout=0.3)
+    except (NoResponderError, CommandTimeoutError):
+        return None
+    assert isinstance(answer, FleetDescribed)
+    return answer
+
+
+async def leader_pid(link: Link) -> int:
+    async with asyncio.timeout(20):
+        while (found := await described(link)) is None:  # noqa: ASYNC110 - asking is how one knows
+            await asyncio.sleep(0.05)
+    return int(found.scheduler.split("-")[1])
+
+
+async def both_are_ready(fleet: FleetFile) -> None:
+    """One to lead, one that follows and has caught up."""
+    urls = [f"{process.url}/ready" for process in fleet.processes if process.role == "scheduler"]
+    assert len(urls) == 2
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        for url in urls:
+            while not await _answers(session, url):  # noqa: ASYNC110 - asking is how one knows
+                await asyncio.sleep(0.1)
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+class Clients:
+    """Some clients that ask one after the other until told to stop."""
+
+    def __init__(self, fleet: FleetFile) -> None:
+        self._fleet = fleet
+        self._numbers = count(1)
+        self.answers: dict[str, int] = {}
+        self.answered_at: list[tuple[float, float]] = []
+        """When each was asked and when it was answered."""
+        self.stopped = False
+
+    async def run(self, at_once: int = 6) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as clients:
+            for _ in range(at_once):
+                clients.create_task(self._one(session))
+
+    async def _one(self, session: aiohttp.ClientSession) -> None:
+        while not self.stopped:
+            number = next(self._numbers)
+            request = f"f{os.getpid()}-{number}-{time.monotonic_ns()}"
+            body: dict[str, Any] = {
+                "model": self._fleet.model,
+                "prompt": [500 + number % 7] * 200 + [1000 + number % 3000],
+                "max_tokens": 5 + number % 40,
+                "stream": number % 3 > 0,
+            }
+            asked_at = time.monotonic()
+            url = f"{self._fleet.ingress}/v1/completions"
+            async with session.post(url, json=body, headers=PATIENT | {"x-request-id": request}) as answer:
+                await answer.read()
+            assert request not in self.answers
+            self.answers[request] = answer.status
+            self.answered_at.append((asked_at, time.monotonic()))
+
+    async def served_after(self, moment: float) -> None:
+        """Wait until a request that was asked after this moment is answered, and a second longer."""
+        deadline = moment + 2 * RESUMES_SECONDS_MAX
+        while time.monotonic() < deadline and not any(asked >= moment for asked, _ in self.answered_at):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+
+    def silence_after(self, moment: float) -> float:
+        """Seconds from a moment to the first answer to a request that was asked after it."""
+        return min(answered for asked, answered in self.answered_at if asked >= moment) - moment
+
+
+async def log_of(link: Link) -> list[LogEvent]:
+    events: list[LogEvent] = []
+    last = (await link.log.extent()).last
+    async for entry in link.log.read(1):
+        assert isinstance(entry, LogEntry)
+        assert entry.event is not None, entry.problem
+        events.append(entry.event)
+        if entry.sequence >= last:
+            break
+    return events
+
+
+async def assert_each_request_has_one_end(link: Link, answers: dict[str, int]) -> None:
+    """As soon as the log is complete."""
+    ends: Counter[str] = Counter()
+    events: list[LogEvent] = []
+    async with asyncio.timeout(10):
+        while set(ends) != set(answers):
+            events = await log_of(link)
+            ends = Counter(e.request for e in events if isinstance(e, ENDS) and e.request in answers)
+            await asyncio.sleep(0.2)
+
+    assert set(ends.values()) == {1}
+    arrived = Counter(e.request for e in events if isinstance(e, RequestArrived) and e.request in answers)
+    assert set(arrived.values()) <= {1}
+
+
+def assert_terms_are_in_order(events: list[LogEvent]) -> None:
+    """At most one leader writes in each term, and nothing that counts comes from an earlier one."""
+    term, numbers = 0, set[int]()
+    for event in events:
+        if isinstance(event, LeaderElected):
+            assert event.term > term
+            term, numbers = event.term, set()
+        elif event.stamp is not None:
+            assert event.stamp.term == term, "the server has stored a decision of a deposed leader"
+            assert event.stamp.number not in numbers
+            numbers.add(event.stamp.number)
+    if numbers:
+        assert numbers == set(range(1, max(numbers) + 1))
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
+    fleet: FleetFile, link: Link, round_: int
+) -> None:
+    await both_are_ready(fleet)
+    clients = Clients(fleet)
+    running = asyncio.create_task(clients.run())
+    await asyncio.sleep(1.0)
+    pid = await leader_pid(link)
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    await clients.served_after(killed_at)
+    clients.stopped = True
+    await running
+
+    resumed = clients.silence_after(killed_at)
+    slowest = max(answered - asked for asked, answered in clients.answered_at)
+    print(f"round {round_}: resumed after {resumed:.2f} s, the slowest of {len(clients.answers)} took {slowest:.2f} s")
+    assert resumed < RESUMES_SECONDS_MAX
+    assert set(clients.answers.values()) == {200}
+    await assert_each_request_has_one_end(link, clients.answers)
+    assert_terms_are_in_order(await log_of(link))
+    assert await leader_pid(link) != pid
+
+
+async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFile, link: Link) -> None:
+    await both_are_ready(fleet)
+    clients = Clients(fleet)
+    running = asyncio.create_task(clients.run())
+    await asyncio.sleep(1.0)
+    pid = await leader_pid(link)
+    before = await described(link)
+    os.kill(pid, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        await clients.served_after(stopped_at)
+        after = await described(link)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await asyncio.sleep(2.0)
+    clients.stopped = True
+    await running
+
+    print(f"resumed {clients.silence_after(stopped_at):.2f} s after the leader stood still")
+    assert before is not None
+    assert after is not None
+    assert after.term > before.term
+    assert int(after.scheduler.split("-")[1]) != pid
+    assert set(clients.answers.values()) == {200}
+    await assert_each_request_has_one_end(link, clients.answers)
+    events = await log_of(link)
+    assert_terms_are_in_order(events)
+    grants = Counter(
+        (e.request, e.attempt)
+        for e in events
+        if isinstance(e, RequestGranted) and e.stamp is not None and e.request in clients.answers
+    )
+    placed = Counter((e.request, e.attempt) for e in events if isinstance(e, RequestPlaced))
+    assert set(grants.values()) <= {1}
+    assert set(placed.values()) == {1}
+    assert await leader_pid(link) != pid
+
+
+async def test_a_leader_that_is_asked_to_stop_gives_the_lease_back(fleet: FleetFile, link: Link) -> None:
+    await both_are_ready(fleet)
+    pid = await leader_pid(link)
+    before = await described(link)
+    os.kill(pid, signal.SIGTERM)
+    asked_at = time.monotonic()
+    async with asyncio.timeout(10):
+        while (after := await described(link)) is None or (before and after.term == before.term):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    print(f"another leads {time.monotonic() - asked_at:.2f} s after SIGTERM")
+    assert int(after.scheduler.split("-")[1]) != pid

@@ -1,0 +1,422 @@
+"""Leaders come and go over one log in memory: who may decide, what is void, and where a fold begins."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import RouteGranted, RouteRejected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted
+from pointsman.contracts.envelope import Stamp
+from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.subjects import route_subject
+from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.state.checkpoint import state_digest
+from pointsman.state.state import State
+from pointsman_scheduler import checkpointing
+from pointsman_scheduler.checkpointing import Cadence, Checkpointer
+from pointsman_scheduler.chosen import empty_state
+from pointsman_scheduler.following import Following
+from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.settings import SchedulerSettings
+from tests.support.events import first_token, joined, route, stored
+
+POOL = PoolName("default")
+WAIT_SECONDS = 5.0
+LEASE_SECONDS = 0.6
+
+
+class PausableClock(ScaledClock):
+    """A process that is stopped: its sleeps do not end before it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs = asyncio.Event()
+        self._runs.set()
+
+    def stop(self) -> None:
+        self._runs.clear()
+
+    def go_on(self) -> None:
+        self._runs.set()
+
+    @override
+    async def sleep_wall(self, seconds: float) -> None:
+        await super().sleep_wall(seconds)
+        await self._runs.wait()
+
+
+@dataclass
+class World:
+    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
+
+    def __post_init__(self) -> None:
+        self.client = self.broker.client(name="test", clock=ScaledClock())
+        self.clock = ScaledClock()
+
+    def service(self, name: str, clock: ScaledClock, board: HealthBoard, **settings: Any) -> SchedulerService:
+        chosen = SchedulerSettings(**{"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10} | settings)
+        link = self.broker.client(name=name, clock=clock)
+        return SchedulerService(
+            event_log=link.log,
+            commands=link.commands,
+            lease=link.lease,
+            checkpoints=link.checkpoints,
+            clock=clock,
+            board=board,
+            settings=chosen,
+            policies=policy_set(prefill_window_tokens=chosen.prefill_window_tokens),
+            name=name,
+        )
+
+    @asynccontextmanager
+    async def scheduler(
+        self, name: str, clock: ScaledClock | None = None, **settings: Any
+    ) -> AsyncIterator[SchedulerService]:
+        """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
+        clock, board = clock or self.clock, HealthBoard()
+        service = self.service(name, clock, board, **settings)
+        async with Supervisor() as supervisor:
+            supervisor.start(service.run(), name="life")
+            supervisor.start(service.keep_house(), name="house")
+            supervisor.start(service.heal(), name="heal")
+            await eventually(lambda: board.ready)
+            yield service
+
+    async def route(self, request: str, keys: list[int], **fields: Any) -> RouteGranted | RouteRejected:
+        """As an ingress does: again and again until somebody answers."""
+        command = route(request, keys, **{"arrived_at": self.clock.now()} | fields)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                with suppress(NoResponderError, CommandTimeoutError):
+                    answer = await self.client.commands.request(route_subject(POOL), command, timeout=0.3)
+                    assert isinstance(answer, RouteGranted | RouteRejected)
+                    return answer
+                await asyncio.sleep(0.02)
+
+    async def append(self, *events: LogEvent) -> None:
+        for event in events:
+            await self.client.log.append(event)
+
+    async def entries(self) -> list[LogEntry]:
+        last = (await self.client.log.extent()).last
+        found: list[LogEntry] = []
+        async for entry in self.client.log.read(max(1, (await self.client.log.extent()).first)):
+            assert isinstance(entry, LogEntry)
+            found.append(entry)
+            if entry.sequence >= last:
+                break
+        return found
+
+    async def events(self) -> list[LogEvent]:
+        return [entry.event for entry in await self.entries() if entry.event is not None]
+
+    async def folded(self) -> State:
+        """A cold fold, in the order of the log."""
+        state = empty_state(SchedulerSettings(), policy_set())
+        for entry in await self.entries():
+            assert entry.event is not None
+            state.apply(entry.event, entry.sequence)
+        return state
+
+    def following(self) -> Following:
+        return Following(
+            event_log=self.client.log,
+            checkpoints=self.broker.checkpoints,
+            clock=self.clock,
+            board=HealthBoard(),
+            part="fold",
+            empty_state=lambda: empty_state(SchedulerSettings(), policy_set()),
+        )
+
+    @asynccontextmanager
+    async def checkpointer(self, events: int = 1, seconds: float = 3600.0) -> AsyncIterator[None]:
+        checkpointer = Checkpointer(
+            event_log=self.client.log,
+            checkpoints=self.broker.checkpoints,
+            following=self.following(),
+            clock=self.clock,
+            cadence=Cadence(events=events, seconds=seconds),
+        )
+        async with Supervisor() as supervisor:
+            supervisor.start(checkpointer.run(), name="checkpoints")
+            yield
+
+    async def newest(self) -> int:
+        labels = await self.broker.checkpoints.labels()
+        return labels[0].as_of if labels else 0
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.01)
+
+
+# Leading
+
+
+async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_what_it_knew() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()), stored("a", 1, [1, 2]))
+    async with world.scheduler("one") as one, asyncio.timeout(WAIT_SECONDS):
+        assert one.leading
+        async with world.scheduler("two") as two:
+            running = await world.route("running", [1, 2])
+            waiting = asyncio.create_task(world.route("waiting", [7]))
+            await eventually(lambda: RequestId("waiting") in two.state.workload.requests)
+            assert not two.leading
+            one_is_gone = world.clock.wall()
+            one._leadership._acts_until = 0.0  # no more renewals either: its tasks are stuck
+            one._leadership._lease = StuckLease()  # type: ignore[assignment]
+            await eventually(lambda: two.leading)
+
+            print(f"took over after {world.clock.wall() - one_is_gone:.2f} s")
+            assert await world.route("running", [1, 2]) == RouteGranted(**fields_of(running) | {"term": Term(2)})
+            await world.append(first_token("running", "a", at=world.clock.now()))
+            assert isinstance(await waiting, RouteGranted)
+            assert two.state.term == 2
+            arrivals = [e.request for e in await world.events() if isinstance(e, RequestArrived)]
+            assert arrivals == ["running", "waiting"]
+
+
+class StuckLease:
+    async def look(self) -> None:
+        await asyncio.Event().wait()
+
+    async def put(self, *_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+
+def fields_of(answer: RouteGranted | RouteRejected) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in answer.__struct_fields__}
+
+
+async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    stopped = PausableClock()
+    async with world.scheduler("one", stopped) as one, world.scheduler("two") as two:
+        await world.route("before", [1])
+        await world.append(first_token("before", "a", at=world.clock.now()))
+        stopped.stop()
+        await eventually(lambda: two.leading)
+        assert one.dispatcher is not None, "it does not know yet"
+        assert one.leading is None
+        granted = await world.route("after", [2])
+        stopped.go_on()
+        await eventually(lambda: one.dispatcher is None)
+        await eventually(lambda: one.state.sequence >= world.broker.extent.last)
+
+        assert granted.term == 2
+        assert state_digest(one.state) == state_digest(await world.folded())
+        terms = [event.stamp.term for event in await world.events() if event.stamp]
+        assert terms == sorted(terms)
+
+
+async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_would_end() -> None:
+    world = World()
+    async with world.scheduler("one", lease_seconds=8.0) as one, world.scheduler("two", lease_seconds=8.0) as two:
+        await one.resign()
+
+        assert one.leading is None
+        await eventually(lambda: two.leading)
+
+
+async def test_what_a_deposed_leader_writes_is_passed_over_by_every_fold() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one") as one:
+        await world.route("first", [1])
+        late = RequestGranted(
+            at=world.clock.now(),
+            stamp=Stamp(term=Term(0), number=99, as_of=1),
+            request=RequestId("first"),
+            instance=InstanceId("nowhere"),
+        )
+        await world.append(late)
+        await eventually(lambda: one.state.fenced == 1)
+
+        assert (await world.folded()).fenced == 1
+        assert one.state.workload.requests[RequestId("first")].instance == "a"
+
+
+async def test_an_election_that_came_first_is_followed_by_the_next_term() -> None:
+    """The lease was lost with the server's memory, and somebody was elected that it does not know of."""
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    fence = await world.client.log.elect(
+        LeaderElected(at=world.clock.now(), term=Term(7), scheduler="ghost", as_of=1), after=0
+    )
+    async with world.scheduler("one") as one:
+        assert one.leading
+        assert one.leading.term == 8
+        assert not world.broker.stands(fence)
+
+
+async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:
+    world = World()
+    async with world.scheduler("one") as one, world.scheduler("two") as two:
+        term = one.state.term
+        world.broker.lease.forget()
+        await asyncio.sleep(2 * LEASE_SECONDS)
+
+        assert one.leading
+        assert not two.leading
+        assert one.state.term == term
+
+
+async def test_while_the_lease_cannot_be_renewed_nobody_decides_and_then_the_leader_goes_on() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one") as one, world.scheduler("two") as two:
+        world.broker.disconnect()
+        await eventually(lambda: one.leading is None)
+        await asyncio.sleep(2 * LEASE_SECONDS)
+        assert two.leading is None
+        world.broker.reconnect()
+
+        assert (await world.route("r", [1])).term == 1
+        assert one.leading
+
+
+async def test_a_request_that_a_dead_leader_took_in_and_did_not_place_is_placed() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    state = await world.folded()
+    now = world.clock.now()
+    arrived, *_ = Dispatcher(state, policy_set(), term=Term(0)).route(route("r", [1], arrived_at=now), now)
+    await world.append(arrived)
+    async with world.scheduler("one"):
+        granted = await world.route("r", [1])
+
+        assert isinstance(granted, RouteGranted)
+        assert [type(e).__name__ for e in await world.events()].count("RequestArrived") == 1
+
+
+async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefill_is_assumed_over() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.scheduler("one") as one:
+        first = await world.route("r", [1], streaming=False)
+        await eventually(lambda: one.state.workload.lines[InstanceId("a")].decoding)
+
+        assert await world.route("r", [1], streaming=False) == first
+
+
+async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
+    """The grant of the leader before it never reached the log."""
+    world = World()
+    now = world.clock.now()
+    await world.append(joined("a", at=now), joined("b", at=now))
+    async with world.scheduler("one") as one:
+        await world.route("full", [9])
+        placed = asyncio.create_task(world.route("r", [9, 1]))
+        await eventually(lambda: RequestId("r") in one.state.workload.requests)
+        told = RequestGranted(at=now, request=RequestId("r"), instance=InstanceId("b"))
+        await world.append(told)
+        request = one.state.workload.requests[RequestId("r")]
+        await eventually(lambda: request.instance == "b" and request.granted_at)
+
+        assert isinstance(await placed, RouteGranted)
+        await world.append(first_token("r", "b", at=now + 1))
+        await eventually(lambda: RequestId("r") in one.state.workload.lines[InstanceId("b")].decoding)
+
+
+# Checkpoints
+
+
+async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 50)))
+    async with world.checkpointer(events=50):
+        await eventually(lambda: world.newest())
+    await world.append(*(stored("a", n, [n]) for n in range(50, 60)))
+    beginning = await world.following().begin()
+
+    assert beginning.state.sequence == 50
+    async with world.scheduler("one") as one:
+        assert state_digest(one.state) == state_digest(await world.folded())
+        assert one.state.index.blocks(InstanceId("a")) == 59
+
+
+@pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])
+async def test_a_checkpoint_that_does_not_fit_is_passed_over(how: str) -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()), *(stored("a", n, [n]) for n in range(1, 10)))
+    async with world.checkpointer(events=10):
+        await eventually(lambda: world.newest())
+    kept = world.broker.checkpoints._kept
+    ((label, content),) = kept.items()
+    match how:
+        case "damaged":
+            kept[label] = content[:-1]
+        case "other form":
+            object.__setattr__(label, "form", "0")
+        case "recreated":
+            world.broker.recreate()
+            await world.append(*(joined("b", epoch=n) for n in range(1, 12)))
+        case "rewritten":
+            world.broker.lose_after(5)
+            await world.append(*(stored("a", n, [100 + n]) for n in range(5, 12)))
+        case "expired":
+            world.broker.drop_before(11)
+            await world.append(joined("b"))
+        case _:
+            raise AssertionError(how)
+    async with world.scheduler("one") as one:
+        await eventually(lambda: one.state.sequence >= world.broker.extent.last)
+
+        expected = await world.folded()
+        assert one.state.index.pack(canonical=True) == expected.index.pack(canonical=True)
+        assert [i.id for i in one.state.fleet.instances] == [i.id for i in expected.fleet.instances]
+
+
+async def test_a_checkpoint_is_taken_before_the_log_drops_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "EXTENT_WALL_SECONDS", 0.0)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.checkpointer(events=1_000_000):
+        world.broker.bytes_max = 20_000
+        last_seen = 0
+        for start in range(1, 2000, 20):
+            await world.append(*(stored("a", n, [n]) for n in range(start, start + 20)))
+            await asyncio.sleep(0.002)
+            last_seen = max(last_seen, await world.newest())
+            assert not last_seen or await world.newest() >= world.broker.extent.first
+
+        assert world.broker.extent.first > 1000
+        assert last_seen >= world.broker.extent.first
+        assert (await world.following().begin()).label is not None
+
+
+async def test_of_two_checkpointers_one_saves() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    async with world.checkpointer(events=100), world.checkpointer(events=100):
+        for start in range(1, 1000, 50):
+            await world.append(*(stored("a", n, [n]) for n in range(start, start + 50)))
+            await asyncio.sleep(0.01)
+        await eventually(lambda: _reached(world, 900))
+
+    assert await world.newest() <= 1001
+
+
+async def _reached(world: World, sequence: int) -> bool:
+    return await world.newest() >= sequence
