@@ -201,7 +201,7 @@ class Lease(Protocol):
     """One record that says who leads: compared and set, and nothing else.
 
     When a holder counts as gone is not decided here but by who watches, on a clock of its own
-    (`pointsman_scheduler.leadership`): the record carries no time.
+    (`chassis.leadership`): the record carries no time.
     """
 
     async def look(self) -> Tenure | None:

@@ -82,3 +82,26 @@ def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> N
         del state["origin"]
     assert len(states[0]["instances"]) == 2
     assert states[1:] == [states[0], states[0]]
+
+
+def test_the_story_of_a_real_request_is_the_same_from_all_three_places(log: Kept) -> None:
+    stories = [_json("explain", "--slowest", "1", *place) for place in log.places]
+
+    for story in stories:
+        del story["origin"]
+    told = stories[0]
+    assert told["decisions"][0]["candidates"]
+    assert sum(phase["seconds"] for phase in told["phases"]) == pytest.approx(told["end"]["e2e"], abs=1e-3)
+    assert stories[1:] == [told, told]
+
+
+def test_a_real_log_can_be_run_again_and_examined(log: Kept) -> None:
+    bundle = log.places[-1]
+    compared = _json("what-if", "--policy", "round_robin", *bundle)
+    examined = CliRunner().invoke(main, ["doctor", "--json", "-", *bundle])
+
+    assert compared["requests"] == 80
+    assert compared["recorded"]["report"]["hit_rate"] == pytest.approx(
+        compared["resimulated"]["report"]["hit_rate"], abs=0.1
+    )
+    assert any("the leader changed once" in finding["what"] for finding in json.loads(examined.stdout)["findings"])

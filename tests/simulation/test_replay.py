@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import (
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
 from pointsman.contracts.fleet import InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES
@@ -63,8 +69,8 @@ def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeo
 
 def test_the_log_that_these_tests_forge_has_every_kind_of_decision(entries: list[LogEntry]) -> None:
     kinds = (
-        RequestPlaced, RequestRejected, RequestGranted, RequestMigrated, RequestCancelled, PrefillFinished,
-        InstanceSuspected,
+        RequestPlaced, RequestRejected, RequestGranted, RequestMigrated, MigrationRefused, RequestCancelled,
+        PrefillFinished, InstanceSuspected,
     )  # fmt: skip
 
     assert [kind.__name__ for kind in kinds if not decisions(entries, kind)] == []
@@ -76,6 +82,7 @@ FORGERIES: dict[type[LogEvent], Callable[[LogEvent], LogEvent]] = {
     RequestRejected: lambda e: msgspec.structs.replace(e, retry_after=e.retry_after + 1e-12),  # type: ignore[union-attr]
     RequestGranted: lambda e: msgspec.structs.replace(e, attempt=9),
     RequestMigrated: lambda e: msgspec.structs.replace(e, hit_blocks=e.hit_blocks + 1),  # type: ignore[union-attr]
+    MigrationRefused: lambda e: msgspec.structs.replace(e, detail="no reason"),
     PrefillFinished: lambda e: msgspec.structs.replace(e, prefill=0.125),
     InstanceSuspected: lambda e: msgspec.structs.replace(e, silent_seconds=1.0),
     RequestCancelled: lambda e: msgspec.structs.replace(e, instance=InstanceId("engine-9")),

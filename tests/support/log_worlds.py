@@ -41,6 +41,17 @@ class RememberingListener(LogListener):
     undecodables: list[str] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+    stalls: list[str] = field(default_factory=list)
+    stalled_now: bool = False
+
+    @override
+    def stalled(self, reason: str) -> None:
+        self.stalls.append(reason)
+        self.stalled_now = True
+
+    @override
+    def flowing(self) -> None:
+        self.stalled_now = False
 
     @override
     def lost(self, count: int, reason: str) -> None:

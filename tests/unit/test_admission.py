@@ -22,7 +22,7 @@ from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.primitives import InstanceId, RequestId, Tenant, Term
-from pointsman.state.memories.attainment import Attainment
+from pointsman.state.memories.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
 from pointsman.state.memories.decode_load import DecodeFit
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, first_token, joined, route
@@ -137,6 +137,10 @@ def test_the_global_look_refuses_what_is_late_everywhere_and_names_the_soonest()
     assert "6.40 s on c" in refused.detail
 
 
+WARM_UP = 300
+"""Outcomes that do not count: debts must first grow to the prices that the floors take."""
+
+
 @dataclass(frozen=True)
 class Sender:
     """A tenant: requests a second, and the lengths of its prompts in blocks."""
@@ -161,7 +165,7 @@ class Overload:
             self._step(*heapq.heappop(self._events))
 
     def attained(self, *, tenant: str = "", blocks: int = 0) -> float:
-        chosen = [met for who, size, met in self.outcomes if tenant in ("", who) and blocks in (0, size)]
+        chosen = [met for who, size, met in self.outcomes[WARM_UP:] if tenant in ("", who) and blocks in (0, size)]
         return sum(chosen) / len(chosen)
 
     def _draw(self, senders: list[Sender], chance: Random, seconds: float) -> list[tuple[float, str, int]]:
@@ -232,9 +236,66 @@ def test_below_saturation_nobody_is_held_back() -> None:
 def test_prompts_are_sorted_into_tenths_of_the_recent_traffic() -> None:
     dispatcher = pool(PredictedTtftFair())
     for number in range(100):
-        ask(dispatcher, f"r{number}", 1000 * number, 1 + number, slo_ttft=0.001 if number % 2 else 1e6)
+        ask(dispatcher, f"r{number}", 1000 * number, 1 + number, slo_ttft=1e6)
 
     seen = dispatcher.state.recall(Attainment)
     assert [seen.decile(blocks * BLOCK + 1) for blocks in (1, 11, 55, 100, 500)] == [0, 1, 5, 9, 9]
-    assert seen.overall.requests == 50, "refusals are outcomes at once, the others when their first token comes"
-    assert seen.overall.attainment == 0.0
+
+
+def test_equal_lengths_are_in_the_tenth_of_their_middle() -> None:
+    assert [tenth([1, 2, 3, 4, 5, 9, 9, 9, 9, 9], tokens) for tokens in (1, 5, 9)] == [0, 4, 7]
+    assert tenth([], 7) == 0
+
+
+def test_refusals_are_outcomes_unless_nobody_could_have_been_on_time() -> None:
+    dispatcher = pool(PredictedTtftFair())
+    seen = dispatcher.state.recall(Attainment)
+    for number in range(3):
+        ask(dispatcher, f"before{number}", 1000 * number, 60)
+
+    impossible = ask(dispatcher, "impossible", 8000, 60, slo_ttft=1.0)
+    assert isinstance(impossible, RequestRejected)
+    assert (impossible.reason, seen.overall.requests) == ("slo_unreachable", 0)
+
+    late = ask(dispatcher, "late", 9000, 60, slo_ttft=5.0)
+    assert isinstance(late, RequestRejected)
+    assert (late.reason, seen.overall.requests, seen.overall.attainment) == ("slo_ttft", 1, 0.0)
+
+
+def test_a_prompt_without_work_passes_at_any_price() -> None:
+    dispatcher = pool(PredictedTtftFair(), instances=("a",))
+    ask(dispatcher, "before", 1, 40)
+    seen = dispatcher.state.recall(Attainment)
+    seen.deciles[9].owed = 40.0
+
+    assert isinstance(ask(dispatcher, "cached", 1, 40, slo_ttft=5.0), RequestPlaced)
+    refused = ask(dispatcher, "cold", 9000, 20, slo_ttft=5.0)
+    assert isinstance(refused, RequestRejected)
+    assert refused.reason == "held_back"
+    assert 0 < refused.retry_after <= 2.6, "no longer than the queue"
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.floats(0.1, 0.9))
+def test_what_is_owed_is_the_most_that_any_latest_stretch_lacks(outcomes: list[bool], share: float) -> None:
+    tally = Tally()
+    for on_time in outcomes:
+        tally.owe(share - on_time)
+
+    lacks = [sum(share - on_time for on_time in outcomes[start:]) for start in range(len(outcomes))]
+    assert tally.owed == pytest.approx(max(0.0, *lacks))
+
+
+def test_debts_are_bounded() -> None:
+    tally = Tally()
+    for _ in range(1000):
+        tally.owe(0.9)
+
+    assert tally.owed == OWED_MAX
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.floats(0.0, 1000.0))
+def test_fair_levels_deal_out_exactly_what_is_there(asked: list[float], available: float) -> None:
+    level = fair_level(asked, available)
+
+    dealt = sum(min(amount, level) for amount in asked)
+    assert dealt == pytest.approx(min(available, sum(asked)))

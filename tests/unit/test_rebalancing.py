@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from pointsman.contracts.decisions import RequestMigrated
-from pointsman.contracts.fleet import InstanceDraining
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
+from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.bottleneck import stalled_seconds
 from pointsman.policies.dispatch import Dispatcher, PolicySet
@@ -284,6 +285,50 @@ def test_a_stalled_instance_takes_nothing() -> None:
     crowd(dispatcher, "a", 12, now=3.5)
 
     assert GlobalBenefit().plan(dispatcher.state, 3.5).migrations == ()
+
+
+@pytest.mark.parametrize(
+    ("leaves", "now", "gain"),
+    [
+        (InstanceDraining(at=0.0, instance=InstanceId("a"), epoch=Epoch(1)), 0.0, {"a2", "a3", "a4"}),
+        (
+            InstanceSuspected(at=2.5, instance=InstanceId("a"), epoch=Epoch(1), silent_seconds=2.5),
+            2.5,
+            {"a1", "a2", "a3", "a4"},
+        ),
+    ],
+    ids=["drained", "suspected"],
+)
+def test_an_instance_that_takes_no_requests_gives_away_who_gains(
+    leaves: LogEvent, now: Seconds, gain: set[str]
+) -> None:
+    dispatcher = pool(("a", "b", "c"))
+    crowd(dispatcher, "a", 5, slo_ttft=60.0)
+    assert GlobalBenefit().plan(dispatcher.state, now).migrations == ()
+    dispatcher.state.apply(leaves)
+
+    plan = GlobalBenefit().plan(dispatcher.state, now)
+    events = dispatcher.migrate(plan, now)
+
+    assert moved(plan) == gain
+    assert all(m.target in ("b", "c") and m.reason.startswith("a takes no requests;") for m in plan.migrations)
+    assert not any(isinstance(event, MigrationRefused) for event in events)
+
+
+def test_every_move_of_a_plan_is_made_or_refused_in_its_order() -> None:
+    dispatcher = pool(("a", "b", "c"))
+    crowd(dispatcher, "a", 12)
+    plan = replace(GlobalBenefit().plan(dispatcher.state, 0.0), id="r.1", policy="global")
+    late = Migration(RequestId("a1"), InstanceId("a"), InstanceId("b"), 1.0, "")
+
+    events = dispatcher.migrate(replace(plan, migrations=(*plan.migrations, late)), 0.0)
+
+    answers = [event for event in events if isinstance(event, RequestMigrated | MigrationRefused)]
+    assert [event.request for event in answers] == [*(m.request for m in plan.migrations), "a1"]
+    assert {(event.plan, event.policy) for event in answers} == {("r.1", "global")}
+    last = answers[-1]
+    assert isinstance(last, MigrationRefused)
+    assert last.reason in {"no_gain", "target_late"}
 
 
 def test_stale_items_of_a_plan_are_passed_over() -> None:

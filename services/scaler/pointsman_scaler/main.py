@@ -1,31 +1,70 @@
 """The composition root of `pointsman-scaler`."""
 
+import os
+from secrets import token_hex
+
+import click
+
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard, health_server
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
+from pointsman.policies.dispatch import UnknownPolicyError, scaling_policy
+from pointsman.policies.scaling import ScalingPolicy
+from pointsman.ports import InstanceProvider
+from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 
 
 @command(ScalerSettings, name="pointsman-scaler", table="scaler")
 def main(settings: ScalerSettings) -> None:
-    """Watch the size of the pool. At present people start and stop engines; the scaler reports how many there are.
+    """Keep the pool as large as it needs to be: decide, write down why, start engines, and drain them before they stop.
 
-    It needs no port of its own but the one for /health, /ready and /metrics.
+    Without a provider (--provider static) it says what it would do. Any number of scalers may run; one acts. It needs no
+    port of its own but the one for /health, /ready and /metrics.
     """
     configure_logging(settings.log_level, settings.log_format)
-    run(lambda supervisor: _serve(settings, supervisor))
+    if not 0 <= settings.min_instances <= settings.max_instances:
+        message = f"must be from 0 to --max-instances ({settings.max_instances}), not {settings.min_instances}"
+        raise click.BadParameter(message, param_hint="--min-instances")
+    policy, provider = _policy(settings), chosen_provider(settings)
+    run(lambda supervisor: _serve(settings, policy, provider, supervisor))
 
 
-async def _serve(settings: ScalerSettings, supervisor: Supervisor) -> None:
+def _policy(settings: ScalerSettings) -> ScalingPolicy:
+    pairs = [pair.partition("=") for pair in settings.scaling_settings]
+    try:
+        return scaling_policy(settings.scaling, {name: value for name, _, value in pairs})
+    except UnknownPolicyError as error:
+        raise click.BadParameter(str(error), param_hint="--scaling-settings") from error
+
+
+async def _serve(
+    settings: ScalerSettings, policy: ScalingPolicy, provider: InstanceProvider, supervisor: Supervisor
+) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
-    async with open_link(settings, clock, board, name="scaler") as link:
-        service = ScalerService(event_log=link.log, clock=clock, board=board, settings=settings)
+    name = f"scaler-{os.getpid()}-{token_hex(3)}"
+    async with open_link(settings, clock, board, name=name) as link:
+        service = ScalerService(
+            event_log=link.log,
+            commands=link.commands,
+            lease=link.scaler_lease,
+            provider=provider,
+            policy=policy,
+            clock=clock,
+            board=board,
+            settings=settings,
+            name=name,
+        )
         supervisor.start(service.run(), name="fold")
+        supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
-        await supervisor.until_stopped()
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.resign()

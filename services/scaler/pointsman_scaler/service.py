@@ -1,48 +1,337 @@
-"""The scaler: folds the log and reports the size of the pool. With the policy `manual`, the only one so far, people
-start and stop engines and it decides nothing.
+"""The scaler: decides how many instances the pool should have, writes that down, and sees to it.
+
+It folds the same log as the scheduler. Deciding and doing are apart: a decision is an event in the log, and what is done
+follows from the log and from what runs, whoever decided it (`reconciling`). One scaler acts, the one that holds the
+lease; others watch. The lease keeps two from doing the same work, not from doing harm: decisions are numbered, and every
+action may be repeated.
+
+Without a scaler the pool keeps its size and serves on.
 """
 
+import asyncio
 from collections import Counter
 
 import structlog
 
+from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.leadership import Leadership
 from pointsman.chassis.log_follower import LogFollower
-from pointsman.chassis.telemetry import POOL_INSTANCES
-from pointsman.ports import Clock, EventLog
-from pointsman.primitives import Seconds
-from pointsman.state.fleet import Status
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import (
+    DrainAnswered,
+    DrainInstance,
+    ScaleAnswered,
+    ScalePool,
+    UndrainInstance,
+)
+from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
+from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.policies.scaling import Limits, ScalingPolicy
+from pointsman.ports import (
+    Clock,
+    Commands,
+    CommandTimeoutError,
+    EventLog,
+    InstanceProvider,
+    Lease,
+    LogUnavailableError,
+    NoResponderError,
+    ProvidedInstance,
+    ProviderError,
+    Reply,
+)
+from pointsman.primitives import InstanceId, PoolName, Seconds, Term
+from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
+from pointsman_scaler.deciding import Decider
+from pointsman_scaler.reconciling import Census, Drain, Grow, Step, Stop, Undrain, census, next_steps, requests_at
 from pointsman_scaler.settings import ScalerSettings
 
 log = structlog.get_logger()
 
+TICK_WALL_SECONDS: Seconds = 0.5
 REPORT_WALL_SECONDS: Seconds = 1.0
+COMMAND_WALL_SECONDS: Seconds = 2.0
+READ_BACK_WALL_SECONDS: Seconds = 2.0
+"""How long a decision may take to come back through the log before the next is thought about."""
+SETTLE_WALL_SECONDS: Seconds = 2.0
+"""How long an instance has drained at least before it is believed to be idle: two reports of its worker."""
+GROWTH_WAIT_WALL_SECONDS: Seconds = 1.0
+GROWTH_WAIT_WALL_SECONDS_MAX: Seconds = 60.0
+"""Pauses before starting engines again, while those that were started do not come to answer; they double."""
+SIZE = "size"
+LEAVING_REASON = "the pool shrinks"
+
+
+class LeaseLostError(Exception):
+    """This scaler acts no longer."""
 
 
 class ScalerService:
     """One scaler of one pool."""
 
-    def __init__(self, *, event_log: EventLog, clock: Clock, board: HealthBoard, settings: ScalerSettings) -> None:
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        commands: Commands,
+        lease: Lease,
+        provider: InstanceProvider,
+        policy: ScalingPolicy,
+        clock: Clock,
+        board: HealthBoard,
+        settings: ScalerSettings,
+        name: str,
+    ) -> None:
+        """`name`: unlike that of any other process, ever."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool)
+        self._log = event_log
+        self._commands = commands
+        self._provider = provider
         self._clock = clock
+        self._settings = settings
+        self._name = name
+        self._pool = PoolName(settings.pool)
+        self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
+        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, memories=policy.memories)
+        self._decider = Decider(
+            policy=policy,
+            limits=Limits(
+                lowest=settings.min_instances,
+                highest=settings.max_instances,
+                step_up=settings.step_up,
+                step_down=settings.step_down,
+                pause_up_s=settings.pause_up_seconds,
+                pause_down_s=settings.pause_down_seconds,
+            ),
+            scaler=name,
+        )
+        self._census: Census | None = None
+        self._leaving_since: dict[InstanceId, Seconds] = {}
+        self._grows_after: Seconds = 0.0
+        self._growth_wait = GROWTH_WAIT_WALL_SECONDS
+        self._trouble = ""
+        self._board = board
+        if provider.name != "static":
+            board.missing(SIZE, "the first instances are on their way")
+
+    @property
+    def state(self) -> State:
+        return self._follower.state
+
+    @property
+    def acts(self) -> bool:
+        """Whether it is this scaler that decides and acts now."""
+        return self._leadership.holds
 
     async def run(self) -> None:
         """Follow the log; ends only by cancellation or failure."""
         await self._follower.run()
 
+    async def act(self) -> None:
+        """Wait for the lease, decide and act while it is ours, and wait again, for ever."""
+        while True:
+            await self._leadership.obtain(term_of_log=self._term_of_log)
+            log.info("scaler_acts", policy=self._decider.policy.name, provider=self._provider.name)
+            try:
+                async with (
+                    self._commands.serve(scale_subject(self._pool), self._on_scale),
+                    asyncio.TaskGroup() as tenure,
+                ):
+                    tenure.create_task(self._keep_lease(), name="keep-lease")
+                    tenure.create_task(self._tick_for_ever(), name="ticks")
+            except* LeaseLostError as lost:
+                log.warning("scaler_watches", reason=str(lost.exceptions[0]))
+
+    async def resign(self) -> None:
+        """Let another act at once. What is begun goes on by itself, or is taken up by who acts next."""
+        await self._leadership.resign()
+
     async def report(self) -> None:
-        """Keep the gauge of instances up to date, and log each change, for ever."""
+        """Keep the gauges up to date, and log each change of size, for ever."""
         reported: Counter[Status] = Counter()
         while True:
-            sizes = pool_sizes(self._follower.state)
+            sizes = pool_sizes(self.state)
             for status in Status:
-                POOL_INSTANCES.labels(status).set(sizes[status])
+                telemetry.POOL_INSTANCES.labels(status).set(sizes[status])
+            if self.state.scaling.is_applied:
+                self._board.restored(SIZE)
+            telemetry.POOL_WANTED.set(self.state.scaling.wanted or 0)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes
             await self._clock.sleep_wall(REPORT_WALL_SECONDS)
+
+    # Acting
+
+    def _term_of_log(self) -> Term | None:
+        if not self._follower.caught_up:
+            return None
+        return Term(0 if self.state.scaling.decided is None else 1)
+
+    async def _keep_lease(self) -> None:
+        """Raises LeaseLostError."""
+        raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            if self.acts and self._follower.caught_up and self._commands.connected:
+                await self._tick()
+            await self._clock.sleep_wall(TICK_WALL_SECONDS)
+
+    async def _tick(self) -> None:
+        """Decide if there is something to decide, then take the steps that are due."""
+        decision = self._decider.decide(self.state, self._clock.now())
+        if decision is not None and not await self._write(decision):
+            return
+        try:
+            provided = await self._provider.running()
+            await self._reconcile(provided)
+        except ProviderError as error:
+            self._in_trouble(str(error))
+
+    async def _reconcile(self, provided: list[ProvidedInstance]) -> None:
+        """Raises ProviderError."""
+        state, wanted = self.state, self.state.scaling.wanted
+        if wanted is None:
+            return
+        count = self._census = census(state, provided, start_seconds_max=self._settings.start_seconds_max)
+        self._note_leaving(count)
+        steps = next_steps(state, count, wanted=wanted, stoppable=self._provider.stoppable, may_stop=self._may_stop)
+        for step in steps:
+            if self.acts:
+                await self._take(step)
+        if not steps and count.settled(wanted):
+            self._growth_wait, self._grows_after, self._trouble = GROWTH_WAIT_WALL_SECONDS, 0.0, ""
+            if not state.scaling.is_applied:
+                await self._say_applied(count, wanted)
+
+    async def _take(self, step: Step) -> None:
+        """Raises ProviderError."""
+        match step:
+            case Grow():
+                await self._grow(step)
+            case Drain():
+                await self._tell_leader(DrainInstance(instance=step.instance, reason=LEAVING_REASON, leaving=True))
+            case Undrain():
+                await self._tell_leader(UndrainInstance(instance=step.instance))
+            case Stop():
+                log.info("instance_stops", instance=step.instance, reason=step.reason)
+                await self._provider.stop(step.instance)
+
+    async def _grow(self, step: Grow) -> None:
+        wall = self._clock.wall()
+        if wall < self._grows_after:
+            return
+        self._grows_after = wall + self._growth_wait
+        self._growth_wait = min(2 * self._growth_wait, GROWTH_WAIT_WALL_SECONDS_MAX)
+        log.info("pool_grows", missing=step.missing, provider=self._provider.name)
+        await self._provider.grow(step.total)
+
+    async def _tell_leader(self, command: DrainInstance | UndrainInstance) -> None:
+        """Said again at the next tick if it was not heard."""
+        try:
+            answer = await self._commands.request(drain_subject(self._pool), command, timeout=COMMAND_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError) as error:
+            self._in_trouble(f"no scheduler took in that {command.instance} drains: {error}")
+            return
+        if isinstance(answer, DrainAnswered) and answer.refusal:
+            self._in_trouble(answer.refusal)
+            return
+        log.info("leader_told", command=type(command).__name__, instance=command.instance)
+
+    def _note_leaving(self, count: Census) -> None:
+        wall, leaving = self._clock.wall(), {instance.id for instance in count.leaving}
+        self._leaving_since = {i: self._leaving_since.get(i, wall) for i in leaving}
+
+    def _may_stop(self, instance: Instance) -> str:
+        """Why a leaving instance may be stopped by now, or nothing."""
+        drained = self._clock.wall() - self._leaving_since.get(instance.id, self._clock.wall())
+        requests = requests_at(self.state, instance.id)
+        if drained > self._settings.drain_seconds_max:
+            return f"{requests} requests have not finished in {drained:.0f} s"
+        if drained < SETTLE_WALL_SECONDS or requests or instance.running or instance.waiting:
+            return ""
+        return "it is idle"
+
+    async def _say_applied(self, count: Census, wanted: int) -> None:
+        names = ", ".join(sorted(instance.id for instance in count.staying))
+        await self._append(
+            ScaleApplied(
+                at=self._clock.now(),
+                current=count.in_service,
+                wanted=wanted,
+                detail=f"in service: {names}"[:1000],
+                number=self.state.scaling.number,
+                scaler=self._name,
+            )
+        )
+
+    async def _write(self, decision: ScaleDecided) -> bool:
+        """Put a decision into the log and wait for the one of its number to come back; whether it did."""
+        log.info("scale_decided", current=decision.current, wanted=decision.wanted, reason=decision.reason)
+        if not self.acts or not await self._append(decision):
+            return False
+        deadline = self._clock.wall() + READ_BACK_WALL_SECONDS
+        while self.state.scaling.number < decision.number:
+            if self._clock.wall() > deadline:
+                return False
+            await self._clock.sleep_wall(0.01)
+        return True
+
+    async def _append(self, event: ScaleDecided | ScaleApplied) -> bool:
+        try:
+            await self._log.append(event)
+        except LogUnavailableError as error:
+            self._in_trouble(f"the log does not answer: {error}")
+            return False
+        return True
+
+    def _in_trouble(self, trouble: str) -> None:
+        telemetry.SCALER_TROUBLES.inc()
+        if trouble != self._trouble:
+            log.warning("scaler_in_trouble", trouble=trouble)
+        self._trouble = trouble
+
+    # People
+
+    async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
+        if not isinstance(command, ScalePool) or not self.acts:
+            return
+        refusal = ""
+        if command.wanted is not None:
+            refusal = self._decider.outside(command.wanted) or await self._asked_for(command.wanted, command.asker)
+        await reply(self._answer(refusal))
+
+    async def _asked_for(self, wanted: int, asker: str) -> str:
+        """Why it could not be decided, or nothing. Who asks twice for the same has decided once."""
+        if wanted == self.state.scaling.wanted:
+            return ""
+        decision = self._decider.asked(self.state, wanted, asker, self._clock.now())
+        if not await self._write(decision):
+            return "the log does not take it in at the moment; ask again"
+        if self.state.scaling.wanted != wanted:
+            return f"{self.state.scaling.wanted} was decided at the same moment; ask again"
+        return ""
+
+    def _answer(self, refusal: str) -> ScaleAnswered:
+        scaling, count = self.state.scaling, self._census
+        return ScaleAnswered(
+            number=scaling.number,
+            wanted=scaling.wanted or 0,
+            ready=count.in_service if count else 0,
+            coming=len(count.coming) if count else 0,
+            leaving=len(count.leaving) if count else 0,
+            applied=scaling.is_applied,
+            policy=self._decider.policy.name,
+            provider=self._provider.name,
+            lowest=self._decider.limits.lowest,
+            highest=self._decider.limits.highest,
+            reason=scaling.decided.reason if scaling.decided else "",
+            trouble=self._trouble,
+            refusal=refusal,
+        )
 
 
 def pool_sizes(state: State) -> Counter[Status]:

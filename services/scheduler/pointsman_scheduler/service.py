@@ -18,6 +18,7 @@ import structlog
 
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.leadership import Leadership
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -66,7 +67,6 @@ from pointsman_scheduler.chosen import empty_state
 from pointsman_scheduler.description import FleetGauges, describe_fleet
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.following import Beginning, Following, LogBrokenError
-from pointsman_scheduler.leadership import Leadership
 from pointsman_scheduler.migrating import MigrationDesk
 from pointsman_scheduler.settings import SchedulerSettings
 

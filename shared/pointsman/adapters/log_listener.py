@@ -24,6 +24,12 @@ class LogListener:
     def appended(self, kind: str) -> None:
         """An event of this type was confirmed as stored."""
 
+    def stalled(self, reason: str) -> None:
+        """The log is reached and has confirmed nothing for a while: writes pile up, and will be lost if it goes on."""
+
+    def flowing(self) -> None:
+        """It confirms again, after `stalled`."""
+
     def lost(self, count: int, reason: str) -> None:
         """Events are lost for good: a WritesLost event will say so in the log."""
 

@@ -69,6 +69,7 @@ class MemoryBroker:
         self._ids: OrderedDict[str, Sequence] = OrderedDict()
         self._elections: list[Sequence] = []
         self.lease = MemoryLease(lambda: self.available)
+        self.scaler_lease = MemoryLease(lambda: self.available)
         self.checkpoints = MemoryCheckpoints(lambda: self.available)
         self._clients: list[_Writes] = []
         self._handlers: dict[str, list[_Served]] = {}
@@ -81,7 +82,9 @@ class MemoryBroker:
         hear = listener or LogListener()
         writes = _Writes(self, clock, name, hear, window_max)
         self._clients.append(writes)
-        return MemoryLink(MemoryLog(self, writes, hear), MemoryCommands(self, hear), self.lease, self.checkpoints)
+        return MemoryLink(
+            MemoryLog(self, writes, hear), MemoryCommands(self, hear), self.lease, self.checkpoints, self.scaler_lease
+        )
 
     @property
     def extent(self) -> LogExtent:
@@ -207,6 +210,7 @@ class MemoryLink:
     commands: "MemoryCommands"
     lease: MemoryLease
     checkpoints: MemoryCheckpoints
+    scaler_lease: MemoryLease
 
 
 class _Writes:

@@ -41,6 +41,8 @@ class KeptInstance(msgspec.Struct, frozen=True):
     environment: dict[str, str]
     guard: str
     logs: str
+    lock: str
+    """The file whose lock this process was given; it writes its process id there."""
 
 
 class Keeper:
@@ -143,6 +145,7 @@ def _free_port() -> int:
 def main() -> None:
     """The one argument is a KeptInstance as JSON."""
     kept = msgspec.json.decode(sys.argv[1], type=KeptInstance)
+    Path(kept.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
         keeper = Keeper(kept, sockets)

@@ -4,12 +4,13 @@ The fold is the shared one; what is here is only its feeding: catch up, say when
 where the log was reset, and keep aside what does not decode.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
+from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
 
 PART = "fold"
@@ -37,15 +38,17 @@ class LogFollower:
         board: HealthBoard,
         settings: PoolSettings,
         heard: Callable[[LogEvent], None] = lambda _event: None,
+        memories: Callable[[], Iterable[Memory]] = tuple,
     ) -> None:
-        """`heard`: told of each event once it is in the state."""
+        """`heard`: told of each event once it is in the state. `memories`: fresh ones, for each State that is begun."""
         self._heard = heard
         self._log = event_log
         self._clock = clock
         self._board = board
         self._settings = settings
+        self._memories = memories
         self._end: Sequence | None = None
-        self.state = State(settings)
+        self.state = State(settings, memories())
         """As of the last entry. Replaced, not emptied, when the log was reset."""
 
     @property
@@ -58,7 +61,7 @@ class LogFollower:
         await self._measure_backlog("folding the log")
         async for entry in self._log.read(1):
             if isinstance(entry, LogReset):
-                self.state = State(self._settings)
+                self.state = State(self._settings, self._memories())
                 await self._measure_backlog(entry.reason)
             else:
                 self._take_in(entry)

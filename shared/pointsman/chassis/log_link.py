@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 NATS_PART = "nats"
 LOG_PART = "log"
+WRITES_PART = "writes"
 TROUBLE_LOG_SECONDS = 5.0
 """The same trouble is logged at most once in this many wall seconds."""
 
@@ -38,6 +39,7 @@ class Link:
     commands: Commands
     lease: Lease
     checkpoints: Checkpoints
+    scaler_lease: Lease
 
 
 @asynccontextmanager
@@ -64,7 +66,7 @@ async def open_link(settings: FleetSettings, clock: Clock, board: HealthBoard, *
             replicas=settings.log_replicas,
         ),
     ) as link:
-        yield Link(link.log, link.commands, link.lease, link.checkpoints)
+        yield Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)
 
 
 class _TelemetryListener(LogListener):
@@ -104,6 +106,18 @@ class _TelemetryListener(LogListener):
         if counter is None:
             counter = self._appended[kind] = telemetry.LOG_APPENDED.labels(kind)
         counter.inc()
+
+    @override
+    def stalled(self, reason: str) -> None:
+        telemetry.LOG_STALLED.set(1)
+        self._board.missing(WRITES_PART, reason)
+        log.error("log_stalled", reason=reason)
+
+    @override
+    def flowing(self) -> None:
+        telemetry.LOG_STALLED.set(0)
+        self._board.restored(WRITES_PART)
+        log.info("log_flows_again")
 
     @override
     def lost(self, count: int, reason: str) -> None:

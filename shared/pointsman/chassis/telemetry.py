@@ -70,6 +70,10 @@ INSTANCE_KNOWLEDGE = Gauge(
     ["instance", "knowledge"],
 )  # fmt: skip
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
+POOL_WANTED = Gauge("pointsman_pool_wanted_instances", "Instances that the newest scaling decision wants.")
+SCALER_TROUBLES = Counter(
+    "pointsman_scaler_troubles_total", "Times that the scaler could not do what was decided: provider, leader or log."
+)
 CACHE_RESYNCS = Counter(
     "pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"]
 )
@@ -96,6 +100,7 @@ REBALANCING_REACTION_SECONDS = Histogram(
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])
 LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")
+LOG_STALLED = Gauge("pointsman_log_stalled", "1 while the log is reached and confirms no write: is its disk full?")
 LOG_UNDECODABLE = Counter("pointsman_log_undecodable_total", "Messages that did not decode and were kept aside.")
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.")

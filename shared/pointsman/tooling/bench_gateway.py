@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pointsman.tooling.bench.comparison import FreshFleets
+from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.discovery import FleetFile, find_fleet
 
 WARM_UP_REQUESTS = 20
@@ -223,7 +223,7 @@ async def _fleet(nats: str | None, data: Path | None, *, fresh: bool) -> AsyncIt
     if nats or data or not fresh:
         yield find_fleet(nats, data)
         return
-    async with FreshFleets(engines=1, speed=FRESH_ENGINE_SPEED).running(FRESH_POLICY) as fleet:
+    async with FreshFleets(engines=1, speed=FRESH_ENGINE_SPEED).running(Variant(FRESH_POLICY)) as fleet:
         yield fleet
 
 

@@ -11,6 +11,9 @@ from typing_extensions import override
 COMMANDS = {
     "up": ("pointsman.tooling.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman.tooling.fleet", "fleet_command", "Show the instances of a running fleet."),
+    "scale": ("pointsman.tooling.scale", "scale_command", "Have another number of instances, or see how many and why."),
+    "drain": ("pointsman.tooling.drain", "drain_command", "Take an instance out of service without losing a request."),
+    "undrain": ("pointsman.tooling.drain", "undrain_command", "Let a drained instance take requests again."),
     "tap": ("pointsman.tooling.tap", "tap_command", "Print what goes into the log, live."),
     "replay": (
         "pointsman.tooling.history.replay_command",
@@ -51,10 +54,20 @@ COMMANDS = {
         "bench_agreement_command",
         "Show that simulator and running fleet give the same numbers.",
     ),
+    "bench-faults": (
+        "pointsman.tooling.bench_faults",
+        "bench_faults_command",
+        "Kill the processes of a real fleet while it serves, and check that nothing is lost or doubled.",
+    ),
     "torture": (
         "pointsman_torture.command",
         "torture_command",
         "Run the whole system on virtual time under seeded faults, and check what must hold.",
+    ),
+    "bench-elasticity": (
+        "pointsman.tooling.bench_elasticity",
+        "bench_elasticity_command",
+        "Show how a fleet grows under load and shrinks after it.",
     ),
     "bench-index": ("pointsman.tooling.bench_index", "bench_index_command", "Measure the prefix index."),
     "bench-plan": ("pointsman.tooling.bench_plan", "bench_plan_command", "Measure planning of migrations."),

@@ -25,7 +25,7 @@ from typing_extensions import override
 from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
 from pointsman.adapters.jetstream.commands import JetStreamCommands, Requests
 from pointsman.adapters.jetstream.direct import DirectStream, Found, RevisionTakenError
-from pointsman.adapters.jetstream.lease import JetStreamLease
+from pointsman.adapters.jetstream.lease import SCALER_KEY, JetStreamLease
 from pointsman.adapters.jetstream.reads import Reader
 from pointsman.adapters.jetstream.streams import Stream, StreamSettings
 from pointsman.adapters.jetstream.wire import NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
@@ -70,6 +70,7 @@ class JetStreamLink:
     commands: JetStreamCommands
     lease: JetStreamLease
     checkpoints: JetStreamCheckpoints
+    scaler_lease: JetStreamLease
 
 
 @asynccontextmanager
@@ -104,6 +105,7 @@ async def connect(
             JetStreamCommands(wire, requests, hear),
             JetStreamLease(requests, pool, replicas=settings.replicas),
             JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
+            JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
         )
     finally:
         if wire.connected:

@@ -1,4 +1,4 @@
-"""The lease of a pool: one key in a key-value bucket of its own, `pointsman-<pool>`.
+"""The leases of a pool: a key each (`leader`, `scaler`) in a key-value bucket of their own, `pointsman-<pool>`.
 
 In the server's memory: a lease means nothing after a restart, and renewing it must neither wait for a disk nor fail
 when that is full. No time to live is set: the server counts those in whole seconds, and the client's `update` would
@@ -13,7 +13,8 @@ from pointsman.adapters.jetstream.direct import DirectStream, RevisionTakenError
 from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import PoolName, Term
 
-KEY = "leader"
+LEADER_KEY = "leader"
+SCALER_KEY = "scaler"
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -25,9 +26,9 @@ _records = msgspec.json.Decoder(_Record)
 
 
 class JetStreamLease(Lease):
-    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int) -> None:
+    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int, key: str = LEADER_KEY) -> None:
         name = f"pointsman-{pool}"
-        self._subject = f"$KV.{name}.{KEY}"
+        self._subject = f"$KV.{name}.{key}"
         config = {
             "subjects": [f"$KV.{name}.>"],
             "storage": "memory",

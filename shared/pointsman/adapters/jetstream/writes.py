@@ -39,6 +39,9 @@ ACKS_WAITING_MAX = 65_536
 REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
+STALLED_SECONDS = 3.0
+"""A write that was sent so long ago to a server that is reached, and sent again since, means that the log is stuck. A
+full disk shows in nothing else: the server answers everything but publishes. Shorter than anyone waits for an append."""
 RETRY_SECONDS_MIN = 0.1
 RETRY_SECONDS_MAX = 1.0
 
@@ -138,6 +141,8 @@ class WriteWindow:
         self._retry_seconds = RETRY_SECONDS_MIN
         self._confirmed_at = 0.0
         self._confirmed_number = 0
+        self._connected_at = 0.0
+        self._stalled = False
         self._timer: asyncio.TimerHandle | None = None
         self._flushers: list[asyncio.Future[None]] = []
         self._lost = 0
@@ -212,6 +217,8 @@ class WriteWindow:
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
             self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
             return
+        if write.first_sent_at and now - max(write.first_sent_at, self._connected_at) > STALLED_SECONDS:
+            self._say_stalled()
         try:
             self._wire.publish(
                 write.subject,
@@ -262,13 +269,21 @@ class WriteWindow:
         self._allowance = self._settings.in_flight_max
         self._retry_seconds = RETRY_SECONDS_MIN
         self._listener.appended(type(write.event).__name__)
+        if self._stalled:
+            self._stalled = False
+            self._listener.flowing()
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
         if self._waiting:
             self._pump()
-        self._settle(write)
         if self._lost:
-            self._mark_loss()
+            self._mark_loss()  # before this write is settled: who flushes waits for the mark, too
+        self._settle(write)
+
+    def _say_stalled(self) -> None:
+        if not self._stalled:
+            self._stalled = True
+            self._listener.stalled(f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?")
 
     def _mark_loss(self) -> None:
         count, self._lost = self._lost, 0
@@ -322,7 +337,9 @@ class WriteWindow:
             self._flushers.clear()
 
     def _on_change(self, connected: bool) -> None:
-        if not connected:
+        if connected:
+            self._connected_at = asyncio.get_running_loop().time()
+        else:
             self._open = False
             self._take_back()
 

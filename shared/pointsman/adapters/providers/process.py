@@ -53,6 +53,7 @@ class ProcessProvider(InstanceProvider):
         """Raises ProviderError where the command line cannot be read."""
         self._directory = directory
         self._template = template
+        self._keepers: list[subprocess.Popen[bytes]] = []
         try:
             self._engine = shlex.split(template.engine)
         except ValueError as error:
@@ -69,6 +70,7 @@ class ProcessProvider(InstanceProvider):
 
     @override
     async def running(self) -> list[ProvidedInstance]:
+        self._reap()
         now = time.time()
         return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._kept()]
 
@@ -84,9 +86,9 @@ class ProcessProvider(InstanceProvider):
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        pid = self._keeper_of(instance)
-        if pid is None:
+        if not _is_locked(self._lock_file(instance)):
             return
+        pid = self._keeper_of(instance)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         if await self._ended(instance, STOP_WALL_SECONDS):
@@ -133,6 +135,7 @@ class ProcessProvider(InstanceProvider):
             "environment": dict(self._template.environment),
             "guard": str(self._template.guard or ""),
             "logs": str(self._directory),
+            "lock": str(self._lock_file(name)),
         }
         with self._lock_file(name).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,26 +148,28 @@ class ProcessProvider(InstanceProvider):
                     pass_fds=(lock.fileno(),),
                     start_new_session=True,
                 )
-            lock.write(str(keeper.pid).encode())
+        self._keepers.append(keeper)
         log.info("instance_started", instance=name, keeper=keeper.pid)
 
-    def _keeper_of(self, instance: InstanceId) -> int | None:
-        lock = self._lock_file(instance)
-        if not _is_locked(lock):
-            return None
+    def _keeper_of(self, instance: InstanceId) -> int:
         try:
-            return int(lock.read_text())
-        except ValueError:
-            return None
+            return int(self._lock_file(instance).read_text())
+        except (OSError, ValueError) as error:
+            beginning = f"{instance} is only just being started"
+            raise ProviderError(beginning) from error
 
     async def _ended(self, instance: InstanceId, seconds: Seconds) -> bool:
         deadline = time.monotonic() + seconds
         while _is_locked(self._lock_file(instance)):
             if time.monotonic() > deadline:
                 return False
-            _reap()
+            self._reap()
             await asyncio.sleep(POLL_WALL_SECONDS)
         return True
+
+    def _reap(self) -> None:
+        """Take note of keepers of ours that have ended, so that none stays as a zombie."""
+        self._keepers = [keeper for keeper in self._keepers if keeper.poll() is None]
 
     def _lock_file(self, instance: InstanceId) -> Path:
         return self._directory / f"{instance}.lock"
@@ -172,9 +177,9 @@ class ProcessProvider(InstanceProvider):
 
 async def stop_all(directory: Path) -> None:
     """End every instance of this directory, all at once, within the bound of one."""
-    names = [InstanceId(lock.stem) for lock in directory.glob("*.lock") if lock.stem != GROWTH_LOCK]
     provider = ProcessProvider(directory, InstanceTemplate(engine="none", environment={}))
-    await asyncio.gather(*(provider.stop(name) for name in names), return_exceptions=True)
+    kept = await provider.running()
+    await asyncio.gather(*(provider.stop(provided.instance) for provided in kept), return_exceptions=True)
 
 
 def _is_locked(lock: Path) -> bool:
@@ -186,10 +191,3 @@ def _is_locked(lock: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _reap() -> None:
-    """Take note of keepers of ours that have ended, so that none stays as a zombie."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -61,8 +61,9 @@ def too_late(view: PoolView, option: Option) -> Refusal:
         f"predicted time to first token is {option.predicted_ttft:.2f} s on {option.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
     )
-    if option.prefill_seconds > view.request.slo_ttft:
-        return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", option.prefill_seconds)
+    alone = min(other.prefill_seconds for other in (option, *view.options))
+    if alone > view.request.slo_ttft:
+        return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", alone)
     return Refusal("slo_ttft", detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds)))
 
 

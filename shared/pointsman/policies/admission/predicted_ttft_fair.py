@@ -2,111 +2,104 @@
 
 Refusing what is predicted late means refusing long prompts: past saturation short ones are let in until the queue is
 as long as the objective allows *them*, and then no long one ever fits. Letting long ones in although they are late
-helps nobody. What helps is queues that stay short enough for them, so this policy keeps back those who are better
-off.
+helps nobody. What helps is queues that stay short enough for them, so this policy keeps back those who are better off,
+and of those the ones whose refusal frees most.
 
-*Groups* are the tenths of prompts by length and the tenants (`memories.attainment`). Each group has a ratio and a
-floor:
+*Groups* are the tenths of prompts by length and the tenants (`memories.attainment`). Each should have a share of its
+requests on time, and is *owed* what it lacks of that, counted from outcome to outcome:
 
-- a tenth: its attainment over the overall one; floor `decile_floor`;
-- a tenant: its prompt tokens served on time, over its fair share of all that were: as many as it asked for, at most
-  the n-th part of the n tenants; floor `tenant_floor`. Who asks for more than the n-th part is owed only that.
+- a tenth: `decile_floor` of the overall attainment;
+- a tenant: `tenant_floor` of its fair share. Fair is, of all prompt tokens on time, as many as it asked for, but no
+  more than any other has who asked for more than there is. Where that is all it asked for, the floor is that share of
+  its requests; where it is half, half of that.
 
-A group's *need* is 0 while its ratio is `margin` or more above its floor, 1 at the floor and below, and straight
-between. A request is *held back* by the largest need among tenths (or tenants) less the need of its own: it must then
-be predicted within `1 - reserve * held_back` of what is left of its TTFT objective. A group in need so finds shorter
-queues until its ratio has risen into the margin. It is first of all the next longer prompts that make room, which
-costs the fewest requests: they free the most work each, and the bar counts their own prefill. An instance without a
-queue takes everyone, so no engine falls idle for a floor.
+Both are aimed at `margin` too high: it takes a debt to move anything, and debt is attainment not had.
 
-Otherwise it is `predicted_ttft_global`: what meets its objective on the chosen instance or on the soonest passes.
+A request pays a *price*: behind a queue of more than `spare` of its objective it must fit in `price` times, `queue + price * prefill <= what is left of its
+objective`. The price is `e ** (gap / patience)`; the gap is how much less its tenth is owed than the tenth that is
+owed most, plus the same for its tenant. Who is owed most pays 1, and then this is `predicted_ttft_global`.
 
-Bias: some shorter prompts are refused in favour of fewer long ones, as the operator's floors ask; overall attainment
-falls accordingly (at 1.6 times the capacity and lengths that spread widely from 0.86 to 0.75). Limits: floors hold as
-far as capacity allows, over a window of outcomes, and not for prompts that alone take longer than their objective;
-groups with fewer than `outcomes_min` outcomes in the window have no need.
+So a prompt without work to do passes at any price, since refusing it frees nothing; the next longer ones make room
+first, which costs the fewest requests. Debts settle where the floors are just kept: while they grow, so does the price,
+and shorter queues let those in who are owed. In "most on time, floors kept" they are the multipliers of the floors. An
+instance with less of a queue takes everyone who meets the objective there, so no engine falls idle for a floor.
+
+Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/policies.md` has what it
+costs. Limits: floors hold as far as capacity allows and in the long run, not over every minute; a debt is lasting, so
+a run of a few hundred requests ends somewhat below what it was aimed at; prompts that alone take longer than their
+objective have no floor, and those that take nearly as long need an instance that is nearly idle. What a prompt leaves in the cache for others does
+not count in its price: where a pool starts cold in an overload, refusing the uncached keeps it cold for longer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import exp
 from typing import ClassVar
 
 from typing_extensions import override
 
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest
+from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import Seconds
 from pointsman.state.memories.attainment import Attainment, Tally
 from pointsman.state.memories.base import Memory
 from pointsman.state.memories.decode_load import DecodeLoad
 
-OUTCOMES_TO_BEGIN = 50
-"""Outcomes before which nobody is held back."""
-
 
 @dataclass(frozen=True)
 class PredictedTtftFair(AdmissionPolicy):
-    """`reserve`: the share of the TTFT objective that the better off must leave free at the greatest need."""
+    """`patience`: requests owed that raise the price by a factor of e. With little of it the policy reacts fast and swings;
+    with much it is smooth, and stays further below its aim. `spare`: share of the objective up to which a queue is open
+    to all. It keeps engines busy, and must leave those who are owed enough of the objective for their prefill."""
 
     name: ClassVar[str] = "predicted_ttft_fair"
 
     decile_floor: float = 0.6
     tenant_floor: float = 0.8
-    margin: float = 0.1
-    reserve: float = 0.9
-    outcomes_min: int = 10
+    margin: float = 0.07
+    patience: float = 7.0
+    spare: float = 0.1
     tpot_check: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.patience > 0:
+            msg = f"patience must be positive, not {self.patience}"
+            raise ValueError(msg)
 
     @override
     def memories(self) -> tuple[Memory, ...]:
-        return (Attainment(), DecodeLoad()) if self.tpot_check else (Attainment(),)
+        aim = 1 + self.margin
+        seen = Attainment(decile_share=self.decile_floor * aim, tenant_share=self.tenant_floor * aim)
+        return (seen, DecodeLoad()) if self.tpot_check else (seen,)
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         admitted = choice_or_soonest(view, choice, check_tpot=self.tpot_check)
-        held_back = self.held_back(view)
-        if isinstance(admitted, Refusal) or not held_back:
+        price = self.price(view)
+        if isinstance(admitted, Refusal) or price <= 1.0:
             return admitted
-        ttft_max = view.budget * (1 - self.reserve * held_back)
-        fair = choice_or_soonest(view, choice, check_tpot=self.tpot_check, ttft_max=ttft_max)
-        return fair if isinstance(fair, Choice) else _keep_back(admitted.option, ttft_max)
+        spare = self.spare * view.request.slo_ttft
+        fair = choice_or_soonest(view, choice, check_tpot=self.tpot_check, price=price, spare=spare)
+        return fair if isinstance(fair, Choice) else _keep_back(view, admitted.option, price)
 
-    def held_back(self, view: PoolView) -> float:
-        """From 0, nobody needs more than this request's own groups, to 1."""
+    def price(self, view: PoolView) -> float:
+        """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
         seen = view.recall(Attainment)
-        if seen.overall.requests < OUTCOMES_TO_BEGIN:
-            return 0.0
-        request = view.request
-        own_decile = self._decile_need(seen.deciles[seen.decile(request.prompt_tokens)], seen.overall)
-        greatest_decile = max(self._decile_need(tally, seen.overall) for tally in seen.deciles)
-        return max(greatest_decile - own_decile, self._held_back_for_tenants(seen, seen.tenants.get(request.tenant)))
-
-    def _held_back_for_tenants(self, seen: Attainment, own: Tally | None) -> float:
-        if len(seen.tenants) < 2 or own is None:
-            return 0.0
-        part = seen.overall.tokens_on_time / len(seen.tenants)
-        greatest = max(self._tenant_need(tally, part) for tally in seen.tenants.values())
-        return greatest - self._tenant_need(own, part)
-
-    def _decile_need(self, tally: Tally, overall: Tally) -> float:
-        if tally.requests < self.outcomes_min or not overall.on_time:
-            return 0.0
-        return self._need(tally.attainment / overall.attainment, self.decile_floor)
-
-    def _tenant_need(self, tally: Tally, part: float) -> float:
-        fair_share = min(tally.tokens, part)
-        if tally.requests < self.outcomes_min or not fair_share:
-            return 0.0
-        return self._need(tally.tokens_on_time / fair_share, self.tenant_floor)
-
-    def _need(self, ratio: float, floor: float) -> float:
-        return min(1.0, max(0.0, (floor + self.margin - ratio) / self.margin))
+        gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
+        if len(seen.tenants) > 1:
+            gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))
+        return exp(gap / self.patience)
 
 
-def _keep_back(option: Option, ttft_max: Seconds) -> Refusal:
+def _gap(groups: Iterable[Tally], own: Tally) -> float:
+    return max(group.owed for group in groups) - own.owed
+
+
+def _keep_back(view: PoolView, option: Option, price: float) -> Refusal:
     detail = (
-        f"predicted time to first token is {option.predicted_ttft:.2f} s on {option.instance}; what exceeds "
-        f"{ttft_max:.2f} s is kept for those who got less than their share"
+        f"predicted time to first token is {option.predicted_ttft:.2f} s on {option.instance}; of the "
+        f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
+        f"behind a queue, {price:.1f} times its prefill of {option.prefill_seconds:.2f} s must fit in"
     )
-    return Refusal("held_back", detail, min(option.predicted_ttft - ttft_max, option.queue_seconds))
+    return Refusal("held_back", detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))

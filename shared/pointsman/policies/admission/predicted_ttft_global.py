@@ -9,7 +9,6 @@ after. With stale load, many routers find the same free instance.
 """
 
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from typing_extensions import override
@@ -40,16 +39,18 @@ class PredictedTtftGlobal(AdmissionPolicy):
         return choice_or_soonest(view, choice, check_tpot=self.tpot_check)
 
 
-def choice_or_soonest(view: PoolView, choice: Choice, *, check_tpot: bool, ttft_max: Seconds = inf) -> Choice | Refusal:
+def choice_or_soonest(
+    view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: Seconds = 0.0
+) -> Choice | Refusal:
     """The choice if it meets both objectives, else the soonest option that does, else why not even that one does.
 
-    `ttft_max`: an option with a queue and a first token later than that does not meet them either.
+    `price`: how many times its own prefill must fit in behind a queue of more than `spare`. Behind less, once is enough.
     """
 
     def meets(option: Option) -> bool:
         return (
             option.predicted_ttft <= view.budget
-            and (option.predicted_ttft <= ttft_max or option.queue_seconds <= 0)
+            and (option.queue_seconds <= spare or priced_ttft(option, price) <= view.budget)
             and not (check_tpot and excessive_tpot(view, option))
         )
 
@@ -57,13 +58,18 @@ def choice_or_soonest(view: PoolView, choice: Choice, *, check_tpot: bool, ttft_
         return choice
     able = [option for option in view.options if meets(option)]
     if able:
-        soonest = _soonest(able)
+        soonest = _soonest(able, price)
         return Choice(soonest, f"{choice.option.instance} would miss the objective: first token soonest", view.options)
     soonest = _soonest(view.options)
     tpot = excessive_tpot(view, soonest) if check_tpot and soonest.predicted_ttft <= view.budget else None
     return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
-def _soonest(options: list[Option]) -> Option:
-    """By predicted first token; of equals the one with more cached tokens, then the first."""
-    return min(options, key=lambda option: (option.predicted_ttft, -option.cached_tokens))
+def priced_ttft(option: Option, price: float) -> Seconds:
+    """When its first token would come if its own prefill took `price` times as long."""
+    return option.queue_seconds + price * option.prefill_seconds
+
+
+def _soonest(options: list[Option], price: float = 1.0) -> Option:
+    """By (priced) first token; of equals the one with more cached tokens, then the first."""
+    return min(options, key=lambda option: (priced_ttft(option, price), -option.cached_tokens))

@@ -36,6 +36,10 @@ LOOK_UPS_PER_MIGRATION = 4
 """Requests that a round looks up in the index for each move it may make; the least promising wait for the next one."""
 
 
+COLD_TARGETS_MAX = 8
+"""Targets that hold nothing of a request which are compared for it, the first that are named; holders always are."""
+
+
 @dataclass(slots=True, eq=False)
 class Target:
     """An instance with room. `queue`: expected seconds before who joins it now, with what this round brought."""
@@ -148,7 +152,13 @@ class Relief:
         here, work_here, limit = source.ends[place], source.work[place], source.limits[place]
         best: _Offer | None = None
         most = 0.0
+        hits = waiting.hits or {}
+        cold = 0
         for target in waiting.targets:
+            if target.instance.id not in hits:
+                cold += 1
+                if cold > COLD_TARGETS_MAX:
+                    continue
             if here - target.queue <= most:
                 continue
             work = self._work(waiting, target)
@@ -160,12 +170,17 @@ class Relief:
         return best
 
     def _work(self, waiting: "_Waiting", target: Target) -> Seconds:
-        """Expected prefill seconds of the request there."""
+        """Expected prefill seconds of the request there; the same throughout the round."""
         state, instance = self._state, target.instance
+        known = waiting.work.get(instance.id)
+        if known is not None:
+            return known
         hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
         tokens = waiting.request.prompt_tokens
         cached = state.cached_tokens(instance, hit, tokens) if hit else 0
-        return state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
+        work = state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
+        waiting.work[instance.id] = work
+        return work
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +261,7 @@ class _Waiting:
     place: int
     targets: list[Target] = field(default_factory=list)
     hits: dict[InstanceId, int] | None = None
+    work: dict[InstanceId, Seconds] = field(default_factory=dict)
 
     @property
     def request(self) -> Request:

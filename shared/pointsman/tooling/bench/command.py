@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.chassis.settings import FleetSettings
+from pointsman.chassis.telemetry import configure_logging
 from pointsman.simulation import workload
 from pointsman.simulation.workload import FIRST_TOKEN_ID, GENERATORS, TraceError, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
-from pointsman.tooling.bench.comparison import FreshFleets
+from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench.load import LoadGenerator, Tally, Target
+from pointsman.tooling.bench.moves import Moves, moves_in
 from pointsman.tooling.bench.report import (
     BenchReport,
     RunFacts,
@@ -42,6 +44,8 @@ from pointsman.tooling.bench.report import (
     summarise,
 )
 from pointsman.tooling.discovery import FleetFile, find_fleet, running_fleets
+from pointsman.tooling.history.errors import HistoryError
+from pointsman.tooling.history.live import LiveHistory
 
 DEFAULT_SLO_TTFT_S = 5.0
 GENERATED_REQUESTS = 200
@@ -146,7 +150,11 @@ COUNT = click.IntRange(min=1)
     help="Wall seconds per request.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here.")
-@click.option("--compare", metavar="POLICY,POLICY", help="Run once for each policy, each on a fresh fleet of its own.")
+@click.option(
+    "--compare",
+    metavar="POLICY,POLICY",
+    help="Run once for each policy, each on a fresh fleet of its own. POLICY+REBALANCING chooses both.",
+)
 @click.option(
     "--engines", type=COUNT, metavar="N", default=4, show_default=True, help="With --compare: engines of each fleet."
 )
@@ -167,12 +175,14 @@ def bench_command(**values: object) -> None:
       pointsman bench --trace conversation.jsonl --requests 1000 --json run.json
       pointsman bench --trace conversation.jsonl --rate 8      the same prompts, at 8 requests a second
       pointsman bench --workload tools --requests 1000 --compare round_robin,dualmap
+      pointsman bench --workload two_hot_prefixes --requests 1000 --rate 25 --compare pointsman+off,pointsman+dualmap_pair
       pointsman bench --url http://gpu:8000 --workload chat    one vLLM server, without Pointsman
 
     Mooncake (FAST'25) published its traces in this format; Pointsman ships none.
     """
     options = BenchOptions(**values)  # type: ignore[arg-type]
     _check(options)
+    configure_logging("error", "text")
     with contextlib.suppress(ValueError, OSError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -190,14 +200,12 @@ def _check(options: BenchOptions) -> None:
     if options.compare and options.url:
         msg = "--compare starts fleets of its own; leave --url away"
         raise click.UsageError(msg)
-    unknown = [name for name in _policies(options) if name not in ROUTING_POLICIES]
-    if unknown:
-        msg = f"unknown policy {', '.join(unknown)}; there are: {', '.join(sorted(ROUTING_POLICIES))}"
-        raise click.BadParameter(msg, param_hint="--compare")
+    _variants(options)
 
 
-def _policies(options: BenchOptions) -> list[str]:
-    return [name.strip() for name in options.compare.split(",")] if options.compare else []
+def _variants(options: BenchOptions) -> list[Variant]:
+    """What is compared. Raises click.BadParameter."""
+    return [Variant.named(text) for text in options.compare.split(",")] if options.compare else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +216,9 @@ class _Server:
     policy: str
     speed: float
     slo_ttft_s: float
+    rebalancing: str | None = None
+    log: FleetSettings | None = None
+    """How to reach the log of a fleet that is all ours."""
 
 
 class _Bench:
@@ -273,13 +284,19 @@ class _Bench:
         if options.kv_blocks:
             arguments += ["--kv-blocks", str(options.kv_blocks)]
         fleets = FreshFleets(engines=options.engines, speed=options.speed or COMPARED_SPEED, arguments=arguments)
-        return [self._fresh(fleets, policy) for policy in _policies(options)]
+        return [self._fresh(fleets, variant) for variant in _variants(options)]
 
     @asynccontextmanager
-    async def _fresh(self, fleets: FreshFleets, policy: str) -> AsyncIterator[_Server]:
-        self._console.print(f"starting a fleet of {fleets.engines} engines that routes by {policy} ...", style="dim")
-        async with fleets.running(policy) as fleet:
-            yield self._server_of(fleet)
+    async def _fresh(self, fleets: FreshFleets, variant: Variant) -> AsyncIterator[_Server]:
+        text = f"starting a fleet of {fleets.engines} engines that routes by {variant.label} ..."
+        self._console.print(text, style="dim")
+        async with fleets.running(variant) as fleet:
+            yield replace(
+                self._server_of(fleet),
+                policy=variant.label,
+                rebalancing=variant.rebalancing or None,
+                log=fleet.settings(),
+            )
 
     def _running_server(self) -> _Server:
         options = self._options
@@ -334,7 +351,21 @@ class _Bench:
                 finished = await load.run(display.tick)
         finally:
             self._load = None
-        return summarise(load.tally.outcomes, facts, wall_s=time.monotonic() - started, interrupted=not finished)
+        wall_s = time.monotonic() - started
+        report = summarise(load.tally.outcomes, facts, wall_s=wall_s, interrupted=not finished)
+        report.rebalancing = server.rebalancing
+        report.moves = await self._moves(server)
+        return report
+
+    async def _moves(self, server: _Server) -> Moves | None:
+        """What the log says of rebalancing, where the log holds this run alone."""
+        if server.log is None:
+            return None
+        try:
+            return await asyncio.to_thread(_moves_of, server.log)
+        except HistoryError as error:
+            self._console.print(Text(f"what moved is not known: {error}", style="yellow"), soft_wrap=True)
+            return None
 
     def _warn_of_long_prompts(self, requests: Sequence[WorkloadRequest], longest: int | None) -> None:
         """Requests that the model has no room for will be refused: better to say so before than after."""
@@ -359,6 +390,11 @@ class _Bench:
         if self._options.json_file:
             _write_json(self._options.json_file, runs)
             self._console.print(f"numbers written to {self._options.json_file}", soft_wrap=True)
+
+
+def _moves_of(settings: FleetSettings) -> Moves:
+    """Raises HistoryError."""
+    return moves_in(LiveHistory(settings).entries())
 
 
 def _write_json(path: Path, runs: Sequence[RunReport]) -> None:

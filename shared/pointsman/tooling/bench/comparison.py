@@ -1,21 +1,23 @@
-"""A fresh fleet for each policy, so that no run finds what another left in the caches or in the log."""
+"""A fresh fleet for each variant, so that no run finds what another left in the caches or in the log."""
 
 import asyncio
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from pointsman.chassis.lifeline import lifeline
+from pointsman.policies.rebalancing import REBALANCING_POLICIES
+from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.tooling.discovery import FleetFile, NoFleetError, find_fleet
-from pointsman.tooling.up.child import console_script
 from pointsman.tooling.up.ports import free_ports
+from pointsman.tooling.up.scripts import console_script
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 15.0
@@ -27,28 +29,71 @@ class FleetStartError(click.ClickException):
     """A fleet for the comparison did not come up; the message ends with what it last printed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a fleet of a comparison is told: a routing policy, and a rebalancing policy where one was named."""
+
+    policy: str
+    rebalancing: str = ""
+
+    @classmethod
+    def named(cls, text: str) -> "Variant":
+        """`POLICY` or `POLICY+REBALANCING`. Raises click.BadParameter."""
+        policy, _, rebalancing = (part.strip() for part in text.partition("+"))
+        for kind, name, known in (
+            ("policy", policy, ROUTING_POLICIES),
+            ("rebalancing policy", rebalancing, REBALANCING_POLICIES),
+        ):
+            if name not in known and (name or kind == "policy"):
+                msg = f"unknown {kind} {name}; there are: {', '.join(sorted(known))}"
+                raise click.BadParameter(msg, param_hint="--compare")
+        return cls(policy, rebalancing)
+
+    @property
+    def label(self) -> str:
+        return f"{self.policy}+{self.rebalancing}" if self.rebalancing else self.policy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshFleets:
-    """What the fleets of a comparison have in common. `arguments` go to `pointsman up` as they are."""
+    """What the fleets of a comparison have in common. `arguments` go to `pointsman up` as they are; `directory`, where
+    one is given, is where a fleet's data and output stay, for one fleet."""
 
     engines: int
     speed: float
     arguments: Sequence[str] = ()
+    directory: Path | None = None
 
     @asynccontextmanager
-    async def running(self, policy: str) -> AsyncIterator[FleetFile]:
-        """A fleet that routes by `policy`, from ready to stopped; its data goes with it. Raises FleetStartError."""
-        with tempfile.TemporaryDirectory(prefix="pointsman-bench-", ignore_cleanup_errors=True) as directory:
-            data = Path(directory) / "data"
-            output = Path(directory) / "up.log"
-            process = self._start(policy, data, output)
+    async def running(self, variant: Variant) -> AsyncIterator[FleetFile]:
+        """A fleet of this variant, from ready to stopped; its data goes with it. Raises FleetStartError."""
+        with self._place() as directory:
+            data = directory / "data"
+            output = directory / "up.log"
+            process = self._start(variant, data, output)
             try:
                 yield await _ready(process, data, output)
             finally:
                 await asyncio.shield(_stopped(process))
 
-    def _start(self, policy: str, data: Path, output: Path) -> "subprocess.Popen[bytes]":
-        own = {"policy": policy, "engines": self.engines, "speed": self.speed, "port": free_ports(1)[0], "data": data}
+    @contextmanager
+    def _place(self) -> Iterator[Path]:
+        if self.directory is not None:
+            yield self.directory
+            return
+        with tempfile.TemporaryDirectory(prefix="pointsman-bench-", ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
+
+    def _start(self, variant: Variant, data: Path, output: Path) -> "subprocess.Popen[bytes]":
+        own = {
+            "policy": variant.policy,
+            "engines": self.engines,
+            "speed": self.speed,
+            "port": free_ports(1)[0],
+            "data": data,
+        }
+        if variant.rebalancing:
+            own["rebalance"] = variant.rebalancing
         flags = [text for name, value in own.items() for text in (f"--{name}", str(value))]
         with output.open("wb") as log:
             return subprocess.Popen(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.metrics import percentile
+from pointsman.tooling.bench.moves import Moves
 
 LATENESS_SHARE_MAX = 0.05
 """The bench warns when its own lateness (P99) exceeds this share of the TTFT objective."""
@@ -96,6 +97,10 @@ class RunReport(msgspec.Struct, kw_only=True):
     trace: str | None
     seed: int
     interrupted: bool
+    rebalancing: str | None = None
+    """Null where it was not chosen here."""
+    moves: Moves | None = None
+    """Null where the log was not read."""
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
@@ -246,8 +251,16 @@ ROWS: Sequence[Row] = (
     ("end-to-end P99", lambda r: r.e2e_p99_s, _seconds),
     ("effective capacity", lambda r: r.effective_capacity, _share),
     ("hit rate (engines)", lambda r: r.hit_rate, _share),
+    ("moved by rebalancing", lambda r: r.moves.moved if r.moves else None, _count),
+    ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, _share),
+    ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, _share),
+    ("their hit rate as found", lambda r: r.moves.hit_rate_found if r.moves else None, _share),
     ("busiest instance's share", lambda r: max((s.share for s in r.per_instance.values()), default=None), _share),
 )
+
+
+WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "their"))}
+"""Rows that say nothing where nobody moved."""
 
 
 def runs_table(runs: Sequence[RunReport]) -> Table:
@@ -259,6 +272,8 @@ def runs_table(runs: Sequence[RunReport]) -> Table:
         if number:
             table.add_column("ratio", justify="right", style="dim")
     for label, value_of, shown in ROWS:
+        if label in WHERE_MOVED and not any(run.moves and run.moves.moved for run in runs):
+            continue
         first = value_of(runs[0])
         cells = []
         for number, run in enumerate(runs):

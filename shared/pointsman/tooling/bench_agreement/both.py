@@ -28,7 +28,7 @@ from pointsman.simulation import metrics
 from pointsman.simulation.simulator import Likeness, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
-from pointsman.tooling.bench.comparison import FreshFleets
+from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench.load import LoadGenerator, Tally, Target
 from pointsman.tooling.bench.report import RunFacts, RunReport, summarise
 from pointsman.tooling.bench_agreement.machine import REQUEST_PATH, Machine, waited_for_cores, warnings_in
@@ -98,7 +98,7 @@ async def run_live(
     """
     with _settings_file(pool) as config:
         fleets = FreshFleets(engines=pool.engines, speed=speed, arguments=[*_arguments(pool), "--config", str(config)])
-        async with fleets.running(pool.routing) as fleet:
+        async with fleets.running(Variant(pool.routing, rebalancing="off")) as fleet:
             path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
             load = LoadGenerator(_target(pool, fleet, speed), requests, time_scale=speed, warmup=warmup)
             waited, started = waited_for_cores(path), time.monotonic()

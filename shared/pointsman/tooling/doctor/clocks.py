@@ -1,8 +1,8 @@
 """Clocks: do the processes agree on what time it is, and do events come when they happen?
 
-Entries carry the time of who wrote them, and stand in the order in which they were stored. Where entries of two
-processes follow each other, the difference of their times is the time between them, plus how far their clocks are
-apart; in the other order, minus. So half the difference of both medians is the skew, whatever the traffic.
+Entries carry the time of who wrote them, and stand in the order in which they were stored. So what stands between two
+entries of the scheduler was written between them: how far its time is from the middle of theirs is how far the clocks
+are apart, give or take half the time between the two. The median of many is the skew.
 """
 
 from collections import Counter
@@ -27,8 +27,9 @@ SKEW_WALL_SECONDS = 0.5
 SKEW_SERIOUS_WALL_SECONDS = 1.5
 """Half of the silence after which an instance is suspected."""
 
-PAIRS_MIN = 20
-"""In each order."""
+BRACKETS_MIN = 10
+BRACKET_WALL_SECONDS_MAX = 1.0
+"""Between two entries of the scheduler; what stands between others tells nothing."""
 
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
@@ -43,8 +44,10 @@ class Clocks(Examiner):
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
         self._ingress_of: dict[RequestId, str] = {}
-        self._before: tuple[str, Seconds] | None = None
-        self._steps: dict[tuple[str, str], Sample[Seconds]] = {}
+        self._leader_at: Seconds | None = None
+        self._open: dict[str, Seconds] = {}
+        """Who has written since the scheduler last did, and at what time of theirs."""
+        self._skews: dict[str, Sample[Seconds]] = {}
         self._newest: Seconds = 0.0
         self._late: Counter[str] = Counter()
         self._latest: dict[str, Seconds] = {}
@@ -56,9 +59,11 @@ class Clocks(Examiner):
         if writer is None:
             return
         self._note_lateness(event, writer)
-        if self._before is not None and self._before[0] != writer:
-            self._step(self._before[0], writer, event.at - self._before[1])
-        self._before = writer, event.at
+        if writer == LEADER:
+            self._close_brackets(event.at)
+            self._leader_at = event.at
+        elif len(self._open) < WRITERS_MAX:
+            self._open.setdefault(writer, event.at)
 
     def _note_lateness(self, event: LogEvent, writer: str) -> None:
         name = f"{type(event).__name__} of {writer}"
@@ -70,12 +75,13 @@ class Clocks(Examiner):
                 self._latest[name] = max(lateness, self._latest.get(name, 0.0))
         self._newest = max(self._newest, event.at)
 
-    def _step(self, earlier: str, later: str, seconds: Seconds) -> None:
-        if LEADER not in (earlier, later):
+    def _close_brackets(self, now: Seconds) -> None:
+        before, self._open, found = self._leader_at, {}, self._open
+        if before is None or not 0 <= self.wall(now - before) <= BRACKET_WALL_SECONDS_MAX:
             return
-        pair = (earlier, later)
-        if pair in self._steps or len(self._steps) < 2 * WRITERS_MAX:
-            self._steps.setdefault(pair, Sample(512)).add(self.wall(seconds))
+        for writer, at in found.items():
+            if writer in self._skews or len(self._skews) < WRITERS_MAX:
+                self._skews.setdefault(writer, Sample(512)).add(self.wall(at - (before + now) / 2))
 
     def _writer(self, event: LogEvent) -> str | None:
         """Which process wrote it; None where that cannot be told."""
@@ -95,7 +101,7 @@ class Clocks(Examiner):
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
-        skews = {writer: skew for writer in self._writers() if (skew := self._skew(writer)) is not None}
+        skews = {w: median(sample.values) for w, sample in self._skews.items() if sample.seen >= BRACKETS_MIN}
         far = {writer: skew for writer, skew in skews.items() if abs(skew) > SKEW_WALL_SECONDS}
         if far:
             worst = max(abs(skew) for skew in far.values())
@@ -119,13 +125,3 @@ class Clocks(Examiner):
             evidence=[f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
             advice="Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
         )
-
-    def _writers(self) -> list[str]:
-        return sorted({writer for pair in self._steps for writer in pair} - {LEADER})
-
-    def _skew(self, writer: str) -> Seconds | None:
-        """How far its clock is ahead of the scheduler's; None where too little is known."""
-        behind, ahead = self._steps.get((writer, LEADER)), self._steps.get((LEADER, writer))
-        if behind is None or ahead is None or min(behind.seen, ahead.seen) < PAIRS_MIN:
-            return None
-        return (median(ahead.values) - median(behind.values)) / 2

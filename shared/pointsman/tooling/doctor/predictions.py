@@ -10,10 +10,11 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Stage
+from pointsman.state.workload import Request, Stage
 from pointsman.tooling.doctor.examination import Examiner
 from pointsman.tooling.doctor.findings import Finding, Severity
 from pointsman.tooling.doctor.samples import Sample
+from pointsman.tooling.history.snapshot import wall_time
 
 AREA = "predictions"
 ANSWERS_MIN = 20
@@ -25,8 +26,29 @@ SLOW_FACTOR = 1.5
 """An instance is slow whose prefills, over what its cost model says, take so many times what those of the others do."""
 
 SLOW_SERIOUS_FACTOR = 2.5
+SPELL_PREFILLS_MIN = 3
+SPELL_FACTOR = 3.0
+SPELL_SHARE_OF_OBJECTIVE = 0.1
+"""A slow spell: so many prefills in a row that each took so many times what the cost model says, and longer by so much.
+Policies avoid a slow engine, so few may be all there are."""
+
+SPELL_GAP_WALL_SECONDS = 5.0
+"""Two spells with less between them are one."""
+
+SPELLS_MAX = 100
+SPELLS_SHOWN = 5
 MISPREDICTED_SHARE_MAX = 0.1
 """Of the prompt tokens."""
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Slow prefills in a row. `pace`: the worst median of those that were not interrupted."""
+
+    begun: Seconds
+    ended: Seconds
+    prefills: int
+    pace: float
 
 
 @dataclass(slots=True)
@@ -36,6 +58,9 @@ class _Record:
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
+    in_a_row: list[tuple[Seconds, float]] = field(default_factory=list)
+    """The slow prefills since the last one that was not: when they were over, and their pace."""
+    spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
     missing_tokens: Tokens = 0
@@ -67,7 +92,32 @@ class Predictions(Examiner):
         record.real_ttft.add(event.at - request.placed_at)
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
         if request.engine_seconds > 0:
-            record.paces.add((event.at - request.granted_at) / request.engine_seconds)
+            self._pace(record, request, event.at)
+
+    def _pace(self, record: _Record, request: Request, at: Seconds) -> None:
+        took = at - request.granted_at
+        pace = took / request.engine_seconds
+        record.paces.add(pace)
+        if pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft:
+            record.in_a_row = [*record.in_a_row, (at, pace)][-SPELLS_MAX:]
+        else:
+            self._end_spell(record)
+
+    def _end_spell(self, record: _Record) -> None:
+        slow, record.in_a_row = record.in_a_row, []
+        if len(slow) < SPELL_PREFILLS_MIN:
+            return
+        spell = _Spell(slow[0][0], slow[-1][0], len(slow), median(pace for _, pace in slow))
+        before = record.spells[-1] if record.spells else None
+        if before and self.wall(spell.begun - before.ended) < SPELL_GAP_WALL_SECONDS:
+            before.ended, before.prefills = spell.ended, before.prefills + spell.prefills
+            before.pace = max(before.pace, spell.pace)
+        elif len(record.spells) < SPELLS_MAX:
+            record.spells.append(spell)
+
+    def _told(self, spell: _Spell) -> str:
+        begun, ended = (wall_time(at, self.settings.speed) for at in (spell.begun, spell.ended))
+        return f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {spell.prefills} prefills took up to {spell.pace:.1f} times what the cost model says"
 
     def _answer(self, event: RequestFinished, state: State) -> None:
         request = state.workload.requests.get(event.request)
@@ -86,6 +136,7 @@ class Predictions(Examiner):
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         yield from self._slow()
+        yield from self._spells()
         yield from self._biased()
         yield from self._missed()
 
@@ -103,6 +154,19 @@ class Predictions(Examiner):
                 evidence=[f"{other}: {value:.2f} times, median of {self._records[other].paces.seen:,}" for other, value in sorted(paces.items())],
                 advice="Compare its machine with the others' (clock rate, neighbours, other tenants); drain it if need be.",
             )  # fmt: skip
+
+    def _spells(self) -> Iterator[Finding]:
+        for record in self._records.values():
+            self._end_spell(record)
+        spells = {name: record.spells for name, record in sorted(self._records.items()) if record.spells}
+        if spells:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"slow for a while: {', '.join(spells)}",
+                evidence=[f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
+                advice="Something else held the machine or the engine up then; explain a request of that time.",
+            )
 
     def _biased(self) -> Iterator[Finding]:
         biased = {}

@@ -10,6 +10,7 @@ from statistics import median
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman.tooling.explain.story import DecisionTold, GrantTold, Story, Weighed
 
 PHASE_SHARE_MIN = 0.2
@@ -22,6 +23,9 @@ HOT_IN_FAIR_SHARES = 1.0
 """A prefix is hot when it draws more than one instance's even share of the arrivals (as `state.hotness` has it)."""
 
 HOT_ARRIVALS_MIN = 24
+STUCK_FACTOR_MIN = 3.0
+"""An engine is behind when its first prefill is inside for so many times what it should take."""
+
 MISSED_TOKENS_SHARE = 0.1
 """Of the prompt: fewer tokens cached than predicted by this much are worth telling."""
 
@@ -152,7 +156,11 @@ def _slow_engine(story: Story) -> Iterator[str]:
         return
     factor = first.prefill / grant.work_seconds
     if _is_telling(story, first.prefill):
-        others = f", behind {_requests(len(grant.in_engine))} that were being prefilled" if grant.in_engine else ""
+        others = (
+            f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
+            if grant.in_engine
+            else ""
+        )
         yield (
             f"{seconds(first.prefill)} passed inside {grant.instance}{_share_of_wait(story, first.prefill)}{others}: "
             f"{grant.work_tokens:,} tokens of work, {seconds(grant.work_seconds)} by its cost model"
@@ -167,12 +175,23 @@ def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
     usual = median(others) if others else 1.0
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
         yield (
-            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times what its cost model "
-            f"says, those of the others {usual:.1f} times"
+            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {_or_more(grant)}what its cost "
+            f"model says, those of the others {usual:.1f} times"
+        )
+        return
+    first = grant.in_engine[0] if grant.in_engine else None
+    if first is not None and first.inside_seconds > STUCK_FACTOR_MIN * max(first.prefill_seconds, OFF_SECONDS_MIN):
+        yield (
+            f"{grant.instance} was behind already: the first of its prefills, {seconds(first.prefill_seconds)} of work, had "
+            f"been there for {seconds(first.inside_seconds)}"
         )
     elif factor >= 2 * max(SLOW_FACTOR_MIN, grant.correction):
         load = f", with {_requests(grant.decoding)} decoding beside it" if grant.decoding else ""
         yield f"that was unusual for {grant.instance}, whose prefills had been taking {grant.correction:.1f} times{load}"
+
+
+def _or_more(grant: GrantTold) -> str:
+    return "or more " if grant.correction >= CORRECTION_MAX else ""
 
 
 def _hot_prefix(story: Story) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """What happened to one request, and what was known at each decision about it.
 
-The log is folded up to the end of the request. Before a decision the state is what its leader knew: the log up to the
-decision's `as_of` and the leader's own decisions before it; what others wrote meanwhile is held back until after it.
-Numbers of candidates are those of the event; of instances that the policy did not weigh they are computed from that
+The log is folded in the order of the leader that decided: what others wrote as the log has it, and the leader's own
+decisions right behind their `as_of`, since it applied them at once. So the state before a decision is, bit for bit, what
+was decided from. A decision may stand in the log at most AHEAD_MAX entries behind what it was made from. Numbers of candidates are those of the event; of instances that the policy did not weigh they are computed from that
 state, with the leader's own arithmetic.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.codec import LogEvent
@@ -37,6 +38,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Line, Request, Stage
 
 Decided = RequestPlaced | RequestRejected | RequestMigrated
+AHEAD_MAX = 4096
 _NO_LINE = Line()
 
 
@@ -72,6 +74,9 @@ class Ahead:
     tenant: Tenant
     stage: str
     waited_seconds: Seconds
+    """Since its arrival."""
+    inside_seconds: Seconds
+    """Since it was granted; 0 where it was not."""
     uncached_tokens: Tokens
     prefill_seconds: Seconds
     """By the cost model, uncorrected."""
@@ -242,6 +247,12 @@ def _arrived_at(story: Story) -> Seconds:
     return first.at
 
 
+def _term_of(entry: LogEntry) -> Term:
+    """Of the leader that wrote it; 0 where no leader did."""
+    stamp = entry.event.stamp if entry.event else None
+    return stamp.term if stamp else Term(0)
+
+
 def _is_fenced(entry: LogEntry, story: Story) -> bool:
     return entry.sequence in story.fenced
 
@@ -252,8 +263,11 @@ class _Witness:
     def __init__(self, story: Story, settings: PoolSettings, points: list[LogEntry]) -> None:
         self._story = story
         self._state = State(settings)
-        self._points = points
-        self._held_back: list[LogEntry] = []
+        self._points = {point.sequence: point for point in points}
+        """What is to be looked at yet."""
+        self._term = self._next_term()
+        self._unread: list[tuple[tuple[int, int, int], Sequence, LogEntry]] = []
+        """Read, but not taken in: a heap, in the leader's order."""
         self._arrivals = 0
         self._waits_at = InstanceId("")
         self._known_ahead: set[RequestId] = set()
@@ -261,37 +275,50 @@ class _Witness:
 
     def read(self, entries: Iterable[LogEntry]) -> None:
         """Up to the last decision or grant."""
-        if not self._points:
-            return
+        last = max(self._points, default=0)
         for entry in entries:
-            point = self._points[0]
-            if entry.sequence == point.sequence:
-                self._look(point)
-                self._points.pop(0)
-                self._take(entry)
-                self._release()
-                if not self._points:
-                    return
-            elif self._is_unseen(entry, point):
-                self._held_back.append(entry)
-            else:
-                self._take(entry)
+            if not self._points:
+                return
+            heappush(self._unread, (self._place(entry), entry.sequence, entry))
+            if entry.sequence >= last:
+                self._take_next(1 + len(self._unread))
+            elif entry.sequence in self._points and _term_of(entry):
+                self._reach(entry)
+            elif len(self._unread) > AHEAD_MAX:
+                self._take_next()
 
-    def _is_unseen(self, entry: LogEntry, point: LogEntry) -> bool:
-        """Whether the leader had not applied this entry when it decided."""
-        stamp = point.event.stamp if point.event else None
-        if stamp is None or entry.sequence <= stamp.as_of:
-            return False
-        own = entry.event.stamp if entry.event else None
-        return own is None or own.term != stamp.term
+    def _reach(self, decision: LogEntry) -> None:
+        """Take in what was known when this was decided, and the decision."""
+        while decision.sequence in self._points:
+            self._take_next()
+        term = self._next_term()
+        if term and term != self._term:  # what a follower takes in, it takes in as the log has it
+            self._unread = [((sequence, 0, 0), sequence, entry) for _, sequence, entry in self._unread]
+            heapify(self._unread)
+            self._take_next(len(self._unread))
+        self._term = term
 
-    def _release(self) -> None:
-        held, self._held_back = self._held_back, []
-        for entry in held:
-            if self._points and self._is_unseen(entry, self._points[0]):
-                self._held_back.append(entry)
-            else:
-                self._take(entry)
+    def _take_next(self, most: int = 1) -> None:
+        """Take in so many entries, in the leader's order, unless all is seen before."""
+        for _ in range(min(most, len(self._unread))):
+            if not self._points:
+                return
+            entry = heappop(self._unread)[2]
+            if self._points.pop(entry.sequence, None):
+                self._look(entry)
+            self._take(entry)
+
+    def _next_term(self) -> Term:
+        """Of the leader whose decision comes next; what an ingress decided alone has none."""
+        return next((term for term in map(_term_of, self._points.values()) if term), Term(0))
+
+    def _place(self, entry: LogEntry) -> tuple[int, int, int]:
+        """Where the entry stands in the order of the leader whose decision is looked for: that of the log, but its own
+        decisions right behind what it knew."""
+        stamp = entry.event.stamp if entry.event else None
+        if stamp is None or stamp.term != self._term:
+            return entry.sequence, 0, 0
+        return stamp.as_of, 1, stamp.number
 
     def _take(self, entry: LogEntry) -> None:
         event = entry.event
@@ -330,7 +357,7 @@ class _Witness:
             term=stamp.term if stamp else Term(0),
             number=stamp.number if stamp else 0,
             as_of=stamp.as_of if stamp else 0,
-            unseen_entries=len(self._held_back),
+            unseen_entries=sum(sequence < entry.sequence for _, sequence, _ in self._unread),
             after_seconds=after,
             attempt=event.attempt if not isinstance(event, RequestMigrated) else request.attempt if request else 1,
             excluded=list(event.excluded) if not isinstance(event, RequestMigrated) else [],
@@ -445,6 +472,7 @@ def _told(request: Request, now: Seconds) -> Ahead:
         tenant=request.tenant,
         stage="in prefill" if request.stage is Stage.PREFILL else str(request.stage),
         waited_seconds=now - request.arrived_at,
+        inside_seconds=now - request.granted_at if request.stage is Stage.PREFILL else 0.0,
         uncached_tokens=request.uncached_tokens,
         prefill_seconds=request.prefill_seconds,
     )
@@ -461,9 +489,10 @@ def _phases(story: Story) -> list[Phase]:
             marks += _marks(entry.event, story)
     marks.sort(key=lambda mark: mark[0])  # what the ingress writes may stand in the log before what it answers
     over = story.end.at if story.end else max(story.last_at, marks[-1][0])
+    marks = [mark for mark in marks if mark[0] <= over]  # after the end nothing counts
     phases: list[Phase] = []
     for (at, kind, name, instance), following in zip(marks, [*marks[1:], (over, "", "", "")], strict=True):
-        seconds = max(0.0, following[0] - at)
+        seconds = max(0.0, min(following[0], over) - at)
         if kind and (seconds or kind != "way"):
             phases.append(
                 Phase(kind=kind, name=name, instance=instance, since_seconds=at - story.arrived_at, seconds=seconds)

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sysconfig
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -23,16 +22,13 @@ from pointsman.chassis.lifeline import lifeline
 from pointsman.tooling.up.plan import ProcessPlan
 from pointsman.tooling.up.ports import LOOPBACK
 from pointsman.tooling.up.probe import NoAnswerError, http_get
+from pointsman.tooling.up.scripts import MissingScriptError, console_script
 
 RESTARTS_PER_MINUTE_MAX = 5
 FIRST_RESTART_WAIT_SECONDS = 0.5
 POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
-
-
-class MissingScriptError(Exception):
-    """A console script is not where Python installs them."""
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
@@ -155,15 +151,6 @@ class NatsProcess(ChildProcess):
     @override
     async def is_ready(self) -> bool:
         return self.exit_code is None  # start_nats returns when it answers
-
-
-def console_script(name: str) -> Path:
-    """Where Python installed a console script. Raises MissingScriptError."""
-    path = Path(sysconfig.get_path("scripts")) / name
-    if not path.exists():
-        message = f"{name} is not in {path.parent}; install Pointsman into this Python again (make setup)"
-        raise MissingScriptError(message)
-    return path
 
 
 def described_exit(code: int) -> str:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pointsman.adapters.providers.process import stop_all
 from pointsman.chassis.settings import command
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.tooling.discovery import FleetFile, FleetProcess, announce, data_dir_held
@@ -31,7 +32,7 @@ from pointsman.tooling.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, 
 from pointsman.tooling.up.ports import LOOPBACK, free_ports, is_free
 from pointsman.tooling.up.probe import NoAnswerError, accepts_connections, http_get
 from pointsman.tooling.up.runner import FleetRunner, FleetStartError
-from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
+from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked, scale_bounds
 
 ENGINE_ANSWER_SECONDS = 5.0
 REFRESH_SECONDS = 0.1
@@ -47,6 +48,7 @@ def up_command(settings: UpSettings) -> None:
     Without anything else it simulates the engines, so nothing but Python is needed:
       pointsman up                                   4 simulated engines behind http://127.0.0.1:8080/v1
       pointsman up --engines 8 --speed 20            8 of them, 20 times faster than real time
+      pointsman up --scale 4..8 --speed 20           from 4 to 8 of them, as many as the load needs
       pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
       pointsman up --engine 'http://gpu:8000#kv=tcp://gpu:5557&replay=tcp://gpu:5558'       in front of vLLM
 
@@ -64,6 +66,9 @@ def up_command(settings: UpSettings) -> None:
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
     """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException for what cannot be started."""
     engines = checked(settings)
+    scale = scale_bounds(settings)
+    if scale is not None:
+        settings = replace(settings, engines=0)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_port(settings)
         *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines)) + 2)
@@ -79,6 +84,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             runtime=runtime,
             ports=tuple(ports),
             engines=tuple(engines),
+            scale=scale,
         )
         await _check_nats(settings)
         return await _Session(plan, console).run()
@@ -96,7 +102,9 @@ class _Session:
         self._stop = asyncio.Event()
         nats = [] if plan.settings.nats else [NatsProcess(port=plan.nats_port, store=plan.data / "nats")]
         services = [ServiceProcess(process, logs) for process in processes(plan)]
-        self._runner = FleetRunner([*nats, *services], tell=self._tell, changed=self._announce)
+        self._runner = FleetRunner(
+            [*nats, *services], tell=self._tell, changed=self._announce, stop_others=self._stop_instances
+        )
         self._running = False
 
     async def run(self) -> int:
@@ -146,6 +154,11 @@ class _Session:
             for task in (working, stopping):
                 task.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
+
+    async def _stop_instances(self) -> None:
+        """End what the scaler started; it outlives the scaler, but not the fleet."""
+        if self._plan.scale is not None:
+            await stop_all(self._plan.instances)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -18,7 +18,7 @@ ROLE_NOTES = {
     "scheduler": "decides where requests go",
     "ingress": "OpenAI-compatible HTTP",
     "rebalancer": "moves waiting requests",
-    "scaler": "counts instances; manual yet",
+    "scaler": "sizes the pool",
     "recorder": "archives the log into SQL",
     "engine": "simulated engine",
     "worker": "agent beside an engine",

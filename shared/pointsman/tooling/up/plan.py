@@ -5,13 +5,16 @@ what nobody asked for is left to the service's own default or its table in the s
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
 
 from pointsman.chassis.settings import environment
+from pointsman.tooling.discovery import LOCK_FILE
 from pointsman.tooling.up.ports import LOOPBACK
+from pointsman.tooling.up.scripts import console_script
 from pointsman.tooling.up.settings import EngineAddress, UpSettings
 
 SOCKET_PATH_MAX = 107
@@ -25,6 +28,9 @@ PORTS_EACH_ENGINE = 2
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that follow the log: on a machine that is short of cores, requests come first."""
+
+HOLD_WALL_SECONDS = 60.0
+"""How long requests wait for a first engine, where a scaler starts one."""
 
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 
@@ -68,6 +74,14 @@ class FleetPlan:
 
     engines: tuple[EngineAddress, ...]
     """Engines that already run; none where they are simulated."""
+
+    scale: tuple[int, int] | None = None
+    """Least and most instances that the scaler keeps; where it does, no engine is planned here."""
+
+    @property
+    def instances(self) -> Path:
+        """Where the scaler's process provider keeps its instances."""
+        return self.data / "instances"
 
     @property
     def ingress_url(self) -> str:
@@ -119,12 +133,36 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
     """What one service is told beyond what all are told."""
     settings = plan.settings
     own: dict[str, dict[str, object]] = {
-        "scheduler": {"policy": settings.policy, "admission": settings.admission, "order": settings.order},
+        "scheduler": {
+            "policy": settings.policy,
+            "admission": settings.admission,
+            "order": settings.order,
+            "hold_seconds": HOLD_WALL_SECONDS if plan.scale else None,
+        },
         "rebalancer": {"rebalance": settings.rebalance},
+        "scaler": _scaling(plan),
         "ingress": {"slo_ttft": settings.slo_ttft, "tokenizer": None if plan.engines else "builtin"},
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data)}"},
     }
     return own.get(role, {})
+
+
+def _scaling(plan: FleetPlan) -> dict[str, object]:
+    """What the scaler is told so that it starts engines and workers just as they are started here."""
+    if plan.scale is None:
+        return {}
+    lowest, highest = plan.scale
+    engine = [str(console_script("pointsman-engine-sim")), *_engine_arguments(plan, "{port}", "{kv}", "{replay}")]
+    return {
+        "scaling": plan.settings.scaling,
+        "provider": "process",
+        "min_instances": lowest,
+        "max_instances": highest,
+        "engine_command": shlex.join(engine),
+        "engine_model": plan.settings.engine_model,
+        "engine_directory": plan.instances,
+        "engine_guard": plan.data / LOCK_FILE,
+    }
 
 
 def archive_file(data: Path) -> Path:
@@ -135,6 +173,19 @@ def archive_file(data: Path) -> Path:
 def _simulated_engine(plan: FleetPlan, name: str, port: int) -> ProcessPlan:
     """Started like `vllm serve`: by flags, and knowing nothing of Pointsman."""
     kv_endpoint, replay_endpoint = _sockets(plan, name)
+    arguments = _engine_arguments(plan, str(port), kv_endpoint, replay_endpoint)
+    return ProcessPlan(
+        name=name,
+        role="engine",
+        script="pointsman-engine-sim",
+        url=_url(port),
+        environment=environment({"config": plan.config}),
+        arguments=arguments,
+        ready_path="/health",
+    )
+
+
+def _engine_arguments(plan: FleetPlan, port: str, kv_endpoint: str, replay_endpoint: str) -> tuple[str, ...]:
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -145,7 +196,7 @@ def _simulated_engine(plan: FleetPlan, name: str, port: int) -> ProcessPlan:
     arguments = [
         *("--model", plan.model),
         *("--host", LOOPBACK),
-        *("--port", str(port)),
+        *("--port", port),
         *("--engine-model", settings.engine_model),
         *("--speed", str(settings.speed)),
         *("--block-size", str(gcd(settings.block_tokens, ENGINE_BLOCK_TOKENS))),
@@ -153,15 +204,7 @@ def _simulated_engine(plan: FleetPlan, name: str, port: int) -> ProcessPlan:
     ]
     if settings.kv_blocks is not None:
         arguments += ["--num-gpu-blocks-override", str(settings.kv_blocks)]
-    return ProcessPlan(
-        name=name,
-        role="engine",
-        script="pointsman-engine-sim",
-        url=_url(port),
-        environment=environment({"config": plan.config}),
-        arguments=tuple(arguments),
-        ready_path="/health",
-    )
+    return tuple(arguments)
 
 
 def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -> ProcessPlan:

@@ -6,7 +6,8 @@ can write their last words; all of it within `STOP_SECONDS_MAX`.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 
 from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exit
@@ -14,9 +15,9 @@ from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exi
 READY_POLL_SECONDS = 0.1
 
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
-    (frozenset({"ingress"}), 1.4),
+    (frozenset({"ingress", "scaler"}), 1.4),
     (frozenset({"worker"}), 1.0),
-    (frozenset({"scheduler", "rebalancer", "scaler", "engine"}), 1.0),
+    (frozenset({"scheduler", "rebalancer", "engine"}), 1.0),
     (frozenset({"recorder"}), 0.8),
     (frozenset({"nats"}), 0.5),
 )
@@ -46,12 +47,19 @@ class FleetRunner:
     `changed` when a process became ready, died or was started again."""
 
     def __init__(
-        self, children: Iterable[ChildProcess], *, tell: Callable[[str, str], None], changed: Callable[[], None]
+        self,
+        children: Iterable[ChildProcess],
+        *,
+        tell: Callable[[str, str], None],
+        changed: Callable[[], None],
+        stop_others: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`stop_others`: ends what the fleet's processes have started themselves; done together with the workers."""
         self.children = list(children)
         self.conditions = {child.name: Condition.STARTING for child in self.children}
         self._tell = tell
         self._changed = changed
+        self._stop_others = stop_others
         self._stopping = asyncio.Event()
 
     async def start(self, *, seconds_max: float) -> None:
@@ -77,7 +85,10 @@ class FleetRunner:
         """Stop everything within STOP_SECONDS_MAX; what does not listen is killed, and named."""
         self._stopping.set()
         for roles, seconds in STOP_STAGES:
-            await self._stop_together([child for child in self.children if child.role in roles], seconds)
+            stopping = [self._stop_together([child for child in self.children if child.role in roles], seconds)]
+            if "worker" in roles and self._stop_others is not None:
+                stopping.append(self._stop_what_they_started(seconds))
+            await asyncio.gather(*stopping)
 
     def kill(self) -> None:
         """End everything now."""
@@ -140,6 +151,13 @@ class FleetRunner:
     def _became(self, child: ChildProcess, condition: Condition) -> None:
         self.conditions[child.name] = condition
         self._changed()
+
+    async def _stop_what_they_started(self, seconds: float) -> None:
+        """What is left after that ends by itself, when it sees that the fleet is gone."""
+        assert self._stop_others is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop_others()
 
     async def _stop_together(self, children: list[ChildProcess], seconds: float) -> None:
         for child in children:

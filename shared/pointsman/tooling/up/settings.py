@@ -12,6 +12,8 @@ from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.policies.scaling import SCALING_POLICIES
+from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 SIMULATED = "sim"
@@ -24,6 +26,12 @@ class UpSettings:
     """Settings of the command. What is None is left to the service that it concerns, and to its table in the file."""
 
     engines: int = setting(4, "How many simulated engines to start, each with a worker beside it.")
+    scale: str | None = setting(
+        None, "MIN..MAX: have the scaler start and stop simulated engines, at least and at most so many; not --engines."
+    )
+    scaling: str = setting(
+        SloAttainment.name, "With --scale: the scaling policy.", choices=tuple(sorted(SCALING_POLICIES))
+    )
     schedulers: int = setting(1, "How many schedulers to start. One leads, the others take over when it is gone.")
     policy: str | None = setting(
         None,
@@ -99,6 +107,20 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
     if settings.engine == SIMULATED:
         return []
     return [_engine_address(part.strip()) for part in settings.engine.split(",")]
+
+
+def scale_bounds(settings: UpSettings) -> tuple[int, int] | None:
+    """Least and most instances, where a scaler keeps them. Raises click.BadParameter."""
+    if settings.scale is None:
+        return None
+    lowest, dots, highest = settings.scale.partition("..")
+    if not (dots and lowest.isdecimal() and highest.isdecimal()):
+        _refuse("--scale", f"'{settings.scale}' is no range; write for instance 4..8")
+    if not int(lowest) <= int(highest) <= ENGINES_MAX or int(highest) == 0:
+        _refuse("--scale", f"'{settings.scale}' must rise, and end between 1 and {ENGINES_MAX}")
+    if settings.engine != SIMULATED:
+        _refuse("--scale", "engines that run already cannot be scaled from here; see pointsman-scaler --provider")
+    return int(lowest), int(highest)
 
 
 def _engine_address(text: str) -> EngineAddress:

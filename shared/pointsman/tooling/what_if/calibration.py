@@ -9,8 +9,9 @@ machine took: a simulated request is under way for so long after its grant, like
 engine.
 
 The line is Theil and Sen's, the median of the slopes of pairs, so that a few prefills during which the machine stood
-still do not tilt it. Where pairs disagree too much (prefills all alike, or a machine that was busy otherwise), decoding
-tells the speed instead: time per output token, simulated over recorded, and no faster than the model says. Decoding follows the preset whose prefill costs the same; where there is none, its memory traffic
+still do not tilt it. Where pairs disagree too much (prefills all alike, or a machine that was busy otherwise), other signs
+tell the speed, and never more than 1: time per output token, simulated over recorded; and whether the prefills of an
+instance took much longer than those of the others, each over what the model says. Decoding follows the preset whose prefill costs the same; where there is none, its memory traffic
 is that of the default preset.
 """
 
@@ -37,6 +38,7 @@ AGREEMENT_MAX = 1.0
 """Between the quartiles of the pairs' slopes, over their median: of pairs that differ by more, none is believed."""
 
 SPEED_MIN, SPEED_MAX = 0.05, 4.0
+CLEARLY_SLOWER = 1.5
 AS_PREDICTED = 0.1
 """A speed that is off by less than this is within the noise of a fit: taken for 1."""
 
@@ -115,6 +117,7 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
     """From what was recorded, and from a run of the same at speed 1."""
     real, ideal = lone_prefills(recorded.rows, cost), lone_prefills(simulated.rows, cost)
     real_tpot, ideal_tpot = _tpots(recorded.rows), _tpots(simulated.rows)
+    paces = {name: _pace(group) for name, group in real.items() if len(group) >= POINTS_MIN}
     points = [point for group in ideal.values() for point in group]
     ideal_fit = Fit.of(points, slope=slope_of(points) or 1.0)
     usual_tpot = median(ideal_tpot.values()) if ideal_tpot else 0.0
@@ -126,7 +129,8 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
             continue
         slope = slope_of(own)
         decoding = ideal_tpot.get(name, usual_tpot) / real_tpot[name] if real_tpot.get(name) and usual_tpot else 1.0
-        speed = min(SPEED_MAX, max(SPEED_MIN, ideal_fit.slope / slope if slope else min(1.0, decoding)))
+        other_signs = min(1.0, decoding, _against_others(name, paces))
+        speed = min(SPEED_MAX, max(SPEED_MIN, ideal_fit.slope / slope if slope else other_signs))
         speeds[name] = 1.0 if abs(speed - 1.0) < AS_PREDICTED else speed
         line = Fit(ideal_fit.way, ideal_fit.slope / speeds[name])
         ways |= {point.number: max(0.0, point.took - line.at(point.predicted)) for point in own}
@@ -169,6 +173,17 @@ def slope_of(points: Sequence[Point]) -> float | None:
         return None
     slope, low, high = median(slopes), slopes[len(slopes) // 4], slopes[len(slopes) * 3 // 4]
     return slope if slope > 0 and high - low <= AGREEMENT_MAX * slope else None
+
+
+def _pace(points: Sequence[Point]) -> float:
+    return median(point.took / point.predicted for point in points if point.predicted > 0)
+
+
+def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
+    """The speed of an instance where that of the others is 1; 1 unless it is clearly slower."""
+    others = [pace for other, pace in paces.items() if other != name]
+    usual = median(others) if others else paces[name]
+    return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

@@ -124,11 +124,10 @@ def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
 def _cell(one: Side, source: Source, rate: float, record: Record) -> Cell:
     scenario = one.scenario
     variant = Variant(
-        policy=scenario.routing,
+        policy=one.note,
         routing=scenario.routing,
         ordering=scenario.ordering,
         admission=scenario.admission,
-        note=one.note,
     )
     return Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=record.warmup)
 

@@ -1,4 +1,5 @@
-"""Who leads: one scheduler of a pool holds the lease, and stops to act before another may take it.
+"""Who leads: one process of a kind (the schedulers of a pool, its scalers) holds their lease, and stops to act before
+another may take it.
 
 The lease is one record with a holder, a term and a revision (`ports.Lease`). The leader writes it again and again;
 everyone else looks. Nobody compares clocks: a leader counts from the moment *before* it wrote, a watcher from the moment
@@ -29,7 +30,7 @@ ACTING_SHARE = 0.75
 
 
 class Leadership:
-    """One scheduler's part in the lease: watching it, holding it, giving it back."""
+    """One process's part in the lease: watching it, holding it, giving it back."""
 
     def __init__(self, lease: Lease, clock: Clock, *, name: str, lease_seconds: Seconds) -> None:
         """`name`: unlike that of any other process, ever. `lease_seconds`: wall seconds, the same for all of a pool."""
@@ -45,7 +46,7 @@ class Leadership:
 
     @property
     def holds(self) -> bool:
-        """Whether this scheduler may act now. Ask before each decision."""
+        """Whether this process may act now. Ask before each decision."""
         return not self._resigned and self._tenure is not None and self._clock.wall() < self._acts_until
 
     async def obtain(self, *, term_of_log: Callable[[], Term | None]) -> None:
@@ -73,7 +74,7 @@ class Leadership:
             await self._clock.sleep_wall(self._lease_seconds / LOOKS_PER_LEASE)
 
     async def keep(self, *, deposed: Callable[[], str]) -> str:
-        """Renew until it is lost, and say why. `deposed`: why this scheduler must not lead any more, or nothing."""
+        """Renew until it is lost, and say why. `deposed`: why this process must not lead any more, or nothing."""
         while True:
             await self._clock.sleep_wall(self._lease_seconds / RENEWALS_PER_LEASE)
             reason = deposed() or await self._renew()

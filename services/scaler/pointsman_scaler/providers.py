@@ -1,0 +1,58 @@
+"""The provider that the settings choose."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+from pointsman.adapters.providers.kubernetes import KubernetesProvider
+from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider
+from pointsman.adapters.providers.static import StaticProvider
+from pointsman.chassis.settings import FleetSettings, environment
+from pointsman.ports import InstanceProvider, ProviderError
+from pointsman.primitives import PoolName
+from pointsman_scaler.settings import ScalerSettings
+
+
+def chosen_provider(settings: ScalerSettings) -> InstanceProvider:
+    """Raises click.BadParameter, saying what is missing."""
+    try:
+        return _made(settings)
+    except ProviderError as error:
+        raise click.BadParameter(str(error), param_hint="--provider") from error
+
+
+def _made(settings: ScalerSettings) -> InstanceProvider:
+    match settings.provider:
+        case "process":
+            guard = Path(settings.engine_guard) if settings.engine_guard else None
+            template = InstanceTemplate(
+                engine=settings.engine_command, environment=_worker_environment(settings), guard=guard
+            )
+            return ProcessProvider(Path(settings.engine_directory).resolve(), template)
+        case "docker":
+            containers = ContainerTemplate(
+                engine_image=settings.docker_engine_image,
+                engine_command=settings.docker_engine_command,
+                worker_image=settings.docker_worker_image,
+                network=settings.docker_network,
+                environment=_worker_environment(settings),
+            )
+            return DockerProvider(PoolName(settings.pool), containers)
+        case "kubernetes":
+            kind, _, name = settings.kubernetes_workload.partition("/")
+            if kind not in ("deployment", "statefulset") or not name:
+                unknown = f"'{settings.kubernetes_workload}' is neither deployment/NAME nor statefulset/NAME"
+                raise ProviderError(unknown)
+            return KubernetesProvider(
+                "deployment" if kind == "deployment" else "stateful_set", name, settings.kubernetes_namespace
+            )
+        case _:
+            return StaticProvider()
+
+
+def _worker_environment(settings: ScalerSettings) -> dict[str, str]:
+    """What the worker of a started instance is told: all that this fleet has in common."""
+    common = {field.name: getattr(settings, field.name) for field in fields(FleetSettings)}
+    return environment({**common, "engine_model": settings.engine_model})

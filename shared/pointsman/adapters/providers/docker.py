@@ -1,0 +1,181 @@
+"""Engines as containers: for each instance one of the engine and one of the worker beside it, known by their labels.
+
+What runs is asked of Docker and remembered nowhere else, so any number of scalers see the same. A container's name is
+made of the pool's, the instance's and its part's, and Docker gives a name once: of two scalers that start the same
+instance, one is told that it is there.
+"""
+
+import asyncio
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import structlog
+from typing_extensions import override
+
+from pointsman.adapters.providers.names import free_names
+from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
+from pointsman.primitives import InstanceId, PoolName, Seconds
+
+log = structlog.get_logger()
+
+POOL_LABEL = "pointsman.pool"
+INSTANCE_LABEL = "pointsman.instance"
+PART_LABEL = "pointsman.part"
+STOP_WALL_SECONDS: Seconds = 5.0
+CALL_WALL_SECONDS = 30
+NOT_FOUND, CONFLICT = 404, 409
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerTemplate:
+    """How an instance's containers are made. `engine_command` may hold {instance}; both join `network`, where the engine
+    answers under its container's name at `engine_port` and publishes KV events at `kv_port` and `replay_port`."""
+
+    engine_image: str
+    engine_command: str
+    worker_image: str
+    network: str
+    environment: Mapping[str, str]
+    engine_port: int = 8000
+    kv_port: int = 5557
+    replay_port: int = 5558
+
+
+class DockerProvider(InstanceProvider):
+    """The containers of one pool on one Docker host."""
+
+    def __init__(self, pool: PoolName, template: ContainerTemplate, *, url: str = "") -> None:
+        """`url` of the daemon; empty: as the environment says. Raises ProviderError."""
+        self._pool = pool
+        self._template = template
+        try:
+            import docker
+        except ImportError as error:
+            missing = "the docker provider needs Docker's client: pip install 'pointsman[docker]'"
+            raise ProviderError(missing) from error
+        self._errors: tuple[type[Exception], ...] = (docker.errors.DockerException, OSError)
+        try:
+            self._docker: Any = (
+                docker.DockerClient(base_url=url, timeout=CALL_WALL_SECONDS)
+                if url
+                else docker.from_env(timeout=CALL_WALL_SECONDS)
+            )
+        except self._errors as error:
+            unreachable = f"Docker does not answer: {error}"
+            raise ProviderError(unreachable) from error
+
+    @property
+    @override
+    def name(self) -> str:
+        return "docker"
+
+    @override
+    async def running(self) -> list[ProvidedInstance]:
+        return await self._call(self._running)
+
+    @override
+    async def grow(self, total: int) -> None:
+        await self._call(lambda: self._grow(total))
+
+    @override
+    async def stop(self, instance: InstanceId) -> None:
+        await self._call(lambda: self._stop(instance))
+
+    @override
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        return running
+
+    def _running(self) -> list[ProvidedInstance]:
+        return [
+            ProvidedInstance(InstanceId(container.labels[INSTANCE_LABEL]), _age(container.attrs))
+            for container in self._containers({PART_LABEL: "engine"})
+            if container.status in ("created", "running", "restarting")
+        ]
+
+    def _grow(self, total: int) -> None:
+        kept = {provided.instance for provided in self._running()}
+        self._sweep(kept)
+        for name in free_names(kept):
+            if len(kept) >= total:
+                return
+            self._start(name)
+            kept.add(name)
+
+    def _sweep(self, kept: set[InstanceId]) -> None:
+        """Take away what is left of instances whose engine has ended, so that their names are free."""
+        for container in self._containers({}):
+            if container.labels.get(INSTANCE_LABEL) not in kept:
+                self._remove(container)
+
+    def _start(self, instance: InstanceId) -> None:
+        template = self._template
+        engine = self._container_name(instance, "engine")
+        command = [part.replace("{instance}", instance) for part in shlex.split(template.engine_command)]
+        own = {
+            "POINTSMAN_INSTANCE": instance,
+            "POINTSMAN_ENGINE_URL": f"http://{engine}:{template.engine_port}",
+            "POINTSMAN_KV_ENDPOINT": f"tcp://{engine}:{template.kv_port}",
+            "POINTSMAN_KV_REPLAY_ENDPOINT": f"tcp://{engine}:{template.replay_port}",
+        }
+        self._run(instance, "engine", template.engine_image, command, {})
+        self._run(instance, "worker", template.worker_image, None, {**template.environment, **own})
+        log.info("instance_started", instance=instance, container=engine)
+
+    def _run(
+        self, instance: InstanceId, part: str, image: str, command: list[str] | None, surroundings: Mapping[str, str]
+    ) -> None:
+        try:
+            self._docker.containers.run(
+                image,
+                command,
+                name=self._container_name(instance, part),
+                labels={POOL_LABEL: self._pool, INSTANCE_LABEL: instance, PART_LABEL: part},
+                environment=dict(surroundings),
+                network=self._template.network,
+                detach=True,
+            )
+        except self._errors as error:
+            if getattr(error, "status_code", None) != CONFLICT:
+                raise
+
+    def _stop(self, instance: InstanceId) -> None:
+        """The worker first: it says in the log that the instance leaves."""
+        for part in ("worker", "engine"):
+            for container in self._containers({INSTANCE_LABEL: instance, PART_LABEL: part}):
+                self._remove(container)
+
+    def _remove(self, container: Any) -> None:
+        try:
+            container.stop(timeout=int(STOP_WALL_SECONDS))
+            container.remove(force=True)
+        except self._errors as error:
+            if getattr(error, "status_code", None) not in (NOT_FOUND, CONFLICT):
+                raise
+
+    def _containers(self, labels: Mapping[str, str]) -> list[Any]:
+        wanted = {POOL_LABEL: self._pool, **labels}
+        found: list[Any] = self._docker.containers.list(
+            all=True, filters={"label": [f"{name}={value}" for name, value in wanted.items()]}, ignore_removed=True
+        )
+        return found
+
+    def _container_name(self, instance: InstanceId, part: str) -> str:
+        return f"pointsman-{self._pool}-{instance}-{part}"
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Docker's client blocks: in a thread. Raises ProviderError."""
+        try:
+            return await asyncio.to_thread(work)
+        except self._errors as error:
+            failed = f"Docker: {error}"
+            raise ProviderError(failed) from error
+
+
+def _age(attributes: Mapping[str, Any]) -> Seconds:
+    created = datetime.fromisoformat(str(attributes["Created"])[:19]).replace(tzinfo=UTC)
+    return max(0.0, (datetime.now(UTC) - created).total_seconds())

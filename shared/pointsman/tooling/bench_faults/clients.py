@@ -1,0 +1,177 @@
+"""The clients: each sends one request at its own time, takes the answer as it comes, and says what it was told.
+
+An answer is right when it is whole (as many tokens as were asked for, one end mark), or when it says clearly that there
+is none: a refusal before it began, or an error event that ends a stream. Everything else is a request that was lost.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from pointsman.primitives import Seconds
+from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
+from pointsman.tooling.discovery import FleetFile
+
+Ending = Literal["waits", "completed", "refused", "cut", "failed", "lost"]
+"""completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another
+status, with an error object that says why. lost: anything that leaves a client not knowing."""
+
+VOCAB_SIZE = 4000
+PATIENCE_MS = "3600000"
+"""What clients say they would wait for a first token: the run is about losing requests, not about refusing them."""
+ANSWER_SECONDS_MAX = 180.0
+WHOLE_EVERY = 4
+"""Every fourth answer is asked for whole, not as a stream."""
+IDLE_CONNECTION_SECONDS = 2.0
+DONE = b"[DONE]"
+PREFIX = "bf"
+
+
+class Exchange(msgspec.Struct, kw_only=True):
+    """One request and what came of it. Times are of the monotonic clock; `heard_at` is when the answer began."""
+
+    request: str
+    streamed: bool
+    asked_at: float
+    heard_at: float | None = None
+    ended_at: float | None = None
+    ending: Ending = "waits"
+    status: int = 0
+    detail: str = ""
+    instance: str = ""
+    knowledge: str = ""
+
+
+class Clients:
+    """All clients of one run."""
+
+    def __init__(self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int) -> None:
+        """`tokens_max`: most output tokens that are asked for."""
+        self._fleet = fleet
+        self._requests = requests
+        self._seed = seed
+        self._tokens_max = tokens_max
+        self.exchanges: list[Exchange] = []
+
+    @property
+    def endings(self) -> Counter[str]:
+        return Counter(exchange.ending for exchange in self.exchanges)
+
+    async def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Send everything, and wait until everybody knows."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
+        started = time.monotonic()
+        async with (
+            aiohttp.ClientSession(self._fleet.ingress, connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as clients,
+        ):
+            for number, request in enumerate(self._requests):
+                body = self._body(number, request)
+                await asyncio.sleep(max(0.0, started + request.arrival_s / self._fleet.speed - time.monotonic()))
+                clients.create_task(self._one(session, number, body, request))
+                tick()
+            while any(exchange.ending == "waits" for exchange in self.exchanges):
+                await asyncio.sleep(0.1)
+                tick()
+
+    def first_heard_after(self, moment: float) -> Seconds | None:
+        """Wall seconds from a moment to the first answer to a request that was asked after it."""
+        heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
+        return min(heard) - moment if heard else None
+
+    def cut_between(self, begin: float, end: float) -> int:
+        """How many streams were cut in that time."""
+        return sum(e.ending == "cut" and begin <= (e.ended_at or 0.0) < end for e in self.exchanges)
+
+    def _output_tokens(self, request: WorkloadRequest) -> int:
+        return max(1, min(request.output_tokens, self._tokens_max))
+
+    def _body(self, number: int, request: WorkloadRequest) -> bytes:
+        content: dict[str, Any] = {
+            "model": self._fleet.model,
+            "prompt": prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=self._seed),
+            "max_tokens": self._output_tokens(request),
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        if number % WHOLE_EVERY:
+            content |= {"stream": True, "stream_options": {"include_usage": True}}
+        return msgspec.json.encode(content)
+
+    async def _one(self, session: aiohttp.ClientSession, number: int, body: bytes, request: WorkloadRequest) -> None:
+        exchange = Exchange(
+            request=f"{PREFIX}{self._seed}-{number}", streamed=bool(number % WHOLE_EVERY), asked_at=time.monotonic()
+        )
+        self.exchanges.append(exchange)
+        headers = {
+            "content-type": "application/json",
+            "x-slo-ttft-ms": PATIENCE_MS,
+            "x-slo-tpot-ms": PATIENCE_MS,
+            "x-request-id": exchange.request,
+        }
+        try:
+            async with session.post("/v1/completions", data=body, headers=headers) as response:
+                exchange.status = response.status
+                exchange.instance = response.headers.get("x-pointsman-instance", "")
+                exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
+                parts = []
+                async for part in response.content.iter_any():
+                    exchange.heard_at = exchange.heard_at or time.monotonic()
+                    parts.append(part)
+            ending, exchange.detail = judged(exchange, b"".join(parts), self._output_tokens(request))
+        except TimeoutError:
+            ending, exchange.detail = "lost", f"no answer within {ANSWER_SECONDS_MAX:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            ending, exchange.detail = "lost", f"the connection broke: {type(error).__name__}: {error}"
+        exchange.ended_at = time.monotonic()
+        exchange.ending = ending
+
+
+def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]:
+    """What a whole HTTP answer means to the client who asked for so many tokens, and the detail of it."""
+    if exchange.status != HTTPStatus.OK:
+        return _judged_refusal(exchange.status, answer)
+    if not exchange.streamed:
+        return _judged_count(_decoded(answer), tokens)
+    events = [line[5:].strip() for line in answer.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:")]
+    contents = [_decoded(event) for event in events if event != DONE]
+    if contents and "error" in contents[-1]:
+        return "cut", _code(contents[-1])
+    if events.count(DONE) != 1 or events[-1] != DONE:
+        return "lost", f"the stream ended with {events.count(DONE)} end marks and no error"
+    return _judged_count(next((content for content in reversed(contents) if content.get("usage")), {}), tokens)
+
+
+def _judged_refusal(status: int, answer: bytes) -> tuple[Ending, str]:
+    content = _decoded(answer)
+    if "error" not in content or status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "lost", f"status {status}: {answer[:120]!r}"
+    refused = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    return "refused" if refused else "failed", f"{status} {_code(content)}"
+
+
+def _judged_count(content: dict[str, Any], tokens: int) -> tuple[Ending, str]:
+    counted = (content.get("usage") or {}).get("completion_tokens")
+    if counted != tokens:
+        return "lost", f"{counted} tokens came of {tokens}"
+    return "completed", ""
+
+
+def _code(content: dict[str, Any]) -> str:
+    error = content["error"]
+    return str(error.get("code") or error.get("type")) if isinstance(error, dict) else str(error)
+
+
+def _decoded(event: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,285 @@
+"""The command itself: reads what was asked for, starts a fleet, serves and strikes it, and says what held."""
+
+import asyncio
+import contextlib
+import random
+import resource
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.log_link import open_link
+from pointsman.chassis.telemetry import configure_logging
+from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.simulation import workload
+from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate
+from pointsman.tooling.bench.comparison import FreshFleets
+from pointsman.tooling.bench_faults.checks import agrees, findings
+from pointsman.tooling.bench_faults.clients import Clients
+from pointsman.tooling.bench_faults.evidence import Evidence, gathered
+from pointsman.tooling.bench_faults.fleet import struck_fleet
+from pointsman.tooling.bench_faults.report import FaultsReport, reported, show
+from pointsman.tooling.bench_faults.schedule import DEFAULT_FAULTS, Fault, FaultError, checked, scheduled
+from pointsman.tooling.bench_faults.strikes import Striker
+from pointsman.tooling.bench_faults.witness import Witness
+from pointsman.tooling.history.output import console_for
+
+DEFAULT_REQUESTS = 2000
+DEFAULT_SPEED = 5.0
+DEFAULT_INPUT_CAP = 20_480
+DEFAULT_OUTPUT_CAP = 64
+RATE_EACH_ENGINE = 0.5
+"""Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
+WARM_UP_SECONDS = 1.0
+VIOLATED_EXIT_CODE = 1
+
+
+def _faults(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    try:
+        return checked([name.strip() for name in value.split(",") if name.strip()])
+    except FaultError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsOptions:
+    """What was asked for on the command line."""
+
+    trace: Path | None
+    workload: str | None
+    requests: int
+    faults: tuple[str, ...]
+    seed: int | None
+    engines: int
+    schedulers: int
+    policy: str
+    speed: float
+    rate: float | None
+    input_cap: int
+    output_tokens_max: int
+    up: tuple[str, ...]
+    data: Path | None
+    json_file: Path | None
+
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
+COUNT = click.IntRange(min=1)
+
+
+@click.command("bench-faults", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
+@click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace.")
+@click.option("--requests", type=COUNT, metavar="N", default=DEFAULT_REQUESTS, show_default=True, help="At most.")
+@click.option(
+    "--faults",
+    metavar="A,B,C",
+    default=",".join(DEFAULT_FAULTS),
+    show_default=True,
+    callback=_faults,
+    help="What strikes, each once at a random time: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), "
+    "network:cut, network:delay, network:drop. PROCESS: leader, follower, worker, engine, nats, recorder, ...",
+)
+@click.option("--seed", type=int, metavar="N", help="Of the faults and the workload. Default: another each time.")
+@click.option("--engines", type=COUNT, metavar="N", default=4, show_default=True, help="Simulated engines.")
+@click.option("--schedulers", type=COUNT, metavar="N", default=2, show_default=True, help="One leads.")
+@click.option(
+    "--policy",
+    type=click.Choice(tuple(sorted(ROUTING_POLICIES))),
+    default=DEFAULT_ROUTING,
+    show_default=True,
+    help="Routing policy.",
+)
+@click.option(
+    "--speed", type=POSITIVE, metavar="X", default=DEFAULT_SPEED, show_default=True, help="Of the simulated engines."
+)
+@click.option(
+    "--rate",
+    type=POSITIVE,
+    metavar="X",
+    help=f"Requests a second, engine time. Default: {RATE_EACH_ENGINE:g} for each engine.",
+)
+@click.option(
+    "--input-cap", type=COUNT, metavar="N", default=DEFAULT_INPUT_CAP, show_default=True, help="Cut longer prompts."
+)
+@click.option(
+    "--output-tokens-max",
+    type=COUNT,
+    metavar="N",
+    default=DEFAULT_OUTPUT_CAP,
+    show_default=True,
+    help="Ask for no more output tokens than this.",
+)
+@click.option("--up", metavar="OPTION", multiple=True, help="Handed to `pointsman up` as it is. Repeatable.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the fleet's log files and archive there. Default: kept below the temporary directory if anything fails.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here.")
+def bench_faults_command(**values: object) -> None:
+    """Kill the processes of a real fleet while it serves, and check that nothing was lost, doubled or made up.
+
+    Starts a fleet (two schedulers, simulated engines with workers, a recorder, a nats-server), sends it requests over
+    HTTP, strikes at random times from the seed, and lets what died be started again. In the end, once all is quiet:
+    each request has one answer and one end, no leader wrote out of its term, every decision is identical when it is
+    taken again (as `replay --verify` does), the index equals what the engines say that they hold, and the archive holds
+    the log.
+
+    \b
+      pointsman bench-faults --workload chat --requests 300                  a minute, to see it
+      pointsman bench-faults --trace conversation.jsonl --json faults.json   2,000 requests, about 4 minutes
+      pointsman bench-faults --workload chat --seed 7 --faults network:cut,network:drop,freeze:leader
+      pointsman bench-faults --workload chat --faults kill:leader,kill:leader,kill:leader,kill:follower
+
+    Exit code 0 when everything held, 1 when something did not. `pointsman torture` does the same to a fleet in virtual
+    time, thousands of times.
+    """
+    options = FaultsOptions(**values)  # type: ignore[arg-type]
+    configure_logging("error", "text")
+    console = console_for(None)
+    seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
+    requests = _requests(options, seed)
+    with contextlib.suppress(ValueError, OSError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with _data_dir(options.data) as kept, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(_run(options, seed, requests, kept.path, console))
+        kept.keep = kept.keep or not report.ok
+    show(console, report)
+    if kept.keep:
+        console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
+    if options.json_file:
+        _write(options.json_file, report)
+    sys.exit(0 if report.ok else VIOLATED_EXIT_CODE)
+
+
+async def _run(
+    options: FaultsOptions, seed: int, requests: list[WorkloadRequest], directory: Path, console: Console
+) -> FaultsReport:
+    """One run, from a fresh fleet to the report. Raises FleetStartError, NatsStartError."""
+    seconds = requests[-1].arrival_s / options.speed
+    faults = scheduled(options.faults, seed=seed, seconds=seconds)
+    console.print(_announced(options, seed, len(requests), seconds, faults), soft_wrap=True, markup=False)
+    fleets = FreshFleets(
+        engines=options.engines,
+        speed=options.speed,
+        arguments=["--schedulers", str(options.schedulers), *options.up],
+        directory=directory,
+    )
+    network = any(fault.action == "network" for fault in faults)
+    async with struck_fleet(fleets, options.policy, directory / "data", network=network, seed=seed) as fleet:
+        clock = ScaledClock(options.speed)
+        async with open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}") as link:
+            witness = Witness(options.speed)
+            reading = asyncio.create_task(witness.follow(link))
+            await asyncio.sleep(WARM_UP_SECONDS)
+            striker = Striker(fleet, link, seed=seed)
+            clients = Clients(fleet.file, requests, seed=seed, tokens_max=options.output_tokens_max)
+            started = time.monotonic()
+            with _progress(console, len(requests)) as tick:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(striker.run(faults))
+                    group.create_task(clients.run(lambda: tick(len(clients.exchanges))))
+            wall_s = time.monotonic() - started
+            evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    _note_service(evidence, clients)
+    name = options.trace.name if options.trace else options.workload or ""
+    return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s)
+
+
+def _announced(options: FaultsOptions, seed: int, requests: int, seconds: float, faults: list[Fault]) -> str:
+    struck = ", ".join(f"{fault.name} at {fault.at:.1f} s" for fault in faults) or "nothing"
+    return (
+        f"seed {seed}: {requests:,} requests in {seconds:.0f} s to {options.engines} engines at speed "
+        f"{options.speed:g}; {struck}"
+    )
+
+
+def _note_service(evidence: Evidence, clients: Clients) -> None:
+    """What clients noticed of each strike: until the next one, or until all was well."""
+    strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
+    for number, strike in enumerate(strikes):
+        ends = strikes[number + 1].at if number + 1 < len(strikes) else float("inf")
+        strike.served_s = clients.first_heard_after(strike.at)
+        strike.streams_cut = clients.cut_between(strike.at, ends)
+
+
+def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
+    """Raises click.ClickException."""
+    if (options.trace is None) == (options.workload is None):
+        msg = "give --trace or --workload, one of them"
+        raise click.UsageError(msg)
+    chance = random.Random(seed)
+    rate = options.rate or RATE_EACH_ENGINE * options.engines
+    if options.trace is None:
+        generated = GENERATORS[options.workload or ""](options.requests, rate=rate, chance=chance)
+        return at_rate(workload.input_capped(generated, options.input_cap), rate)
+    try:
+        read = workload.read_trace(
+            options.trace, limit=options.requests, chance=chance, input_tokens_max=options.input_cap
+        )
+    except TraceError as error:
+        raise click.ClickException(str(error)) from error
+    return at_rate(read, rate)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A directory, and whether it stays."""
+
+    path: Path
+    keep: bool
+
+
+@contextmanager
+def _data_dir(asked: Path | None) -> Iterator[_Kept]:
+    """As asked for, or a temporary one that stays where something failed."""
+    if asked is not None:
+        asked.mkdir(parents=True, exist_ok=True)
+        yield _Kept(asked.resolve(), keep=True)
+        return
+    kept = _Kept(Path(tempfile.mkdtemp(prefix="pointsman-faults-")), keep=False)
+    try:
+        yield kept
+    except Exception:
+        kept.keep = True
+        raise
+    finally:
+        if not kept.keep:
+            shutil.rmtree(kept.path, ignore_errors=True)
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not console.is_terminal:
+        yield lambda _sent: None
+        return
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda sent: progress.update(task, completed=sent)
+
+
+def _write(path: Path, report: FaultsReport) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}"
+        raise click.ClickException(msg) from error

@@ -1,0 +1,125 @@
+"""What a run came to, for people and for machines."""
+
+from collections import Counter
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.primitives import Seconds
+from pointsman.tooling.bench_faults.evidence import Evidence
+from pointsman.tooling.bench_faults.strikes import Strike
+
+BLIND = "blind"
+
+
+class FaultsReport(msgspec.Struct, kw_only=True):
+    """What `--json` writes. Times are wall seconds. `findings`: of each check, empty where it holds.
+
+    `lost`: requests whose clients do not know what became of them, or that have no end in the log. `doubled`: ends and
+    grants that are there twice.
+    """
+
+    seed: int
+    workload: str
+    requests: int
+    wall_s: Seconds
+    endings: dict[str, int]
+    details: dict[str, int]
+    blind: int
+    lost: int
+    doubled: int
+    decisions: int
+    entries: int
+    terms: int
+    quiet_s: Seconds | None
+    strikes: list[Strike]
+    findings: dict[str, list[str]]
+
+    @property
+    def ok(self) -> bool:
+        return not any(self.findings.values())
+
+
+def reported(
+    evidence: Evidence, findings: dict[str, list[str]], *, seed: int, workload: str, wall_s: Seconds
+) -> FaultsReport:
+    """The numbers of a run."""
+    exchanges = evidence.exchanges
+    decided = [e.event for e in evidence.entries if e.event is not None and e.event.stamp is not None]
+    return FaultsReport(
+        seed=seed,
+        workload=workload,
+        requests=len(exchanges),
+        wall_s=wall_s,
+        endings=dict(Counter(e.ending for e in exchanges).most_common()),
+        details=dict(Counter(f"{e.ending}: {e.detail}" for e in exchanges if e.detail).most_common()),
+        blind=sum(e.knowledge == BLIND for e in exchanges),
+        lost=len(findings["every request got one answer"]) + sum("without" in f for f in _ends(findings)),
+        doubled=len(findings["no request ran twice"]) + sum("without" not in f for f in _ends(findings)),
+        decisions=len(decided),
+        entries=len(evidence.entries),
+        terms=evidence.state.term,
+        quiet_s=evidence.quiet_s,
+        strikes=evidence.strikes,
+        findings=findings,
+    )
+
+
+def _ends(findings: dict[str, list[str]]) -> list[str]:
+    return findings["every request has one end"]
+
+
+def show(console: Console, report: FaultsReport) -> None:
+    """The strikes, the answers, and what each check says."""
+    console.print(_strikes(report.strikes))
+    told = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
+    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {told}; {report.blind:,} placed blind")
+    for detail, count in report.details.items():
+        console.print(f"  {count:>5}  {detail}", style="dim", markup=False, soft_wrap=True)
+    quiet = "never" if report.quiet_s is None else f"after {report.quiet_s:.1f} s"
+    console.print(
+        f"{report.entries:,} log entries, {report.decisions:,} decisions, {report.terms} terms; quiet {quiet}"
+    )
+    console.print(_findings(report.findings))
+    for name, found in report.findings.items():
+        for sentence in found:
+            console.print(Text(f"{name}: {sentence}", style="red"), soft_wrap=True)
+    verdict = f"{report.lost} lost, {report.doubled} doubled; seed {report.seed}"
+    console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
+
+
+def _strikes(strikes: list[Strike]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("at", "fault", "process"):
+        table.add_column(heading)
+    for heading in ("lasted", "served again", "all well again", "streams cut"):
+        table.add_column(heading, justify="right")
+    for strike in sorted(strikes, key=lambda one: one.began):
+        table.add_row(
+            f"{strike.began:.1f} s",
+            strike.fault,
+            f"{strike.victim} ({strike.pid})" if strike.pid else strike.victim,
+            f"{strike.lasted:.1f} s" if strike.lasted else "",
+            _seconds(strike.served_s),
+            _seconds(strike.well_s),
+            str(strike.streams_cut) if strike.streams_cut else "",
+        )
+    return table
+
+
+def _findings(findings: dict[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("what must hold")
+    table.add_column("")
+    for name, found in findings.items():
+        table.add_row(
+            name, Text(f"no, {len(found)} findings", style="bold red") if found else Text("yes", style="green")
+        )
+    return table
+
+
+def _seconds(value: Seconds | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"

@@ -1,0 +1,138 @@
+"""Carries out the schedule, and watches the fleet until all of it is well again."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.chassis.log_link import Link
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import CommandTimeoutError, NoResponderError
+from pointsman.primitives import PoolName, Seconds
+from pointsman.tooling.bench_faults.fleet import Struck
+from pointsman.tooling.bench_faults.schedule import Fault
+from pointsman.tooling.up.probe import NoAnswerError, http_get
+
+LEADER_SECONDS_MAX = 20.0
+ASK_SECONDS_MAX = 0.5
+WELL_SECONDS_MAX = 60.0
+WELL_POLL_SECONDS = 0.25
+READY = 200
+
+
+class Strike(msgspec.Struct, kw_only=True):
+    """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
+
+    `served_s`: until a request was answered that was asked after it; `well_s`: until everything was ready again, what
+    was struck included; None where that was not seen.
+    """
+
+    fault: str
+    victim: str
+    pid: int
+    at: float
+    began: Seconds
+    lasted: Seconds
+    served_s: Seconds | None = None
+    well_s: Seconds | None = None
+    streams_cut: int = 0
+
+
+class Striker:
+    """Strikes one fleet."""
+
+    def __init__(self, fleet: Struck, link: Link, *, seed: int) -> None:
+        self._fleet = fleet
+        self._link = link
+        self._chance = random.Random(seed)
+        self._started = 0.0
+        self.strikes: list[Strike] = []
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """Every fault at its time, and wait until the fleet is well again."""
+        self._started = time.monotonic()
+        async with asyncio.TaskGroup() as striking:
+            for fault in faults:
+                await asyncio.sleep(self._started + fault.at - time.monotonic())
+                striking.create_task(self._strike(fault))
+
+    async def leader(self) -> FleetDescribed | None:
+        """What the leader says of the fleet; None while nobody does."""
+        subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
+        try:
+            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=ASK_SECONDS_MAX)
+        except (NoResponderError, CommandTimeoutError):
+            return None
+        return answer if isinstance(answer, FleetDescribed) else None
+
+    async def _strike(self, fault: Fault) -> None:
+        victim, pid = ("network", 0) if fault.action == "network" else await self._victim(fault.target)
+        at = time.monotonic()
+        strike = Strike(fault=fault.name, victim=victim, pid=pid, at=at, began=at - self._started, lasted=fault.lasts)
+        self.strikes.append(strike)
+        if fault.action == "kill":
+            os.kill(pid, signal.SIGKILL)
+        elif fault.action == "freeze":
+            await _frozen(pid, fault.lasts)
+        else:
+            network = self._fleet.network
+            assert network is not None, "a fleet that faults of the network strike is behind a proxy"
+            await getattr(network, fault.target)(fault.lasts)
+        await self._until_well(strike, gone=pid if fault.action == "kill" else 0)
+
+    async def _victim(self, target: str) -> tuple[str, int]:
+        """Name and pid; of several alike, any."""
+        processes = self._fleet.file.processes
+        if target in ("leader", "follower"):
+            leads = await self._leading_pid()
+            alike = [p for p in processes if p.role == "scheduler" and (p.pid == leads) == (target == "leader")]
+        else:
+            alike = [p for p in processes if p.role == target]
+        chosen = self._chance.choice(alike)
+        return chosen.name, chosen.pid or self._fleet.pids()[chosen.name]
+
+    async def _leading_pid(self) -> int:
+        """As soon as somebody leads."""
+        async with asyncio.timeout(LEADER_SECONDS_MAX):
+            while (leader := await self.leader()) is None:  # noqa: ASYNC110 - asking is how one knows
+                await asyncio.sleep(0.05)
+        return int(leader.scheduler.split("-")[1])
+
+    async def _until_well(self, strike: Strike, *, gone: int) -> None:
+        deadline = time.monotonic() + WELL_SECONDS_MAX
+        while time.monotonic() < deadline:
+            if gone not in self._fleet.pids().values() and await self._all_ready():
+                strike.well_s = time.monotonic() - strike.at
+                return
+            await asyncio.sleep(WELL_POLL_SECONDS)
+
+    async def _all_ready(self) -> bool:
+        if await self.leader() is None:
+            return False
+        for process in self._fleet.file.processes:
+            if process.role == "nats":
+                continue
+            path = "/health" if process.role == "engine" else "/ready"
+            try:
+                status, _ = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
+            except NoAnswerError:
+                return False
+            if status != READY:
+                return False
+        return True
+
+
+async def _frozen(pid: int, seconds: Seconds) -> None:
+    """Stop a process for so long; it may die meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,34 @@
+"""Reads the whole log while it is written, as any follower would, and keeps it."""
+
+from dataclasses import dataclass, field
+
+from pointsman.chassis.log_link import Link
+from pointsman.ports import LogEntry, LogReset
+from pointsman.state.state import PoolSettings, State
+
+
+@dataclass(slots=True)
+class Witness:
+    """Every entry so far, and the fold of them. `resets`: where the log did not go on as it had been."""
+
+    speed: float
+    entries: list[LogEntry] = field(default_factory=list)
+    resets: list[str] = field(default_factory=list)
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = State(PoolSettings(speed=self.speed))
+
+    async def follow(self, link: Link) -> None:
+        """Read for ever."""
+        async for entry in link.log.read(1):
+            if isinstance(entry, LogReset):
+                self.resets.append(entry.reason)
+                self.entries.clear()
+                self.state = State(PoolSettings(speed=self.speed))
+                continue
+            self.entries.append(entry)
+            if entry.event is None:
+                self.state.skip(entry.sequence)
+            else:
+                self.state.apply(entry.event, entry.sequence)

@@ -1,0 +1,72 @@
+"""The recorder's archive as dictionaries, with a database that is sometimes away."""
+
+import asyncio
+from random import Random
+
+from typing_extensions import override
+
+from pointsman.primitives import Sequence
+from pointsman_recorder.archive import Archive, Batch, Branch, Row
+
+ANSWER_SECONDS = 0.002
+"""Mean time of a transaction."""
+
+
+class MemoryArchive(Archive):
+    """Keeps what the tables would keep. Survives its recorder."""
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self.failing = 0.0
+        """Share of transactions that fail: half of them after they were committed."""
+        self.logs: dict[str, Row] = {}
+        self.events: dict[tuple[str, Sequence], Row] = {}
+        self.dead_letters: dict[tuple[str, Sequence], Row] = {}
+        self.gaps: dict[tuple[str, Sequence], Row] = {}
+
+    @override
+    async def prepare(self) -> None:
+        await self._transact()
+
+    @override
+    async def latest_branch(self, identity: str) -> Branch | None:
+        await self._transact()
+        numbers = [row["branch"] for row in self.logs.values() if row["identity"] == identity]
+        if not numbers:
+            return None
+        branch = Branch(identity, max(numbers))
+        rows = [row for table in (self.events, self.dead_letters) for row in table.values() if row["log"] == branch.log]
+        if not rows:
+            return branch
+        last = max(rows, key=lambda row: row["sequence"])
+        payload = last["payload"]
+        tail = payload if isinstance(payload, bytes) else payload.encode()
+        return Branch(identity, branch.number, last["sequence"], tail)
+
+    @override
+    async def store(self, batch: Batch) -> None:
+        fails = self._chance.random() < self.failing
+        if fails and self._chance.random() < 0.5:
+            await self._fail()
+        await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
+        for row in batch.logs:
+            self.logs.setdefault(row["log"], row)
+        for table, rows in (
+            (self.events, batch.events),
+            (self.dead_letters, batch.dead_letters),
+            (self.gaps, batch.gaps),
+        ):
+            for row in rows:
+                table.setdefault((row["log"], row["sequence"]), row)
+        if fails:
+            await self._fail()
+
+    async def _transact(self) -> None:
+        if self._chance.random() < self.failing:
+            await self._fail()
+        await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
+
+    async def _fail(self) -> None:
+        await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
+        away = "the database is away"
+        raise OSError(away)

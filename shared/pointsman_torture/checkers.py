@@ -1,0 +1,335 @@
+"""What must hold after every run, whatever was done to the fleet.
+
+Safety is judged on the whole history: everything that ever came into the log, and what each client was told.
+Agreement is judged once the faults have ended and everything is quiet: then the leader, the log and the engines must
+know the same. A checker gives its findings as sentences; none means that all is well.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
+from pointsman.contracts.requests import (
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId
+from pointsman.simulation.replay import Recomputed, verify
+from pointsman.state.checkpoint import state_digest
+from pointsman.state.fleet import Status
+from pointsman.state.state import State
+from pointsman_scheduler import chosen
+from pointsman_torture.network import Stored
+from pointsman_torture.twin import FoldTwin
+from pointsman_torture.world import World
+
+ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
+LEFT_BEHIND = ("its ingress no longer asks for it", "granted long ago and never ended")
+"""Why a leader ends a request whose ingress seems to be gone. It may not be: then the log has that ingress's end too."""
+
+BEHIND_SECONDS_MAX = 2.0
+"""How far behind the log a reader may be when all is quiet."""
+
+Checker = Callable[[World], Iterator[str]]
+
+
+def one_end_a_request(world: World) -> Iterator[str]:
+    """Every request that a leader took in has one end, and no request has two."""
+    arrived: dict[RequestId, None] = {}
+    ends: dict[RequestId, list[Stored]] = defaultdict(list)
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, RequestArrived):
+            arrived[event.request] = None
+        elif isinstance(event, ENDS) and not stored.echo:
+            ends[event.request].append(stored)
+    endless = [request for request in arrived if not ends[request]]
+    if len(endless) > writes_lost(world):
+        yield f"{len(endless)} requests have no end, and {writes_lost(world)} writes were lost: {endless[:5]}"
+    for request in list(ends):
+        count = len(ends[request])
+        if count > 1 and not _left_behind(ends[request]):
+            told = ", ".join(f"{type(s.event).__name__} by {s.writer} at {s.sequence}" for s in ends[request])
+            yield f"request {request} has {count} ends: {told}"
+
+
+def _left_behind(ends: list[Stored]) -> bool:
+    """One end by a leader who had given up on the ingress, one by that ingress, which was only cut off."""
+    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in LEFT_BEHIND]
+    return len(ends) == 2 and len(given_up) == 1
+
+
+def one_answer_a_client(world: World) -> Iterator[str]:
+    """Every client got one right answer, or hung up, or lost its ingress."""
+    for order in world.traffic.orders:
+        if order.outcome == "waits":
+            yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
+        elif order.problem:
+            yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
+
+
+def decisions_are_recomputed(world: World) -> Iterator[str]:
+    """Every decision, decided again, is the same; and none grants to an instance that its leader knew to be dead or
+    draining."""
+    findings: list[str] = []
+
+    def watch(made: Recomputed) -> None:
+        event = made.recorded
+        if isinstance(event, RequestGranted):
+            problem = _unfit(made.state, event.instance)
+            if problem:
+                findings.append(f"{event.request} was granted at {made.sequence} to {event.instance}, which {problem}")
+
+    verdict = verify(_entries(world), watch=watch)
+    yield from findings
+    for difference in verdict.differences:
+        yield (
+            f"decision {difference.number} of term {difference.term} at {difference.sequence} was "
+            f"{difference.recorded}, and is {difference.recomputed} when recomputed"
+        )
+
+
+def _unfit(state: State, instance_id: InstanceId) -> str:
+    """Why nothing should be granted there. A draining instance may finish what can go nowhere else."""
+    instance = state.fleet.get(instance_id)
+    if instance is None:
+        return "had left"
+    stays = instance.status is Status.DRAINING and not state.fleet.ready
+    return "" if instance.status is Status.READY or stays else f"was {instance.status}"
+
+
+def one_leader_a_term(world: World) -> Iterator[str]:
+    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's."""
+    leader: dict[int, str] = {}
+    numbers: dict[int, dict[int, None]] = defaultdict(dict)
+    newest = 0
+    for stored in world.network.history:
+        if stored.echo:
+            continue
+        event = stored.event
+        if isinstance(event, LeaderElected):
+            if event.term <= newest:
+                yield f"term {event.term} begins at {stored.sequence}, after term {newest}"
+            newest = max(newest, event.term)
+            leader[event.term] = stored.writer
+        stamp = stored.stamp
+        if stamp is None:
+            continue
+        if leader.get(stamp.term) != stored.writer:
+            yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
+        if stamp.term < newest:
+            yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term}, which ended"
+        if stamp.number in numbers[stamp.term]:
+            yield f"decision {stamp.number} of term {stamp.term} was made twice, again at {stored.sequence}"
+        numbers[stamp.term][stamp.number] = None
+    made = numbers[newest]  # who led before may have died with decisions that never came as far as the log
+    missing = set(range(1, max(made, default=0) + 1)) - set(made)
+    if len(missing) > writes_lost(world):
+        yield f"decisions {sorted(missing)[:5]} of term {newest} are not in the log"
+
+
+def the_fold_equals_its_twin(world: World) -> Iterator[str]:
+    """State, entry by entry, is what slow and obvious code makes of the same log."""
+    twin = FoldTwin(empty_state(world))
+    for stored in world.network.history:
+        yield from twin.apply(stored)
+
+
+def index_equals_engines(world: World) -> Iterator[str]:
+    """What the leader believes of each engine's cache is what is in it."""
+    leader = leading(world)
+    if leader is None:
+        yield "nobody leads"
+        return
+    for instance, host in world.hosts.items():
+        known = leader.fleet.get(instance)
+        if known is None or host.life is None:
+            yield f"{instance} is not in the leader's fleet"
+            continue
+        truth, index = host.life.truth.keys(), leader.index.keys(instance)
+        if index != truth and known.cache != "unknown":
+            yield f"{instance}: the index misses {len(truth - index)} keys and has {len(index - truth)} too many"
+        if known.doubt:
+            yield f"{instance} is in doubt: {known.doubt}"
+        if known.status is not Status.READY:
+            yield f"{instance} is {known.status}"
+
+
+def nothing_is_left_over(world: World) -> Iterator[str]:
+    """No request is under way, no promise is kept, no engine computes."""
+    leader = leading(world)
+    if leader is None:
+        return
+    for request in leader.workload.requests.values():
+        yield f"the leader still has request {request.id}, {request.stage} at {request.instance}"
+    for instance, host in world.hosts.items():
+        promised = leader.speculation.blocks(instance)
+        if promised:
+            yield f"{promised} blocks are still promised at {instance}"
+        if host.life is not None and not host.life.model.idle:
+            yield f"{instance} still computes: {host.life.model.counts}"
+
+
+def the_log_equals_its_followers(world: World) -> Iterator[str]:
+    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells."""
+    folds = [(s.name, s.service.state) for s in world.schedulers if s.life is not None]
+    folds.append((world.rebalancer.name, world.rebalancer.service.state))
+    history, folded = world.network.history, empty_state(world)
+    due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
+    for who, state in sorted(folds, key=lambda fold: (fold[1].sequence, fold[0])):
+        for stored in history[folded.sequence : state.sequence]:
+            fold_in(folded, stored)
+        if state.sequence < due:
+            yield f"{who} has folded {state.sequence} of {len(history)} entries"
+        for what, mine, theirs in _facts(folded, state):
+            if mine != theirs:
+                yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
+
+
+def replay_equals_the_leader(world: World) -> Iterator[str]:
+    """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
+    remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
+    leader = leading(world)
+    if leader is None or writes_lost(world):
+        return
+    replayed = _replayed(world, leader)
+    if replayed.fleet.ready != leader.fleet.ready:  # both keep the answer from here on, which is part of what they are
+        yield f"replay finds {replayed.fleet.ready} ready, the leader {leader.fleet.ready}"
+    if state_digest(replayed) != state_digest(leader):
+        for name, value in vars(replayed).items():
+            mine, theirs = _plain(value), _plain(vars(leader)[name])
+            if mine != theirs:
+                yield f"replay gives the leader another {name}: {mine[:300]}, not {theirs[:300]}"
+                return
+        yield "replay gives the leader another state"
+
+
+def _plain(value: object) -> str:
+    return repr(vars(value) if hasattr(value, "__dict__") else value)
+
+
+def _replayed(world: World, leader: State) -> State:
+    """The leader's state anew: the log up to its election, then every decision after what was known then."""
+    history, state, term = world.network.history, empty_state(world), leader.term
+    elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
+    applied = 0
+
+    def apply_others(until: int) -> None:
+        nonlocal applied
+        while applied < until:
+            other = history[applied]
+            applied += 1
+            if applied <= elected.sequence or other.stamp is None or other.stamp.term != term:
+                fold_in(state, other)
+
+    apply_others(elected.sequence)
+    for stored in _in_order_made(history):
+        stamp = stored.stamp
+        if stamp is not None and stamp.term == term and stored.event is not None:
+            apply_others(stamp.as_of)
+            state.apply(stored.event)
+    apply_others(leader.sequence)
+    state.skip(leader.sequence)
+    return state
+
+
+def the_archive_holds_the_log(world: World) -> Iterator[str]:
+    """Every entry is in SQL, once."""
+    archived = world.recorder.archive.events | world.recorder.archive.dead_letters
+    due = world.loop.time() - BEHIND_SECONDS_MAX
+    missing = [
+        stored
+        for stored in world.network.history
+        if stored.at < due and not any((log, stored.sequence) in archived for log in world.recorder.archive.logs)
+    ]
+    if missing:
+        yield f"{len(missing)} entries are not archived, the first is {missing[0].sequence}"
+    if len(archived) > len(world.network.history):
+        yield f"{len(archived)} entries are archived, {len(world.network.history)} were written"
+
+
+def everyone_is_ready(world: World) -> Iterator[str]:
+    """Every service says that it can do its work."""
+    for process in world.services:
+        if process.life is None:
+            yield f"{process.name} does not run"
+        elif not process.life.board.ready:
+            yield f"{process.name} is not ready: {process.life.board.answer('/ready')}"
+
+
+SAFETY: tuple[Checker, ...] = (
+    one_end_a_request,
+    one_answer_a_client,
+    one_leader_a_term,
+    decisions_are_recomputed,
+    the_fold_equals_its_twin,
+)
+QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines)
+"""What everybody waits for, and cheap enough to be asked again and again."""
+AGREEMENT: tuple[Checker, ...] = (
+    *QUIET,
+    the_log_equals_its_followers,
+    replay_equals_the_leader,
+    the_archive_holds_the_log,
+)
+
+
+def leading(world: World) -> State | None:
+    """The state of the scheduler that leads."""
+    states = [s.service.state for s in world.schedulers if s.life is not None and s.service.leading is not None]
+    return states[0] if len(states) == 1 else None
+
+
+def empty_state(world: World) -> State:
+    """What a scheduler of this world folds the log into."""
+    return chosen.empty_state(world.plan.scheduler, chosen.chosen_policies(world.plan.scheduler))
+
+
+def fold_in(state: State, stored: Stored) -> None:
+    """One entry, as every reader of the log takes it in."""
+    if stored.event is None:
+        state.skip(stored.sequence)
+    else:
+        state.apply(stored.event, stored.sequence)
+
+
+def _entries(world: World) -> list[LogEntry]:
+    problem = "damaged by a fault"
+    return [
+        LogEntry(stored.sequence, "", b"", stored.event, "" if stored.event is not None else problem)
+        for stored in world.network.history
+    ]
+
+
+def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
+    """What two states of the same log must agree on, whichever way they came to it."""
+    yield "fleet", first.fleet.instances, second.fleet.instances
+    for instance in first.fleet.instances:
+        yield (
+            f"cache of {instance.id}",
+            (first.index.blocks(instance.id), first.index.digest(instance.id)),
+            (second.index.blocks(instance.id), second.index.digest(instance.id)),
+        )
+    yield "list of requests", sorted(first.workload.requests), sorted(second.workload.requests)
+    yield "term", first.term, second.term
+    yield "count of lost writes", first.writes_lost, second.writes_lost
+
+
+def _in_order_made(history: list[Stored]) -> Iterator[Stored]:
+    """The history, but the decisions of each term in the order of their numbers."""
+    made: dict[int, list[Stored]] = defaultdict(list)
+    for stored in history:
+        if stored.stamp is not None and not stored.echo:
+            made[stored.stamp.term].append(stored)
+    for stored in history:
+        if isinstance(stored.event, LeaderElected) and not stored.echo:
+            yield stored
+            yield from sorted(made[stored.event.term], key=lambda s: s.stamp.number if s.stamp else 0)
+
+
+def writes_lost(world: World) -> int:
+    """How many writes the log itself says that it misses."""
+    return sum(stored.event.count for stored in world.network.history if isinstance(stored.event, WritesLost))

@@ -1,0 +1,49 @@
+"""A process's own clock: right about how time passes, and as wrong about the date as the seed wants it."""
+
+import asyncio
+
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds
+
+BEGIN_SECONDS = 86_400.0
+"""The simulated world begins a day after the anchor."""
+UPTIME_SECONDS = 5_000.0
+"""What monotonic clocks show then."""
+
+
+class SkewedClock(Clock):
+    """Virtual time, seen by a process whose date is `skew` wall seconds ahead."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
+        self._loop = loop
+        self._speed = speed
+        self.skew: Seconds = 0.0
+
+    @property
+    @override
+    def speed(self) -> float:
+        return self._speed
+
+    @property
+    def unix(self) -> Seconds:
+        """The date that this process believes in, as Unix time."""
+        return ANCHOR_UNIX_SECONDS + BEGIN_SECONDS + self._loop.time() + self.skew
+
+    @override
+    def now(self) -> Seconds:
+        return ANCHOR_UNIX_SECONDS + (self.unix - ANCHOR_UNIX_SECONDS) * self._speed
+
+    @override
+    def wall(self) -> Seconds:
+        return UPTIME_SECONDS + self._loop.time()
+
+    @override
+    async def sleep(self, seconds: Seconds) -> None:
+        await asyncio.sleep(max(0.0, seconds) / self._speed)
+
+    @override
+    async def sleep_wall(self, seconds: Seconds) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,365 @@
+"""Simulated engines whose KV events travel through memory: the engine model, its HTTP side, and a truth to check by.
+
+An engine is the one of `pointsman-engine-sim`, without its sockets. The worker reads it through its own
+`ZmqKvEvents`, which is given sockets that lose batches, break and answer with holes.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from typing_extensions import override
+
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.adapters.zmq_kv_events import (
+    RECEIVE_QUEUE_MAX,
+    REPLAY_FRAME_SECONDS,
+    SEQUENCE_BYTES,
+    EngineSockets,
+    LiveSocket,
+    ReplayError,
+    ReplaySocket,
+)
+from pointsman.chassis.health import AsgiApp
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
+from pointsman.simulation.block_cache import BlockHash, BlocksEvicted, CacheChange, CacheReset, RunCached
+from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.state.engine_profiles import PROFILES
+from pointsman.tooling.engine_sim.app import EngineApp, ServedModel
+from pointsman.tooling.engine_sim.engine import SimulatedEngine
+from pointsman.tooling.engine_sim.kv_events import EventEncoder
+from pointsman.tooling.engine_sim.metrics import EngineMetrics
+from pointsman.tooling.engine_sim.wording import Wording
+from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
+from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad
+
+MODEL = "pointsman-sim"
+PROFILE = "qwen2.5-7b-910b4"
+MAX_MODEL_LEN = 4096
+RECONNECT_SECONDS_MAX = 1.0
+ANSWER_SECONDS = 0.0005
+"""Mean time that an engine takes to say how it is."""
+PROBE_SECONDS_MAX = 2.0
+
+
+class Truth:
+    """What an engine holds, in our keys, folded from its own changes as plainly as can be."""
+
+    def __init__(self, chain: KeyChain, block_size: Tokens) -> None:
+        self._chain = chain
+        self._block_size = block_size
+        self._tokens: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+        self._keys: set[BlockKey] | None = None
+
+    def apply(self, change: CacheChange) -> None:
+        self._keys = None
+        if isinstance(change, RunCached):
+            parent, size = change.parent, self._block_size
+            for position, block in enumerate(change.hashes):
+                self._tokens[block] = (parent, tuple(change.tokens[position * size : (position + 1) * size]))
+                parent = block
+        elif isinstance(change, BlocksEvicted):
+            for block in change.hashes:
+                del self._tokens[block]
+        else:
+            assert isinstance(change, CacheReset)
+            self._tokens.clear()
+
+    def keys(self) -> set[BlockKey]:
+        """Keys of the pool's blocks that are whole in the engine."""
+        if self._keys is None:
+            self._keys = self._chained()
+        return self._keys
+
+    def _chained(self) -> set[BlockKey]:
+        per_key = self._chain.block_tokens // self._block_size
+        found = set()
+        for block in self._tokens:
+            path = self._path(block)
+            if len(path) % per_key == 0:
+                tokens = [token for part in path for token in self._tokens[part][1]]
+                found.add(self._chain.extend(self._chain.root(), tokens)[-1])
+        return found
+
+    def _path(self, block: BlockHash) -> list[BlockHash]:
+        """The block and its ancestors, first block first."""
+        path: list[BlockHash] = []
+        at: BlockHash | None = block
+        while at is not None:
+            path.append(at)
+            at = self._tokens[at][0]
+        return path[::-1]
+
+
+class MemoryPublisher:
+    """The engine's end of its KV events: subscribers, and the buffer that replays come from."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        chance: Random,
+        clock: SkewedClock,
+        truth: Truth,
+        *,
+        block_size: Tokens,
+        buffer_steps: int,
+    ) -> None:
+        self._loop = loop
+        self._chance = chance
+        self._clock = clock
+        self._truth = truth
+        self._encoder = EventEncoder(block_size=block_size)
+        self._sequence = 0
+        self.buffer: deque[tuple[Sequence, bytes]] = deque(maxlen=buffer_steps)
+        self.dropping = 0.0
+        """Share of batches that do not reach a subscriber."""
+        self.subscriber: MemoryLiveSocket | None = None
+
+    def publish(self, changes: Iterable[CacheChange]) -> None:
+        changes = list(changes)
+        for change in changes:
+            self._truth.apply(change)
+        sequence, payload = self._sequence, self._encoder.payload(changes, self._clock.unix)
+        self._sequence += 1
+        self.buffer.append((sequence, payload))
+        if self.subscriber is not None and self._chance.random() >= self.dropping:
+            self.subscriber.carry([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
+
+
+@dataclass(slots=True)
+class EngineShape:
+    """How the engines of a run are set up."""
+
+    block_size: Tokens
+    blocks: int
+    buffer_steps: int
+    batched_tokens: Tokens
+
+
+class EngineLife:
+    """One life of an engine's process: everything that dies with it."""
+
+    def __init__(
+        self, loop: VirtualLoop, chance: Random, clock: SkewedClock, shape: EngineShape, chain: KeyChain, *, seed: int
+    ) -> None:
+        self.truth = Truth(chain, shape.block_size)
+        self.publisher = MemoryPublisher(
+            loop, chance, clock, self.truth, block_size=shape.block_size, buffer_steps=shape.buffer_steps
+        )
+        self.model = EngineModel(
+            PROFILES[PROFILE],
+            EngineSettings(
+                block_size=shape.block_size,
+                num_gpu_blocks=shape.blocks,
+                max_num_batched_tokens=shape.batched_tokens,
+                max_num_seqs=64,
+                seed=seed,
+            ),
+        )
+        metrics = EngineMetrics(self.model, model_name=MODEL)
+        tokenizer, wording = vocabulary()
+        self.engine = SimulatedEngine(
+            self.model, clock=clock, wording=wording, publisher=self.publisher, timings=metrics
+        )
+        served = ServedModel(name=MODEL, max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size))
+        self.app: AsgiApp = EngineApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served)
+
+
+_vocabulary: list[tuple[Tokenizer, Wording]] = []
+
+
+def vocabulary() -> tuple[Tokenizer, Wording]:
+    """Loaded once; every engine says the same after the same prompt."""
+    if not _vocabulary:
+        tokenizer = Tokenizer.builtin()
+        _vocabulary.append((tokenizer, Wording(tokenizer)))
+    return _vocabulary[0]
+
+
+class EngineHost:
+    """A place where an engine runs, or not, and how it can be reached by its worker."""
+
+    def __init__(self, instance: InstanceId, loop: VirtualLoop, chance: Random) -> None:
+        self.instance = instance
+        self.url = f"http://{instance}:8000"
+        self.loop = loop
+        self.chance = chance
+        self.life: EngineLife | None = None
+        self.paused = False
+        self.worker_cut = False
+        """The worker cannot reach its engine."""
+        self.replay_trouble = 0.0
+        """Share of replay answers that break off or have a hole."""
+        self.sockets: list[MemorySockets] = []
+
+    def began(self, life: EngineLife) -> None:
+        self.life = life
+        self.reconnect()
+
+    def died(self) -> None:
+        self.life = None
+
+    def reconnect(self) -> None:
+        """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
+        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
+
+    def _handshake(self, life: EngineLife | None) -> None:
+        if life is not self.life or life is None or self.worker_cut:
+            return
+        for sockets in self.sockets:
+            life.publisher.subscriber = sockets.live
+            sockets.live.shake_hands()
+
+
+class HostProbe:
+    """The worker's look at its engine. (The worker's `Engine`.)"""
+
+    def __init__(self, host: EngineHost, block_size: Tokens) -> None:
+        self._host = host
+        self._block_size = block_size
+
+    async def describe(self) -> EngineFacts:
+        life = await self._life()
+        return EngineFacts(
+            model=MODEL,
+            max_model_len=MAX_MODEL_LEN,
+            version="simulated",
+            block_tokens=self._block_size,
+            kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+        )
+
+    async def load(self) -> EngineLoad:
+        counts = (await self._life()).model.counts
+        return EngineLoad(waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage)
+
+    async def _life(self) -> EngineLife:
+        host = self._host
+        await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
+        if host.paused or host.worker_cut:
+            await asyncio.sleep(PROBE_SECONDS_MAX)
+            silent = f"{host.url} does not answer"
+            raise EngineAwayError(silent)
+        if host.life is None:
+            refused = f"nothing listens on {host.url}"
+            raise EngineAwayError(refused, refused=True)
+        return host.life
+
+
+class MemorySockets(EngineSockets):
+    """What a worker opens in place of ZMQ's sockets."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._live = MemoryLiveSocket(host)
+        self._replay = MemoryReplaySocket(host)
+        host.sockets = [self]
+        if host.life is not None:
+            host.reconnect()
+
+    @property
+    @override
+    def live(self) -> "MemoryLiveSocket":
+        return self._live
+
+    @property
+    @override
+    def replay(self) -> ReplaySocket | None:
+        return self._replay
+
+    @override
+    def close(self) -> None:
+        if self in self._host.sockets:
+            self._host.sockets.remove(self)
+
+
+class MemoryLiveSocket(LiveSocket):
+    """A subscription: a queue that keeps the order of what arrives, and does not always get it."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._arrived: deque[list[bytes]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._handshake = asyncio.Event()
+        self._came_up = False
+        self._last_at: Seconds = 0.0
+
+    def carry(self, frames: list[bytes]) -> None:
+        """The engine sends."""
+        loop = self._host.loop
+        now = loop.time()
+        self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
+        loop.outside(self._last_at - now, self._arrive, frames)
+
+    def shake_hands(self) -> None:
+        self._came_up = True
+        self._handshake.set()
+
+    @override
+    async def connected(self, seconds: Seconds) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._handshake.wait()
+        return self.reconnected()
+
+    @override
+    def reconnected(self) -> bool:
+        came_up, self._came_up = self._came_up, False
+        return came_up
+
+    @override
+    async def arrival(self, seconds: Seconds) -> bool:
+        if not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._waiter
+        return bool(self._arrived)
+
+    @override
+    def receive(self) -> list[bytes] | None:
+        return self._arrived.popleft() if self._arrived else None
+
+    @override
+    def discard(self) -> None:
+        self._arrived.clear()
+
+    def _arrive(self, frames: list[bytes]) -> None:
+        if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:
+            self._arrived.append(frames)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+
+class MemoryReplaySocket(ReplaySocket):
+    """The engine's buffer, asked over a way that is not always whole."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    @override
+    async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        host, chance = self._host, self._host.chance
+        await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
+        life = host.life
+        if life is None or host.paused or host.worker_cut:
+            await asyncio.sleep(REPLAY_FRAME_SECONDS)
+            silent = "no answer in time"
+            raise ReplayError(silent)
+        answer = [batch for batch in life.publisher.buffer if batch[0] >= start]
+        trouble = chance.random() < host.replay_trouble
+        broken_at = chance.randrange(len(answer) + 1) if trouble else -1
+        breaks_off = chance.random() < 0.5
+        for position, batch in enumerate(answer):
+            if position % 16 == 0:
+                await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
+            if position == broken_at:
+                if breaks_off:
+                    torn = "no answer in time"
+                    raise ReplayError(torn)
+                continue
+            yield batch

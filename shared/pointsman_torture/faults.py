@@ -1,0 +1,309 @@
+"""The faults: what a seed does to the fleet while clients ask, and how everything is made whole again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceUndrained
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.state import PoolSettings, State
+from pointsman_torture.network import CALM, Weather
+from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS
+from pointsman_torture.processes import EngineProcess, Process
+from pointsman_torture.world import World
+
+STEPS_BEFORE_KILL_MAX = 12
+"""Turns of the loop by which a kill is put off, so that it can come between any two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of trouble. `weight`: how often, compared with the others."""
+
+    weight: float
+    strike: Callable[["Trouble"], None]
+
+
+class Trouble:
+    """Makes trouble in a world, from a seed."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.chance = world.chance("faults")
+        self.over = False
+
+    def schedule(self) -> None:
+        """Plan all of it now, so that it depends on the seed alone."""
+        chance, loop = self.chance, self.world.loop
+        self.world.network.echoes = chance.choice((0.0, 0.02, 0.1))
+        if chance.random() < 0.3:
+            self._storm()
+        kinds = list(FAULTS)
+        for _ in range(chance.choice((2, 5, 10, 20, 30))):
+            (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
+            loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, FAULTS[name])
+
+    def _strike(self, fault: Fault) -> None:
+        if not self.over:
+            fault.strike(self)
+
+    def heal(self) -> None:
+        """End all trouble: everything runs, everything can be reached, the dates are right."""
+        self.over = True
+        world = self.world
+        world.note("all faults end")
+        world.network.echoes = world.network.damage = 0.0
+        world.network.server_up()
+        for process in world.processes:
+            process.clock.skew = 0.0
+            process.resume()
+            if process.life is None:
+                process.start()
+            elif process.life.link is not None:
+                self._mend(process)
+        for ingress in world.ingresses:
+            ingress.engines_cut.clear()
+        for host in world.hosts.values():
+            host.replay_trouble = 0.0
+            self._mend_engine_way(host.instance)
+        for engine in world.engines:
+            self._calm_events(engine)
+        world.recorder.archive.failing = 0.0
+
+    # Kinds of trouble
+
+    def kill(self) -> None:
+        process = self.chance.choice(self.world.services)
+        self._kill(process, self.chance.expovariate(0.7))
+
+    def kill_engine(self) -> None:
+        self._kill(self.chance.choice(self.world.engines), self.chance.expovariate(0.7))
+
+    def kill_scheduler(self) -> None:
+        self._kill(self.chance.choice(self.world.schedulers), self.chance.expovariate(0.7))
+
+    def stop_worker(self) -> None:
+        worker = self.chance.choice(self.world.workers)
+        if worker.life is None or worker.paused:
+            return
+        self.world.note(f"SIGTERM {worker.name}")
+        worker.stop()
+        self._later(3.0 + self.chance.random() * 3.0, self._start, worker)
+
+    def pause(self) -> None:
+        process = self.chance.choice(self.world.processes)
+        if process.life is None or process.paused:
+            return
+        seconds = self._seconds(8.0)
+        self.world.note(f"SIGSTOP {process.name} for {seconds:.2f} s")
+        process.pause()
+        self._later(seconds, self._resume, process)
+
+    def partition(self) -> None:
+        process = self.chance.choice(self.world.services)
+        if process.life is None:
+            return
+        seconds = self._seconds(12.0)
+        self.world.note(f"partition {process.name} for {seconds:.2f} s")
+        process.link.cut_off()
+        self._later(seconds, self._mend, process)
+
+    def bad_weather(self) -> None:
+        process = self.chance.choice(self.world.services)
+        if process.life is None:
+            return
+        chance, seconds = self.chance, self._seconds(10.0)
+        weather = Weather(
+            delay=chance.choice((0.0004, 0.005, 0.05, 0.3)),
+            loss=chance.choice((0.0, 0.02, 0.2)),
+            doubling=chance.choice((0.0, 0.05, 0.3)),
+        )
+        self.world.note(
+            f"weather at {process.name}: delay {weather.delay} s, loss {weather.loss}, doubling {weather.doubling}, "
+            f"for {seconds:.2f} s"
+        )
+        process.link.weather = weather
+        self._later(seconds, self._clear_up, process)
+
+    def server_away(self) -> None:
+        network = self.world.network
+        if not network.broker.available:
+            return
+        seconds = self._seconds(8.0)
+        self.world.note(f"log server away for {seconds:.2f} s")
+        network.server_down()
+        self._later(seconds, self._server_back)
+
+    def clock_jump(self) -> None:
+        process = self.chance.choice(self.world.processes)
+        process.clock.skew += self.chance.choice((-1, 1)) * self.chance.choice((0.2, 1.5, 6.0, 60.0))
+        self.world.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
+
+    def drop_events(self) -> None:
+        engine = self.chance.choice(self.world.engines)
+        share, seconds = self.chance.choice((0.1, 0.5, 1.0)), self._seconds(6.0)
+        self.world.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
+        engine.host.replay_trouble = self.chance.choice((0.0, 0.3, 0.9))
+        if engine.host.life is not None:
+            engine.host.life.publisher.dropping = share
+        self._later(seconds, self._calm_events, engine)
+
+    def cut_worker_from_engine(self) -> None:
+        host = self.chance.choice(list(self.world.hosts.values()))
+        seconds = self._seconds(6.0)
+        self.world.note(f"the worker of {host.instance} cannot reach it for {seconds:.2f} s")
+        host.worker_cut = True
+        self._later(seconds, self._mend_engine_way, host.instance)
+
+    def cut_ingress_from_engine(self) -> None:
+        ingress, engine = self.chance.choice(self.world.ingresses), self.chance.choice(self.world.engines)
+        seconds = self._seconds(6.0)
+        self.world.note(f"{ingress.name} cannot reach {engine.name} for {seconds:.2f} s")
+        ingress.engines_cut.add(engine.name)
+        self._later(seconds, ingress.engines_cut.discard, engine.name)
+
+    def drain(self) -> None:
+        """An operator drains an instance, and thinks better of it."""
+        instance = self.chance.choice(list(self.world.hosts))
+        known = self._in_log(instance)
+        if known is None:
+            return
+        seconds = self._seconds(8.0)
+        self.world.note(f"{instance} drains for {seconds:.2f} s")
+        at = self.world.schedulers[0].clock.now()
+        draining = InstanceDraining(at=at, instance=instance, epoch=known.epoch)
+        self.world.network.store("operator", draining, self._number())
+        self._later(seconds, self._undrain, instance)
+
+    def clear_cache(self) -> None:
+        engine = self.chance.choice(self.world.engines)
+        life = engine.host.life
+        if life is not None and not engine.paused and life.engine.reset_prefix_cache():
+            self.world.note(f"{engine.name} drops its cache")
+
+    def damage_entries(self) -> None:
+        share, seconds = self.chance.choice((0.1, 0.5)), self._seconds(6.0)
+        self.world.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
+        self.world.network.damage = share
+        self._later(seconds, self._stop_damage)
+
+    def archive_away(self) -> None:
+        seconds = self._seconds(5.0)
+        self.world.note(f"the recorder's database fails often for {seconds:.2f} s")
+        self.world.recorder.archive.failing = self.chance.choice((0.3, 1.0))
+        self._later(seconds, self._archive_back)
+
+    # What ends it
+
+    def _storm(self) -> None:
+        """Bad weather everywhere, all the time."""
+        chance = self.chance
+        weather = Weather(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), doubling=0.05)
+        self.world.note(f"storm everywhere: {weather}")
+        for process in self.world.services:
+            if process.life is not None:
+                process.link.weather = weather
+
+    def _kill(self, process: Process, down_seconds: Seconds) -> None:
+        if process.life is None:
+            return
+        self._kill_after(process, self.chance.randrange(STEPS_BEFORE_KILL_MAX), down_seconds)
+
+    def _kill_after(self, process: Process, steps: int, down_seconds: Seconds) -> None:
+        if steps and not self.over:
+            self.world.loop.call_soon(self._kill_after, process, steps - 1, down_seconds)
+            return
+        if process.life is None:
+            return
+        self.world.note(f"SIGKILL {process.name}, back in {down_seconds:.2f} s")
+        process.kill()
+        self._later(down_seconds, self._start, process)
+
+    def _start(self, process: Process) -> None:
+        if process.life is None:
+            self.world.note(f"start {process.name}")
+            process.start()
+
+    def _resume(self, process: Process) -> None:
+        process.resume()
+
+    def _mend(self, process: Process) -> None:
+        if process.life is not None and process.life.link is not None:
+            process.life.link.weather = CALM if self.over else process.life.link.weather
+            process.life.link.mend()
+
+    def _clear_up(self, process: Process) -> None:
+        if process.life is not None and process.life.link is not None:
+            process.life.link.weather = CALM
+
+    def _server_back(self) -> None:
+        self.world.network.server_up()
+
+    def _calm_events(self, engine: EngineProcess) -> None:
+        engine.host.replay_trouble = 0.0
+        if engine.host.life is not None:
+            engine.host.life.publisher.dropping = 0.0
+
+    def _mend_engine_way(self, instance: InstanceId) -> None:
+        host = self.world.hosts[instance]
+        if host.worker_cut:
+            host.worker_cut = False
+            host.reconnect()
+
+    def _undrain(self, instance: InstanceId) -> None:
+        known = self._in_log(instance)
+        if known is not None and known.draining:
+            at = self.world.schedulers[0].clock.now()
+            undrained = InstanceUndrained(at=at, instance=instance, epoch=known.epoch)
+            self.world.network.store("operator", undrained, self._number())
+
+    def undrain_all(self) -> None:
+        """What an operator does who finds an instance draining that should not: a new life takes that over."""
+        for scheduler in self.world.schedulers:
+            for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
+                if instance.draining:
+                    self._undrain(instance.id)
+
+    def _stop_damage(self) -> None:
+        self.world.network.damage = 0.0
+
+    def _archive_back(self) -> None:
+        self.world.recorder.archive.failing = 0.0
+
+    def _in_log(self, instance: InstanceId) -> Instance | None:
+        """What the log tells of an instance."""
+        state = State(PoolSettings(speed=self.world.plan.speed))
+        for stored in self.world.network.history:
+            if isinstance(stored.event, FleetEvent):
+                state.apply(stored.event, stored.sequence)
+        return state.fleet.get(instance)
+
+    def _number(self) -> int:
+        return len(self.world.network.history)
+
+    def _later(self, seconds: Seconds, act: Callable[..., None], *arguments: object) -> None:
+        self.world.loop.outside(seconds, act, *arguments)
+
+    def _seconds(self, most: Seconds) -> Seconds:
+        return min(most, 0.2 + self.chance.expovariate(3.0 / most))
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": Fault(3.0, Trouble.kill),
+    "kill scheduler": Fault(1.5, Trouble.kill_scheduler),
+    "kill engine": Fault(2.0, Trouble.kill_engine),
+    "stop worker": Fault(1.0, Trouble.stop_worker),
+    "pause": Fault(2.0, Trouble.pause),
+    "partition": Fault(2.0, Trouble.partition),
+    "weather": Fault(3.0, Trouble.bad_weather),
+    "server away": Fault(1.0, Trouble.server_away),
+    "clock": Fault(1.0, Trouble.clock_jump),
+    "drop events": Fault(2.0, Trouble.drop_events),
+    "worker cut from engine": Fault(1.0, Trouble.cut_worker_from_engine),
+    "ingress cut from engine": Fault(1.0, Trouble.cut_ingress_from_engine),
+    "drain": Fault(1.0, Trouble.drain),
+    "clear cache": Fault(0.5, Trouble.clear_cache),
+    "damage": Fault(1.0, Trouble.damage_entries),
+    "archive": Fault(0.5, Trouble.archive_away),
+}
+"""By name. A worker may be stopped politely; nobody else is."""

@@ -1,0 +1,183 @@
+"""An event loop without a wait: when nothing is ready, time jumps to the next timer.
+
+Everything else about it serves determinism or faults. There are no sockets, threads or signals; work for an executor
+runs in place. Timers are a little late, by a seed, so that what falls due together runs in an order that the
+seed chooses. Every callback belongs to the process in whose context it was made, so that a process can be stopped
+between any two of its steps: killed as SIGKILL does it, where not even a `finally` runs, or paused as SIGSTOP does.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar
+from random import Random
+from typing import Any, TypeVar, cast
+
+from typing_extensions import TypeVarTuple, Unpack, override
+
+from pointsman.primitives import Seconds
+
+TIMER_LATENESS_SECONDS_MAX = 0.0005
+MOMENT_SECONDS = 1e-6
+"""What comes in an order is so far apart at least."""
+STEPS_MAX = 20_000_000
+"""More callbacks than any sane run takes: somebody spins."""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Mortal:
+    """Who can be stopped. `held` are the steps that came due meanwhile."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.held: deque[asyncio.Handle] = deque()
+
+
+OWNER: ContextVar[Mortal | None] = ContextVar("OWNER", default=None)
+"""The process that the present code belongs to; None for the simulation itself."""
+
+
+class _Task(asyncio.Task[T]):
+    """A task that lies in a set where its number puts it, and not where its address does."""
+
+    number = 0
+
+    @override
+    def __hash__(self) -> int:
+        return self.number
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class StalledError(Exception):
+    """Nothing is ready and no timer is set, or nothing comes to an end: the run cannot go on."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs callbacks as asyncio does, in virtual time."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self._chance = chance
+        self._now: Seconds = 0.0
+        self._outside = Context()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.steps = 0
+        """Callbacks that were run."""
+
+    @override
+    def time(self) -> Seconds:
+        return self._now
+
+    def outside(self, delay: Seconds, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+        """Have the world itself do something in exactly `delay` seconds, whoever is killed meanwhile."""
+        return super().call_at(self._now + delay, act, *arguments, context=self._outside)
+
+    def launch(self, work: Coroutine[Any, Any, None], context: Context) -> None:
+        """Start a task that belongs to whoever `context` says. It is kept among the unfinished, and not awaited."""
+        task = self.create_task(work, context=context.copy())
+        assert not task.done()
+
+    def release(self, owner: Mortal) -> None:
+        """Let a stopped process go on where it stood."""
+        owner.stopped = False
+        self._ready.extend(owner.held)
+        owner.held.clear()
+
+    @property
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """Every task that has not ended, those of killed processes included. The loop keeps them all alive: one
+        that is collected while it waits would run its `finally` at a moment that no seed chooses."""
+        return [task for task in self._tasks if not task.done()]
+
+    @override
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        task = _Task(coro, loop=self, name=None if name is None else str(name), context=context)
+        task.number = len(self._tasks)
+        self._tasks.append(task)
+        return task
+
+    @override
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        late = self._chance.random() * TIMER_LATENESS_SECONDS_MAX
+        return super().call_at(when + late, callback, *args, context=context)
+
+    @override
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Runs it now: threads have an order of their own."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who awaits it
+            done.set_exception(error)
+        return done
+
+    @override
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        """One turn: what is due joins what is ready, and what is ready now runs. (asyncio's own hook.)"""
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._drop_timer()
+        if not ready and not self._stopping:
+            if not scheduled:
+                stalled = "everybody waits and nothing is due"
+                raise StalledError(stalled)
+            self._now = max(self._now, scheduled[0].when())
+        while scheduled and scheduled[0].when() <= self._now:
+            ready.append(self._drop_timer())
+        for _ in range(len(ready)):
+            self._step(ready.popleft())
+        if self.steps > STEPS_MAX:
+            endless = f"{STEPS_MAX} steps and no end"
+            raise StalledError(endless)
+
+    def _step(self, handle: asyncio.Handle) -> None:
+        if handle._cancelled:
+            return
+        owner = _context_of(handle).get(OWNER)
+        if owner is not None and owner.stopped:
+            owner.held.append(handle)
+            return
+        self.steps += 1
+        handle._run()
+
+    def _drop_timer(self) -> asyncio.TimerHandle:
+        handle = heapq.heappop(self._scheduled)
+        handle._scheduled = False  # type: ignore[attr-defined]
+        return handle
+
+    def _write_to_self(self) -> None:
+        """Nobody is asleep."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none."""
+
+
+def _context_of(handle: asyncio.Handle) -> Context:
+    context: Context = cast(Any, handle)._context
+    return context

@@ -1,0 +1,78 @@
+"""What a seed decides before anything happens: the fleet, its settings, and how much traffic it gets."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from pointsman.primitives import Seconds
+from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_torture.engines import EngineShape
+
+POOL_BLOCK_TOKENS = 32
+SECRET = "torture"
+POOL = "torture"
+ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "least_loaded", "preble")
+ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
+ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
+
+FAULTS_BEGIN: Seconds = 3.0
+FAULTS_SECONDS: Seconds = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run's fleet."""
+
+    seed: int
+    speed: float
+    engines: int
+    ingresses: int
+    schedulers: int
+    engine: EngineShape
+    flush_ms: float
+    window_max: int
+    requests: int
+    scheduler: SchedulerSettings
+    fleet_settings: dict[str, Any]
+    """What every process is told."""
+    ingress_settings: dict[str, Any]
+
+
+def plan_of(seed: int) -> Plan:
+    """The fleet of a seed."""
+    chance = Random(f"plan {seed}")
+    block_size = chance.choice((16, 32))
+    speed = chance.choice((1.0, 1.0, 4.0))
+    fleet: dict[str, Any] = {"pool": POOL, "speed": speed, "block_tokens": POOL_BLOCK_TOKENS, "secret": SECRET}
+    return Plan(
+        seed=seed,
+        speed=speed,
+        engines=chance.randint(2, 4),
+        ingresses=chance.randint(1, 2),
+        schedulers=chance.choice((1, 2, 2, 3)),
+        engine=EngineShape(
+            block_size=block_size,
+            blocks=chance.choice((40, 80, 160)) * 32 // block_size,
+            buffer_steps=chance.choice((10_000, 10_000, 10_000, 40)),
+            batched_tokens=chance.choice((512, 2048)),
+        ),
+        flush_ms=chance.choice((2.0, 10.0, 50.0)),
+        window_max=chance.choice((10_000, 10_000, 10_000, 25)),
+        requests=chance.randint(40, 90),
+        fleet_settings=fleet,
+        scheduler=SchedulerSettings(
+            **fleet,
+            policy=chance.choice(ROUTING),
+            admission=chance.choice(ADMISSION),
+            order=chance.choice(ORDERING),
+            prefill_window_tokens=chance.choice((600, 2000, 16_384)),
+            running_max=chance.choice((2, 8, 256)),
+            pending_max=chance.choice((6, 10_000, 10_000)),
+            suspect_seconds=3.0,
+            leave_seconds=chance.choice((8.0, 30.0)),
+            waiter_seconds=10.0,
+            request_seconds_max=60.0,
+            checkpoint_seconds=chance.choice((3.0, 10.0)),
+        ),
+        ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
+    )

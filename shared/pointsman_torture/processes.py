@@ -1,0 +1,367 @@
+"""The processes of a simulated fleet: the same services as in production, put together as their `main` does it.
+
+A `Process` is a place where a service runs, one life after the other. A life can be killed or paused between any two
+steps of the event loop. Only the composition roots are repeated here, because real ones open sockets.
+"""
+
+import asyncio
+import contextvars
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+import aiohttp
+from typing_extensions import override
+
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import AsgiApp, HealthBoard
+from pointsman.chassis.supervision import Supervisor
+from pointsman.primitives import InstanceId
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from pointsman_rebalancer.main import chosen_policy
+from pointsman_rebalancer.service import RebalancerService
+from pointsman_rebalancer.settings import RebalancerSettings
+from pointsman_recorder.service import Recorder
+from pointsman_scaler.service import ScalerService
+from pointsman_scaler.settings import ScalerSettings
+from pointsman_scheduler.checkpointing import Cadence, Checkpointer
+from pointsman_scheduler.chosen import chosen_policies, empty_state
+from pointsman_scheduler.following import Following
+from pointsman_scheduler.service import SchedulerService
+from pointsman_torture.archive import MemoryArchive
+from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.engines import EngineHost, EngineLife, HostProbe, MemorySockets
+from pointsman_torture.http import Exchange, Session, Site
+from pointsman_torture.loop import OWNER, Mortal
+from pointsman_torture.network import Link
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from pointsman_torture.world import World
+
+
+class Life(Mortal):
+    """One life of a process: its tasks, its link, its open connections."""
+
+    def __init__(self, link: Link | None) -> None:
+        super().__init__()
+        self.link = link
+        self.board = HealthBoard()
+        self.exchanges: dict[Exchange, None] = {}
+        self.context = contextvars.Context()
+        self.context.run(OWNER.set, self)
+
+
+class Process(ABC):
+    """A place where a service runs."""
+
+    networked = True
+    """Whether it has a link to the log server."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.clock = SkewedClock(world.loop, speed=world.plan.speed)
+        self.life: Life | None = None
+        self.lives = 0
+        self.paused = False
+
+    @abstractmethod
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        """The service's own `main`: runs until the supervisor is told to stop."""
+
+    def start(self) -> None:
+        assert self.life is None
+        self.lives += 1
+        link = self.world.link(self.clock, f"{self.name}-{self.lives}") if self.networked else None
+        life = self.life = Life(link)
+        self.world.lives.append(life)
+        self.world.loop.launch(self._live(life), life.context)
+
+    def kill(self) -> None:
+        """SIGKILL: not one step more. The kernel closes its connections."""
+        life, self.life = self.life, None
+        if life is None:
+            return
+        life.stopped = True
+        if life.link is not None:
+            life.link.kill()
+        self.died()
+        for exchange in list(life.exchanges):
+            exchange.break_off(f"{self.name} died")
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.life is not None:
+            self.life.stopped = self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.life is not None and self.paused:
+            self.paused = False
+            self.world.loop.release(self.life)
+
+    def died(self) -> None:
+        """What else ends with a life."""
+        self.paused = False
+
+    @property
+    def link(self) -> Link:
+        """Of the present life, which must be there."""
+        assert self.life is not None
+        assert self.life.link is not None
+        return self.life.link
+
+    async def _live(self, life: Life) -> None:
+        try:
+            async with Supervisor() as supervisor:
+                await self.serve(life, supervisor)
+        except Exception as error:  # noqa: BLE001 - a service that fails by itself is a finding
+            self.world.violation(f"{self.name} failed: {error!r}")
+
+
+class SchedulerProcess(Process):
+    service: SchedulerService
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        self.service = service = SchedulerService(
+            event_log=self.link.log,
+            commands=self.link.commands,
+            lease=self.link.lease,
+            checkpoints=self.link.checkpoints,
+            clock=self.clock,
+            board=life.board,
+            settings=self.world.plan.scheduler,
+            policies=chosen_policies(self.world.plan.scheduler),
+            name=self.link.name,
+        )
+        supervisor.start(service.run(), name="life")
+        supervisor.start(service.keep_house(), name="housekeeping")
+        supervisor.start(service.heal(), name="healing")
+        await supervisor.until_stopped()
+
+
+class CheckpointerProcess(Process):
+    """What a scheduler starts beside itself; one for the pool is enough here."""
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = self.world.plan.scheduler
+        policies = chosen_policies(settings)
+        following = Following(
+            event_log=self.link.log,
+            checkpoints=self.link.checkpoints,
+            clock=self.clock,
+            board=life.board,
+            part="fold",
+            empty_state=lambda: empty_state(settings, policies),
+        )
+        checkpointer = Checkpointer(
+            event_log=self.link.log,
+            checkpoints=self.link.checkpoints,
+            following=following,
+            clock=self.clock,
+            cadence=Cadence(events=settings.checkpoint_events, seconds=settings.checkpoint_seconds),
+        )
+        supervisor.start(checkpointer.run(), name="checkpoints")
+        await supervisor.until_stopped()
+
+
+class WorkerProcess(Process):
+    def __init__(self, world: "World", name: str, host: EngineHost) -> None:
+        super().__init__(world, name)
+        self.host = host
+        self.service: WorkerService | None = None
+        self._supervisor: Supervisor | None = None
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        plan, host = self.world.plan, self.host
+        service = self.service = WorkerService(
+            event_log=self.link.log,
+            commands=self.link.commands,
+            clock=self.clock,
+            board=life.board,
+            settings=WorkerSettings(
+                **plan.fleet_settings, instance=host.instance, engine_url=host.url, flush_ms=plan.flush_ms
+            ),
+            instance=host.instance,
+            engine=HostProbe(host, plan.engine.block_size),
+            events=ZmqKvEvents(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
+        )
+        self._supervisor = supervisor
+        supervisor.start(service.run(), name="worker")
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.leave("worker stopped")
+        self.life = None
+
+    def stop(self) -> None:
+        """SIGTERM: it says goodbye first."""
+        if self.life is not None and self._supervisor is not None:
+            self._supervisor.stop()
+
+
+class IngressProcess(Process, Site):
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.app: AsgiApp | None = None
+        self.engines_cut: set[str] = set()
+        """Hosts of engines that this ingress cannot reach."""
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        world = self.world
+        session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach)
+        async with assembled(
+            IngressSettings(**world.plan.fleet_settings, **world.plan.ingress_settings, name=self.link.name),
+            self.link.ports,
+            clock=self.clock,
+            board=life.board,
+            supervisor=supervisor,
+            engine_session=cast(aiohttp.ClientSession, session),
+            chance=world.chance(f"ids of {self.link.name}"),
+        ) as app:
+            self.app = app
+            await supervisor.until_stopped()
+
+    @override
+    def died(self) -> None:
+        super().died()
+        self.app = None
+
+    @property
+    @override
+    def reachable(self) -> bool:
+        return True
+
+    @override
+    def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+        _attend(self, exchange, work)
+
+    def _can_reach(self, host: str) -> bool:
+        return host not in self.engines_cut
+
+
+class EngineProcess(Process, Site):
+    networked = False
+
+    def __init__(self, world: "World", name: str, host: EngineHost) -> None:
+        super().__init__(world, name)
+        self.host = host
+        self.app: AsgiApp | None = None
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        world = self.world
+        engine = EngineLife(
+            world.loop, world.chance("engines"), self.clock, world.plan.engine, world.chain, seed=self.lives
+        )
+        supervisor.start(engine.engine.run(), name="steps")
+        self.app = engine.app
+        self.host.began(engine)
+        await supervisor.until_stopped()
+
+    @override
+    def died(self) -> None:
+        super().died()
+        self.app = None
+        self.host.died()
+
+    @override
+    def pause(self) -> None:
+        super().pause()
+        self.host.paused = True
+
+    @override
+    def resume(self) -> None:
+        super().resume()
+        self.host.paused = False
+
+    @override
+    def kill(self) -> None:
+        super().kill()
+        self.host.paused = False
+
+    @property
+    @override
+    def reachable(self) -> bool:
+        return True
+
+    @override
+    def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+        _attend(self, exchange, work)
+
+
+class RecorderProcess(Process):
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.archive = MemoryArchive(world.chance("archive"))
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        recorder = Recorder(self.link.log, self.archive, self.clock, life.board, batch_events=200, batch_seconds=0.05)
+        supervisor.start(recorder.collect(), name="collect")
+        supervisor.start(recorder.archive(), name="archive")
+        await supervisor.until_stopped()
+
+
+class RebalancerProcess(Process):
+    service: RebalancerService
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = RebalancerSettings(**self.world.plan.fleet_settings)
+        self.service = RebalancerService(
+            event_log=self.link.log,
+            commands=self.link.commands,
+            clock=self.clock,
+            board=life.board,
+            settings=settings,
+            policy=chosen_policy(settings),
+            name=self.link.name,
+        )
+        supervisor.start(self.service.run(), name="fold")
+        supervisor.start(self.service.rebalance(), name="rebalance")
+        await supervisor.until_stopped()
+
+
+class ScalerProcess(Process):
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        service = ScalerService(
+            event_log=self.link.log,
+            clock=self.clock,
+            board=life.board,
+            settings=ScalerSettings(**self.world.plan.fleet_settings),
+        )
+        supervisor.start(service.run(), name="fold")
+        supervisor.start(service.report(), name="report")
+        await supervisor.until_stopped()
+
+
+def engine_host(world: "World", number: int) -> EngineHost:
+    return EngineHost(InstanceId(f"engine-{number}"), world.loop, world.chance(f"host {number}"))
+
+
+def _attend(process: Process, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    """One HTTP request in the process's own tasks."""
+    life = process.life
+    assert life is not None
+    life.exchanges[exchange] = None
+
+    async def attending() -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - an application must answer, not raise
+            process.world.violation(f"{process.name} raised at a request: {error!r}")
+        life.exchanges.pop(exchange, None)
+        exchange.end()
+
+    process.world.loop.launch(attending(), life.context)

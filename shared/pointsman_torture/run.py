@@ -1,0 +1,166 @@
+"""One seed from its beginning to its verdict.
+
+Three acts: the fleet starts and serves while faults strike; all faults end and everything must come to agree within a
+bound; clients ask once more and all of them must be served. Then the checkers judge.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from pointsman.contracts.codec import encode
+from pointsman.primitives import Seconds
+from pointsman_torture.checkers import AGREEMENT, QUIET, SAFETY
+from pointsman_torture.clients import Order, ask
+from pointsman_torture.engines import vocabulary
+from pointsman_torture.faults import Trouble
+from pointsman_torture.loop import StalledError, VirtualLoop
+from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS, plan_of
+from pointsman_torture.silence import listening_for_errors
+from pointsman_torture.world import World
+
+START_SECONDS_MAX = 1.0
+QUIET_SECONDS_MAX: Seconds = 150.0
+"""Virtual time in which everything must agree after the last fault: longer than the longest bound in the plan."""
+LAST_ORDERS = 8
+POLL_SECONDS: Seconds = 1.0
+TEAR_DOWN_ROUNDS_MAX = 20
+TEAR_DOWN_SECONDS: Seconds = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a seed went. `problems` is empty where it passed; `digest` is of the log, entry by entry."""
+
+    seed: int
+    problems: list[str]
+    digest: str
+    entries: int
+    steps: int
+    virtual_seconds: Seconds
+    outcomes: dict[str, int] = field(default_factory=dict)
+    trace: list[tuple[Seconds, str]] = field(default_factory=list)
+
+
+def run_seed(seed: int) -> Verdict:
+    """Run one seed. The same seed gives an equal verdict, digest included."""
+    plan = plan_of(seed)
+    if not gc.get_freeze_count():
+        vocabulary()
+        gc.freeze()  # what was imported is looked through once, not at each seed
+    gc.collect()
+    gc.disable()
+    loop = VirtualLoop(Random(f"loop {seed}"))
+    world = World(plan, loop)
+    loop.set_exception_handler(lambda _loop, context: world.violation(f"unhandled: {context}"))
+    try:
+        with listening_for_errors(world):
+            return _judged(world, loop)
+    finally:
+        gc.enable()
+
+
+def _judged(world: World, loop: VirtualLoop) -> Verdict:
+    asyncio.set_event_loop(loop)
+    problems: list[str] = []
+    try:
+        problems += loop.run_until_complete(_acts(world))
+    except StalledError as error:
+        problems.append(f"the run stalled: {error}")
+    verdict = Verdict(
+        seed=world.plan.seed,
+        problems=list(dict.fromkeys([*world.violations, *problems])),
+        digest=log_digest(world),
+        entries=len(world.network.history),
+        steps=loop.steps,
+        virtual_seconds=loop.time(),
+        outcomes=dict(sorted(Counter(order.outcome for order in world.traffic.orders).items())),
+        trace=list(world.trace),
+    )
+    _tear_down(world, loop)
+    return verdict
+
+
+def log_digest(world: World) -> str:
+    """Every entry of the log and what each client got, as one number."""
+    digest = hashlib.blake2b(digest_size=16)
+    for stored in world.network.history:
+        payload = encode(stored.event) if stored.event is not None else b"unreadable"
+        digest.update(b"%d %s " % (stored.sequence, stored.writer.encode()) + payload)
+    for order in world.traffic.orders:
+        digest.update(f"{order.number} {order.outcome} {order.status} {order.ended_at!r}".encode())
+    return digest.hexdigest()
+
+
+async def _acts(world: World) -> list[str]:
+    chance = world.chance("start")
+    for process in world.processes:
+        world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
+    trouble = Trouble(world)
+    trouble.schedule()
+    clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
+    await asyncio.sleep(FAULTS_BEGIN + FAULTS_SECONDS)
+    trouble.heal()
+    await _quiet(world, trouble, clients)
+    world.note("last orders")
+    last = [world.traffic.order(may_hang_up=False) for _ in range(LAST_ORDERS)]
+    await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
+    await _quiet(world, trouble, clients)
+    problems = [problem for checker in (*SAFETY, *AGREEMENT) for problem in checker(world)]
+    problems += [
+        f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
+        for order in last
+        if order.outcome != "answered"
+    ]
+    return problems
+
+
+def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
+    """Orders with their times: a stream of them, and some bursts."""
+    chance = world.chance("arrivals")
+    at = FAULTS_BEGIN / 2
+    for _ in range(world.plan.requests):
+        if chance.random() > 0.2:
+            at += chance.expovariate(world.plan.requests / FAULTS_SECONDS)
+        yield world.traffic.order(), at
+
+
+async def _client(world: World, order: Order, wait: Seconds) -> None:
+    await asyncio.sleep(wait)
+    await ask(order, world.chance("choice").choice(world.ingresses))
+
+
+async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[None]"]) -> None:
+    """Wait until everyone was answered and everything agrees, or the bound is over."""
+    deadline = world.loop.time() + QUIET_SECONDS_MAX
+    while world.loop.time() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+        trouble.undrain_all()
+        if all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world)):
+            return
+
+
+def _tear_down(world: World, loop: VirtualLoop) -> None:
+    """Let every task end, those of killed processes too, with nobody left who could hear them."""
+    for process in world.processes:
+        process.kill()
+    loop.set_exception_handler(lambda _loop, _context: None)
+    for life in world.lives:
+        loop.release(life)
+    for _ in range(TEAR_DOWN_ROUNDS_MAX):
+        unfinished = loop.unfinished
+        if not unfinished:
+            break
+        for task in unfinished:
+            task.cancel()
+        with contextlib.suppress(StalledError):
+            loop.run_until_complete(asyncio.wait(unfinished, timeout=TEAR_DOWN_SECONDS))
+    with contextlib.suppress(StalledError):
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    asyncio.set_event_loop(None)
+    loop.close()

@@ -1,0 +1,169 @@
+"""The torture itself: that seeds pass, that a seed is one run whatever the hash seed, and that defects are found."""
+
+import asyncio
+import contextvars
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pointsman.contracts.fleet import InstanceLeft
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.state.speculation import Speculation
+from pointsman.state.state import State
+from pointsman.tooling.cli import main
+from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.loop import OWNER, Mortal, StalledError, VirtualLoop
+from pointsman_torture.network import Network, Weather
+from pointsman_torture.run import run_seed
+
+SEEDS = range(1, 61)
+SEEDS_A_TEST = 10
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop(Random(1))
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_A_TEST])
+def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
+    for seed in range(first, first + SEEDS_A_TEST):
+        verdict = run_seed(seed)
+
+        assert not verdict.problems, f"pointsman torture --seed {seed}"
+
+
+def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
+    code = "from pointsman_torture.run import run_seed; print([run_seed(seed).digest for seed in (3, 5)])"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+
+    assert told[0] == told[1]
+
+
+def test_the_command_runs_one_seed_and_shows_what_was_done_to_it() -> None:
+    result = CliRunner().invoke(main, ["torture", "--seed", "1"])
+
+    assert result.exit_code == 0, result.output
+    assert "all faults end" in result.output
+    assert run_seed(1).digest in result.output
+    assert "all passed" in result.output
+
+
+def _ignoring_epochs(state: State, instance: InstanceId, _epoch: Epoch) -> object:
+    return state.fleet.get(instance)
+
+
+def _applying_again(state: State, event: Any) -> bool:
+    instance = state._current(event.instance, event.epoch)
+    if instance is not None:
+        instance.sequence = event.sequence
+    return instance is not None
+
+
+def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: object) -> None:
+    pass
+
+
+def _never_relocating(_dispatcher: Dispatcher, _now: float) -> list[object]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "defect"),
+    [
+        (State, "_current", _ignoring_epochs),
+        (State, "_next_cache_event", _applying_again),
+        (Speculation, "promise", _promising_nothing),
+    ],
+    ids=["the epoch is not looked at", "a repeated cache event counts again", "nothing is held on speculation"],
+)
+def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: object) -> None:
+    monkeypatch.setattr(owner, name, defect)
+
+    assert any(run_seed(seed).problems for seed in range(1, 60))
+
+
+def test_time_jumps_to_what_is_due(loop: VirtualLoop) -> None:
+    clock = SkewedClock(loop, speed=10.0)
+    begun = clock.now()
+    loop.run_until_complete(clock.sleep(36_000))
+
+    assert clock.now() - begun == pytest.approx(36_000, abs=0.1)
+    assert loop.time() == pytest.approx(3_600, abs=0.01)
+
+
+def test_a_loop_where_nothing_can_happen_any_more_says_so(loop: VirtualLoop) -> None:
+    with pytest.raises(StalledError):
+        loop.run_until_complete(asyncio.Event().wait())
+
+
+def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on(loop: VirtualLoop) -> None:
+    done: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(1.0)
+            done.append(f"{name} worked")
+        finally:
+            done.append(f"{name} cleaned up")
+
+    mortals = {name: Mortal() for name in ("killed", "paused", "untouched")}
+    for name, mortal in mortals.items():
+        context = contextvars.Context()
+        context.run(OWNER.set, mortal)
+        loop.launch(work(name), context)
+    loop.outside(0.5, lambda: setattr(mortals["killed"], "stopped", True))
+    loop.outside(0.5, lambda: setattr(mortals["paused"], "stopped", True))
+    loop.outside(3.0, loop.release, mortals["paused"])
+    loop.run_until_complete(asyncio.sleep(2.0))
+    before = list(done)
+    loop.run_until_complete(asyncio.sleep(2.0))
+
+    assert before == ["untouched worked", "untouched cleaned up"]
+    assert done == [*before, "paused worked", "paused cleaned up"]
+    loop.release(mortals["killed"])
+    loop.run_until_complete(asyncio.wait(loop.unfinished))
+
+
+def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop: VirtualLoop) -> None:
+    network = Network(PoolName("test"), loop, Random(2))
+    link = network.link(SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
+    link.weather = Weather(delay=0.05, loss=0.2, doubling=0.2)
+
+    async def write() -> None:
+        for epoch in range(100):
+            left = InstanceLeft(at=0.0, instance=InstanceId("engine-1"), epoch=Epoch(epoch), reason="")
+            link.log.append_soon(left)
+            if epoch == 50:
+                network.server_down()
+                loop.outside(5.0, network.server_up)
+            await asyncio.sleep(0.02)
+        assert await link.log.flush(60.0)
+
+    loop.run_until_complete(write())
+
+    epochs = [stored.event.epoch for stored in network.history if isinstance(stored.event, InstanceLeft)]
+    assert sorted(epochs) == list(range(100))
+    assert network.broker.extent.last == 100
+
+
+def _fail(subject: str, error: Exception) -> None:
+    raise AssertionError(subject) from error

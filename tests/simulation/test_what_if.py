@@ -1,0 +1,97 @@
+"""A recorded log run again: the same policy gives the record back, a slow engine is slow again, less fleet is worse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import LogEntry
+from pointsman.tooling.cli import main
+from pointsman.tooling.history.bundle import write_bundle
+from pointsman.tooling.history.sources import Header
+from tests.support.served_log import ServedLog
+
+WELL = 0.05
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[LogEntry]:
+    policies = policy_set(routing="round_robin", admission="none")
+    return ServedLog(requests=240, gap=0.4, pace={"engine-2": 3.0}, policies=policies).entries
+
+
+def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
+    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
+    return CliRunner().invoke(main, ["what-if", "--from", str(directory / "log.pmlog"), *arguments])
+
+
+def numbers(entries: list[LogEntry], directory: Path, *arguments: str) -> dict[str, Any]:
+    result = what_if(entries, directory, *arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+def test_the_same_policy_simulated_again_gives_the_record_back(entries: list[LogEntry], tmp_path: Path) -> None:
+    told = numbers(entries, tmp_path, "--policy", "min_ttft")
+
+    recorded, again = told["recorded"]["report"], told["resimulated"]["report"]
+    assert told["reproduced"], told["fidelity"]
+    assert again["hit_rate"] == pytest.approx(recorded["hit_rate"], abs=WELL)
+    assert again["ttft"]["p50_s"] == pytest.approx(recorded["ttft"]["p50_s"], rel=0.2)
+    assert told["recorded"]["by_instance"].keys() == told["resimulated"]["by_instance"].keys()
+
+
+def test_a_slow_engine_is_slow_in_the_simulation_too(entries: list[LogEntry], tmp_path: Path) -> None:
+    speeds = numbers(entries, tmp_path, "--policy", "min_ttft")["calibration"]["speeds"]
+
+    assert speeds["engine-2"] == pytest.approx(1 / 3, rel=0.25)
+    assert speeds["engine-1"] == pytest.approx(1.0, rel=0.25)
+
+
+def test_a_policy_that_avoids_the_slow_engine_is_better_and_the_table_says_so(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    told = numbers(entries, tmp_path, "--policy", "min_ttft")
+    shown = what_if(entries, tmp_path, "--policy", "min_ttft")
+
+    assert told["changed"]["report"]["ttft"]["p90_s"] < told["resimulated"]["report"]["ttft"]["p90_s"]
+    for part in ("recorded", "re-simulated", "min_ttft", "effective capacity", "TTFT P90", "hit rate", "load CV"):
+        assert part in shown.output
+
+
+def test_another_number_of_instances_serves_it_all(entries: list[LogEntry], tmp_path: Path) -> None:
+    fewer, more = (numbers(entries, tmp_path, "--instances", count)["changed"] for count in ("1", "5"))
+
+    assert list(fewer["by_instance"]) == ["engine-1"]
+    assert list(more["by_instance"]) == ["engine-1", "engine-2", "engine-3", "extra-1", "extra-2"]
+    assert fewer["report"]["hit_rate"] > more["report"]["hit_rate"]
+
+
+def test_requests_before_since_warm_the_caches_and_are_not_counted(entries: list[LogEntry], tmp_path: Path) -> None:
+    told = numbers(entries, tmp_path, "--order", "edf", "--since", "@60")
+
+    assert told["warmup"] + told["requests"] == 240
+    assert told["warmup"] == pytest.approx(59 / 0.4, abs=2)
+
+
+def test_too_little_traffic_no_change_and_unknown_settings_are_refused(entries: list[LogEntry], tmp_path: Path) -> None:
+    few = what_if(entries, tmp_path, "--policy", "min_ttft", "--since", "@90")
+    nothing = what_if(entries, tmp_path)
+    unknown = what_if(entries, tmp_path, "--policy", "dualmap", "--set", "no_such=1")
+
+    assert (few.exit_code, "too few" in few.output) == (2, True)
+    assert (nothing.exit_code, "what is to be different" in nothing.output) == (2, True)
+    assert (unknown.exit_code, "no setting" in unknown.output) == (2, True)
+
+
+def test_pictures_are_drawn(entries: list[LogEntry], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = what_if(entries, tmp_path, "--policy", "min_ttft", "--plot", str(tmp_path / "pictures"))
+
+    assert result.exit_code == 0
+    names = {picture.name for picture in (tmp_path / "pictures").iterdir()}
+    assert {"ttft_cdf.png", "pending_heatmap.png"} <= names

@@ -1,0 +1,164 @@
+"""The doctor: silent about a healthy log, and each planted fault is found and named."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.codec import encode
+from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.fleet import FleetEvent, InstanceProbed
+from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.subjects import subject_of
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, PoolName
+from pointsman.tooling.cli import main
+from pointsman.tooling.doctor.samples import Heavy, Sample
+from pointsman.tooling.history.bundle import write_bundle
+from pointsman.tooling.history.sources import Header
+from tests.support.served_log import ServedLog
+
+Entries = list[LogEntry]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Entries:
+    return ServedLog().entries
+
+
+def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and findings."""
+    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
+    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json", "-"])
+    return result.exit_code, json.loads(result.stdout)["findings"]
+
+
+def renumbered(entries: Entries) -> Entries:
+    return [LogEntry(n, e.subject, e.payload, e.event) for n, e in enumerate(entries, start=1)]
+
+
+def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "log.pmlog", Header(pool="default", last=healthy[-1].sequence), healthy)
+    result = CliRunner().invoke(main, ["doctor", "--from", str(tmp_path / "log.pmlog")])
+
+    assert result.exit_code == 0
+    assert "nothing to complain about" in result.output
+    assert "warning" not in result.output
+
+
+def _with_hole(entries: Entries) -> Entries:
+    return entries[:100] + entries[103:]
+
+
+def _with_lost_writes(entries: Entries) -> Entries:
+    lost = WritesLost(at=50.0, writer="worker engine-1", count=3, reason="no answer")
+    entry = LogEntry(0, subject_of(PoolName("default"), lost), encode(lost), lost)
+    return renumbered([*entries[:200], entry, *entries[200:]])
+
+
+def _without_ends(entries: Entries) -> Entries:
+    late = [e for e in entries if isinstance(e.event, RequestFinished) and e.event.request in ("r-3", "r-4")]
+    last = entries[-1].event
+    assert last is not None
+    probe = InstanceProbed(at=last.at + 700.0, instance=InstanceId("engine-1"), epoch=_epoch(last), parity=True)
+    entry = LogEntry(0, subject_of(PoolName("default"), probe), encode(probe), probe)
+    return renumbered([*(e for e in entries if e not in late), entry])
+
+
+def _epoch(event: object) -> Any:
+    return getattr(event, "epoch", 1)
+
+
+def _with_second_end(entries: Entries) -> Entries:
+    event = next(e.event for e in entries if isinstance(e.event, RequestFinished))
+    failed = RequestFailed(at=event.at + 1, request=event.request, reason="engine_failed", status=502)
+    entry = LogEntry(0, subject_of(PoolName("default"), failed), encode(failed), failed)
+    return renumbered([*entries, entry])
+
+
+def _without_cache_events(entries: Entries) -> Entries:
+    """One that was never written, of an engine whose worker then answers nobody."""
+    lost = next(e for e in entries if isinstance(e.event, CacheEvent) and e.sequence > 100)
+    return renumbered([e for e in entries if e is not lost])
+
+
+def _with_failed_probe(entries: Entries) -> Entries:
+    probe = InstanceProbed(at=3.0, instance=InstanceId("engine-1"), epoch=_epoch(None), parity=False, detail="tokens")
+    entry = LogEntry(0, subject_of(PoolName("default"), probe), encode(probe), probe)
+    return renumbered([*entries[:20], entry, *entries[20:]])
+
+
+@pytest.mark.parametrize(
+    ("plant", "area", "words"),
+    [
+        (_with_hole, "log", "3 entries are missing"),
+        (_with_lost_writes, "log", "3 writes were lost"),
+        (_without_ends, "requests", "2 requests have no end"),
+        (_with_second_end, "requests", "ended twice"),
+        (_without_cache_events, "caches", "in doubt, and nothing has healed it"),
+        (_with_failed_probe, "caches", "keys of prompts are not those"),
+    ],
+)
+def test_a_planted_fault_is_serious_and_named(
+    healthy: Entries, tmp_path: Path, plant: Callable[[Entries], Entries], area: str, words: str
+) -> None:
+    code, findings = diagnosed(plant(healthy), tmp_path)
+
+    named = [f for f in findings if f["area"] == area and words in f["what"]]
+    assert [f["severity"] for f in named] == ["serious"], findings
+    assert code == 1
+
+
+def test_a_clock_that_is_ahead_is_found_and_measured(tmp_path: Path) -> None:
+    _, findings = diagnosed(ServedLog(skew={"engine-2": 2.5}).entries, tmp_path)
+
+    skewed = next(f for f in findings if f["area"] == "clocks" and "clocks differ" in f["what"])
+    assert skewed["severity"] == "serious"
+    assert len(skewed["evidence"]) == 1
+    assert re.fullmatch(r"worker engine-2 is 2\.[3-7] s ahead", skewed["evidence"][0])
+
+
+def test_a_slow_engine_is_found_although_nobody_was_late(tmp_path: Path) -> None:
+    policies = policy_set(routing="round_robin")
+    _, findings = diagnosed(ServedLog(pace={"engine-2": 3.0}, policies=policies).entries, tmp_path)
+
+    assert any("engine-2 is slow" in f["what"] for f in findings if f["area"] == "predictions")
+
+
+def test_a_prefix_that_everybody_shares_is_hot(tmp_path: Path) -> None:
+    _, findings = diagnosed(ServedLog(families=1).entries, tmp_path)
+
+    assert any("hot prefix" in f["what"] for f in findings)
+
+
+def test_fleet_events_of_an_instance_that_flaps_are_serious(healthy: Entries, tmp_path: Path) -> None:
+    worker = [e.event for e in healthy if isinstance(e.event, FleetEvent) and e.event.instance == "engine-1"]
+    down = [type(e)(**_fields(e) | {"serving": n % 2 == 0}) for n, e in enumerate(worker) if hasattr(e, "serving")]
+    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in down]
+    code, findings = diagnosed(renumbered([*healthy[:20], *entries]), tmp_path)
+
+    assert any("again and again" in f["what"] for f in findings)
+    assert code == 1
+
+
+def _fields(event: Any) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__struct_fields__}
+
+
+def test_figures_of_a_long_stream_stay_bounded_and_right() -> None:
+    sample: Sample[int] = Sample(100)
+    heavy: Heavy[int] = Heavy(10)
+    for number in range(10_000):
+        sample.add(number)
+        heavy.add(7 if number % 3 == 0 else number + 100)
+
+    assert len(sample.values) <= 101
+    assert abs(sorted(sample.values)[len(sample.values) // 2] - 5000) < 300
+    assert heavy.counts.most_common(1)[0][0] == 7
+    assert len(heavy.counts) == 10

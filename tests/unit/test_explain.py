@@ -1,0 +1,112 @@
+"""The story of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.requests import RequestArrived
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import RequestId
+from pointsman.simulation.replay import pool_settings
+from pointsman.tooling.cli import main
+from pointsman.tooling.explain.reasons import reasons
+from pointsman.tooling.explain.story import story_of
+from pointsman.tooling.history.bundle import write_bundle
+from pointsman.tooling.history.sources import Header
+from tests.support.recorded_log import RecordedFleet, rewritten
+from tests.support.served_log import ServedLog
+
+
+@pytest.fixture(scope="module")
+def eventful() -> list[LogEntry]:
+    """Everything that can happen, under two leaders that are ahead of the log."""
+    fleet = RecordedFleet(policy_set(routing="min_ttft", prefill_window_tokens=900), seed=5).live(400)
+    fleet.take_over()
+    return fleet.live(400).write_all().entries
+
+
+@pytest.fixture(scope="module")
+def slowed() -> list[LogEntry]:
+    return ServedLog(pace={"engine-2": 6.0}, gap=0.25, policies=policy_set(routing="round_robin")).entries
+
+
+def explain(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
+    bundle = directory / "log.pmlog"
+    write_bundle(bundle, Header(pool="default", last=entries[-1].sequence), entries)
+    return CliRunner().invoke(main, ["explain", "--from", str(bundle), *arguments])
+
+
+def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: list[LogEntry]) -> None:
+    settings = pool_settings(eventful)
+    placements = [e for e in eventful if isinstance(e.event, RequestPlaced) and e.event.attempt == 1]
+    assert len(placements) > 40
+    for entry in placements[::3]:
+        placed = entry.event
+        assert isinstance(placed, RequestPlaced)
+        untold = rewritten(eventful, entry.sequence, msgspec.structs.replace(placed, candidates=[]))
+        story = story_of(untold, placed.request, settings)
+        decision = next((d for d in story.decisions if d.sequence == entry.sequence), None)
+        if decision is None:
+            assert entry.sequence in story.fenced
+            continue
+
+        rebuilt = {c.instance: (c.hit_blocks, c.queue_seconds, c.prefill_seconds) for c in decision.candidates}
+        for told in placed.candidates:
+            assert rebuilt[told.instance] == (told.hit_blocks, told.queue_seconds, told.prefill_seconds)
+
+
+def test_the_phases_of_every_request_leave_no_second_out(eventful: list[LogEntry]) -> None:
+    settings = pool_settings(eventful)
+    requests = dict.fromkeys(e.event.request for e in eventful if isinstance(e.event, RequestArrived))
+    for request in list(requests)[::4]:
+        story = story_of(eventful, request, settings)
+        if story.end is None or not story.phases:
+            continue
+        assert sum(p.seconds for p in story.phases) == pytest.approx(
+            max(0.0, story.end.at - story.arrived_at), abs=1e-6
+        )
+
+
+def test_the_slowest_request_of_a_slow_engine_says_so(slowed: list[LogEntry], tmp_path: Path) -> None:
+    told = json.loads(explain(slowed, tmp_path, "--slowest", "1", "--json", "-").stdout)
+
+    assert told["decisions"][0]["instance"] == "engine-2"
+    assert any("inside engine-2" in reason and "times as long" in reason for reason in told["why"])
+    shown = explain(slowed, tmp_path, told["request"])
+    assert shown.exit_code == 0
+    for part in ("where the time went", "to the first token", "by round_robin", "PrefillFinished", "predicted"):
+        assert part in shown.output
+
+
+def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
+    log = ServedLog(
+        requests=80,
+        gap=0.05,
+        engines=1,
+        policies=policy_set(routing="min_ttft", admission="none", prefill_window_tokens=300),
+    )
+    story = story_of(log.entries, RequestId("r-60"), pool_settings(log.entries))
+
+    assert story.placement is not None
+    assert story.placement.ahead
+    assert any("it waited" in reason and "before it" in reason for reason in reasons(story))
+
+
+def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:
+    def said(text: str) -> dict[str, Any]:
+        result = explain(slowed, tmp_path, text, "--json", "-")
+        return {"code": result.exit_code, "text": result.output}
+
+    assert '"request": "r-199"' in said("199")["text"]
+    assert '"request": "r-1"' in said("r-1")["text"]
+    ambiguous, unknown = said("r-15"), said("nobody")
+    assert ambiguous["code"] == 0
+    assert said("r-")["code"] == 2
+    assert "Type more" in said("r-")["text"]
+    assert (unknown["code"], "x-request-id" in unknown["text"]) == (2, True)

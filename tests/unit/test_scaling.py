@@ -1,0 +1,255 @@
+"""How large a pool should be: what each policy wishes and why, what the limits make of it, and the steps that follow."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from pointsman.contracts.decisions import RequestRejected, ScaleDecided
+from pointsman.contracts.fleet import InstanceDraining
+from pointsman.policies.admission.admit_all import AdmitAll
+from pointsman.policies.dispatch import Dispatcher, PolicySet, UnknownPolicyError, scaling_policy
+from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.routing.round_robin import RoundRobin
+from pointsman.policies.scaling import Limits, PoolSize, ScalingPolicy, Wish, limited
+from pointsman.policies.scaling.schedule import parse_cron
+from pointsman.policies.scaling.slo_attainment import SloAttainment
+from pointsman.policies.scaling.target_utilisation import TargetUtilisation
+from pointsman.ports import ProvidedInstance
+from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Term
+from pointsman.state.fleet import Instance
+from pointsman.state.scaling import Scaling
+from pointsman.state.state import PoolSettings, State
+from pointsman_scaler.reconciling import Drain, Grow, Stop, Undrain, census, next_steps
+from tests.support.events import finished, first_token, joined, reported, route
+
+TOKENS_A_SECOND = 1000
+"""Of `events.COST`: a prompt of 15 blocks takes 0.96 s."""
+
+
+class Pool:
+    """A pool whose engines prefill as they are expected to, under a steady load."""
+
+    def __init__(self, policy: ScalingPolicy, *, engines: int) -> None:
+        policies = PolicySet(
+            routing=RoundRobin(), admission=AdmitAll(), ordering=FirstComeFirstServed(), prefill_window_tokens=1
+        )
+        self.policy = policy
+        self.state = State(PoolSettings(), (*policies.memories(), *policy.memories()))
+        self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
+        self.now: Seconds = 0.0
+        for number in range(1, engines + 1):
+            self.state.apply(joined(f"e{number}"))
+            self.state.apply(reported(f"e{number}", 0, []))
+        self._requests = 0
+
+    def serve(self, seconds: Seconds, *, every: Seconds, late: Seconds = 0.0) -> None:
+        """A request of a second's work now and then, each with a prompt of its own, answered as expected. `late`: how
+        long it was under way before it was heard of."""
+        until = self.now + seconds
+        while self.now < until:
+            self._requests += 1
+            name = f"r{self._requests}"
+            self.dispatcher.route(
+                route(name, [self._requests * 100 + block for block in range(15)], arrived_at=self.now - late), self.now
+            )
+            instance = self.state.workload.requests[RequestId(name)].instance
+            self.state.apply(first_token(name, instance, at=self.now + 0.96))
+            self.state.apply(finished(name, instance, at=self.now + 0.96))
+            self.now += every
+
+    def wish(self, wanted: int | None = None) -> Wish:
+        ready = len(self.state.fleet.ready)
+        return self.policy.wish(self.state, PoolSize(ready=ready, wanted=wanted or ready), self.now)
+
+
+def test_a_pool_that_is_late_grows_by_what_its_work_needs() -> None:
+    pool = Pool(SloAttainment(), engines=2)
+
+    pool.serve(40, every=0.25, late=9.0)
+    wish = pool.wish()
+
+    assert wish.wanted == 6  # 4 s of work a second, engines prefilling 70% of their time
+    assert "0.0% of" in wish.reason
+
+
+def test_a_pool_whose_new_instances_have_not_come_yet_waits_for_them() -> None:
+    pool = Pool(SloAttainment(), engines=4)
+    pool.serve(40, every=0.5, late=9.0)
+
+    assert pool.wish(wanted=6).wanted == 6
+    assert "2 of 6 are to come" in pool.wish(wanted=6).reason
+
+
+def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
+    pool = Pool(SloAttainment(), engines=2)
+    pool.serve(40, every=1.0)
+    pool.dispatcher.route(route("refused", [1], arrived_at=pool.now), pool.now)
+    pool.state.apply(
+        RequestRejected(
+            at=pool.now, request=RequestId("refused"), reason="slo_ttft", detail="", retry_after=1.0, policy="p",
+            settings={}, candidates=[],
+        )
+    )  # fmt: skip
+
+    assert pool.wish().wanted == 3
+    assert "refused" in pool.wish().reason
+
+
+def test_a_pool_shrinks_where_the_last_while_would_have_been_on_time_without_one() -> None:
+    idle, busy = Pool(SloAttainment(), engines=3), Pool(SloAttainment(), engines=3)
+
+    idle.serve(90, every=1.5)
+    busy.serve(90, every=0.36)  # 2.7 s of work a second: two cannot do it, and three just can
+
+    assert idle.wish().wanted == 2
+    assert "without one instance 100.0% would have been" in idle.wish().reason
+    assert busy.wish().wanted == 3
+
+
+def test_a_pool_without_requests_sleeps_after_a_while_and_wakes_for_the_first_that_waits() -> None:
+    pool = Pool(SloAttainment(idle_s=100.0), engines=1)
+    pool.serve(10, every=5.0)
+    early = pool.wish()
+    pool.now += 200
+
+    assert (early.wanted, pool.wish().wanted) == (1, 0)
+
+    empty = Pool(SloAttainment(), engines=0)
+    policies = PolicySet(routing=RoundRobin(), admission=AdmitAll(), ordering=FirstComeFirstServed(), hold_seconds=60.0)
+    Dispatcher(empty.state, policies, term=Term(1)).route(route("first", [1]), 0.0)
+
+    assert empty.policy.wish(empty.state, PoolSize(ready=0, wanted=0), 1.0).wanted == 1
+
+
+def test_utilisation_follows_the_busier_of_prefill_and_memory_within_a_tolerance() -> None:
+    pool = Pool(TargetUtilisation(), engines=2)
+    pool.serve(60, every=0.5)  # 2 s of work a second for two engines: 96%, 60% are wanted
+
+    assert pool.wish().wanted == 4
+    assert pool.wish(wanted=4).wanted == 4  # two are to come
+
+    calm = Pool(TargetUtilisation(), engines=2)
+    calm.serve(60, every=0.8)  # 60%
+
+    assert calm.wish().wanted == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "fired"),
+    [
+        ("0 8 * * 1-5", "2026-11-21T07:00", "2026-11-20T08:00"),  # a Saturday: Friday counts
+        ("*/15 * * * *", "2026-11-21T07:44", "2026-11-21T07:30"),
+        ("30 6,18 * * *", "2026-11-21T06:29", "2026-11-20T18:30"),
+        ("0 0 1 * 0", "2026-11-23T12:00", "2026-11-22T00:00"),  # the first of the month, or a Sunday
+        ("0 0 29 2 *", "2027-01-01T00:00", "2024-02-29T00:00"),
+        ("5/20 * * * 7", "2026-11-22T00:30", "2026-11-22T00:25"),
+    ],
+)
+def test_a_cron_time_knows_when_it_fired_last(text: str, now: str, fired: str) -> None:
+    moment = datetime.fromisoformat(now).replace(tzinfo=UTC).timestamp()
+
+    assert parse_cron(text).last_firing(moment) == datetime.fromisoformat(fired).replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize("times", ["8 = 3", "0 8 * * *", "0 24 * * * = 2", "x 8 * * * = 2", "0 8 * * 8 = 2"])
+def test_a_schedule_that_is_none_is_refused_when_it_is_read(times: str) -> None:
+    with pytest.raises(UnknownPolicyError, match="schedule"):
+        scaling_policy("schedule", {"times": times})
+
+
+def test_a_schedule_counts_once_and_a_person_counts_until_the_next_entry() -> None:
+    policy = scaling_policy("schedule", {"times": "0 8 * * * = 8; 0 20 * * * = 2"})
+    state = State(PoolSettings())
+    nine = datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp()
+
+    assert policy.wish(state, PoolSize(ready=3, wanted=3), nine).wanted == 8
+
+    state.apply(decided(1, wanted=5, at=nine))
+
+    assert policy.wish(state, PoolSize(ready=5, wanted=5), nine + 60).wanted == 5
+    assert policy.wish(state, PoolSize(ready=5, wanted=5), nine + 12 * 3600).wanted == 2
+
+
+def decided(number: int, *, wanted: int, at: Seconds = 0.0, current: int = 0) -> ScaleDecided:
+    return ScaleDecided(at=at, policy="p", settings={}, current=current, wanted=wanted, reason="", number=number)
+
+
+def test_limits_let_a_pool_grow_fast_and_shrink_slowly() -> None:
+    limits = Limits(lowest=2, highest=8, step_up=2, step_down=1, pause_up_s=30, pause_down_s=60)
+    scaling = Scaling()
+    scaling.decide(decided(1, wanted=4, at=0.0, current=2))
+
+    def allowed(wanted: int, now: Seconds, *, deliberate: bool = False) -> int | None:
+        wish = limited(Wish(wanted, "", deliberate), scaling, now, limits)
+        return wish.wanted if wish else None
+
+    assert [allowed(9, 29), allowed(9, 30), allowed(5, 30)] == [None, 6, 5]
+    assert [allowed(1, 59), allowed(1, 60)] == [None, 3]
+    assert allowed(4, 100) is None
+    assert [allowed(20, 1, deliberate=True), allowed(0, 1, deliberate=True)] == [8, 2]
+
+
+def test_of_two_decisions_with_one_number_the_first_in_the_log_counts_for_everyone() -> None:
+    state = State(PoolSettings())
+    state.apply(decided(1, wanted=4), 1)
+    state.apply(decided(1, wanted=7), 2)
+
+    assert (state.scaling.number, state.scaling.wanted) == (1, 4)
+
+
+# The steps
+
+
+def fleet(**status: str) -> State:
+    """Instances by name: ready, new (joined, not heard of), leaving, or drained by a person."""
+    state = State(PoolSettings())
+    for name, how in status.items():
+        state.apply(joined(name))
+        if how != "new":
+            state.apply(reported(name, 0, []))
+        if how in ("leaving", "drained"):
+            state.apply(InstanceDraining(at=0.0, instance=InstanceId(name), epoch=Epoch(1), leaving=how == "leaving"))
+    return state
+
+
+def steps(state: State, wanted: int, provided: str, *, idle: bool = True, old: str = "") -> list[object]:
+    running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
+    count = census(state, running, start_seconds_max=600.0)
+
+    def may_stop(_instance: Instance) -> str:
+        return "it is idle" if idle else ""
+
+    return list(next_steps(state, count, wanted=wanted, stoppable=lambda names: names, may_stop=may_stop))
+
+
+def test_what_is_missing_is_started_once_however_often_it_is_looked_at() -> None:
+    assert steps(fleet(a="ready"), 3, "a") == [Grow(total=3, missing=2)]
+    assert steps(fleet(a="ready"), 3, "a b c") == []  # two are coming
+    assert steps(fleet(a="ready", b="new"), 2, "a b") == []
+
+
+def test_one_leaves_at_a_time_and_is_stopped_when_it_is_idle() -> None:
+    assert steps(fleet(a="ready", b="ready", c="ready"), 1, "a b c") == [Drain(InstanceId("a"))]
+    assert steps(fleet(a="leaving", b="ready", c="ready"), 1, "a b c", idle=False) == []
+    assert steps(fleet(a="leaving", b="ready", c="ready"), 1, "a b c") == [Stop(InstanceId("a"), "it is idle")]
+
+
+def test_who_leaves_is_taken_back_before_another_is_started() -> None:
+    assert steps(fleet(a="leaving", b="ready"), 2, "a b") == [Undrain(InstanceId("a"))]
+    assert steps(fleet(a="leaving", b="ready"), 3, "a b") == [Undrain(InstanceId("a")), Grow(total=3, missing=1)]
+
+
+def test_what_a_person_drained_is_replaced_and_never_stopped() -> None:
+    assert steps(fleet(a="drained", b="ready"), 2, "a b") == [Grow(total=3, missing=1)]
+    assert steps(fleet(a="drained", b="ready"), 1, "a b") == []
+
+
+def test_an_engine_that_never_answers_is_stopped_and_started_again() -> None:
+    assert steps(fleet(a="ready"), 2, "a b", old="b") == [
+        Stop(InstanceId("b"), "it has not joined in time"),
+        Grow(total=2, missing=1),
+    ]
+
+
+def test_what_others_run_is_left_alone() -> None:
+    assert steps(fleet(a="ready", b="ready"), 1, "") == []
