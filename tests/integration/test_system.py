@@ -31,8 +31,8 @@ from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, PoolName
 from pointsman.state.state import PoolSettings, State
+from pointsman.tooling.bench_faults.engine_truth import held_keys, replay_endpoint_of
 from pointsman.tooling.discovery import FleetFile, find_fleet
-from tests.support.engine_truth import held_keys, replay_endpoint_of
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 40.0

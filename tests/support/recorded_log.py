@@ -239,7 +239,15 @@ class RecordedFleet:
         )  # fmt: skip
 
     def _drain(self) -> None:
+        """By the leader, as people ask for it; now and then as something that was written by another hand."""
         engine = self._random.choice(list(self._epochs))
+        if self._random.random() < 0.4:
+            leaving = self._random.random() < 0.5
+            self._decided(self._leader.drain(engine, "asked for", self._now, leaving=leaving))
+            return
+        if self._random.random() < 0.6:
+            self._decided(self._leader.undrain(engine, self._now))
+            return
         kind = self._random.choice((InstanceDraining, InstanceUndrained))
         self._append(kind(at=self._now, instance=engine, epoch=Epoch(self._epochs[engine])))
 

@@ -83,13 +83,14 @@ def test_a_pool_whose_new_instances_have_not_come_yet_waits_for_them() -> None:
 def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
     pool = Pool(SloAttainment(), engines=2)
     pool.serve(40, every=1.0)
-    pool.dispatcher.route(route("refused", [1], arrived_at=pool.now), pool.now)
-    pool.state.apply(
-        RequestRejected(
-            at=pool.now, request=RequestId("refused"), reason="slo_ttft", detail="", retry_after=1.0, policy="p",
-            settings={}, candidates=[],
-        )
-    )  # fmt: skip
+    for name in ("x", "y", "z"):
+        pool.dispatcher.route(route(name, [1], arrived_at=pool.now), pool.now)
+        pool.state.apply(
+            RequestRejected(
+                at=pool.now, request=RequestId(name), reason="slo_ttft", detail="", retry_after=1.0, policy="p",
+                settings={}, candidates=[],
+            )
+        )  # fmt: skip
 
     assert pool.wish().wanted == 3
     assert "refused" in pool.wish().reason

@@ -54,6 +54,15 @@ class NatsStartError(Exception):
     """The server could not be started. The message says what to do about it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One server's place in a cluster on this machine: its name, where the others reach it, and everyone's such port."""
+
+    name: str
+    port: int
+    ports: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddedNats:
     """A running nats-server that the caller owns."""
@@ -104,15 +113,20 @@ async def embedded_nats(
 
 
 async def start_nats(
-    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False
+    data_dir: Path,
+    port: int = 0,
+    *,
+    sync_interval: str = SYNC_INTERVAL,
+    monitor: bool = False,
+    cluster: ClusterNode | None = None,
 ) -> EmbeddedNats:
-    """Start a nats-server that keeps its log below `data_dir` and listens on 127.0.0.1.
+    """Start a nats-server that keeps its log below `data_dir` and listens on 127.0.0.1, alone or in a `cluster`.
 
     `port` 0 takes a free one; `sync_interval` is `always` or a duration such as `1s`; `monitor` opens the server's
     HTTP monitoring on a free loopback port. The server outlives a Ctrl-C at the terminal, so that whoever started
     it can stop it last. Raises NatsStartError.
     """
-    process = _launch(data_dir, port, sync_interval, monitor)
+    process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
     try:
         ports = await _ports_of(process, data_dir)
     except BaseException:
@@ -148,7 +162,7 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups())
 
 
-def _launch(data_dir: Path, port: int, sync_interval: str, monitor: bool) -> subprocess.Popen[bytes]:
+def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
     binary = nats_server_binary()
     _check_version(binary)
     if port:
@@ -157,7 +171,9 @@ def _launch(data_dir: Path, port: int, sync_interval: str, monitor: bool) -> sub
     with _locked(data_dir) as lock:
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
-        return _spawn(binary, data_dir, _write_configuration(data_dir, port, sync_interval, monitor), lock)
+        file = data_dir / "nats-server.conf"
+        file.write_text(configuration)
+        return _spawn(binary, data_dir, file, lock)
 
 
 def _check_version(binary: str) -> None:
@@ -202,12 +218,12 @@ def _owner(data_dir: Path) -> str:
     return "still starting"
 
 
-def _write_configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool) -> Path:
+def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool, cluster: ClusterNode | None) -> str:
     directory = data_dir.absolute()
     quoted = json.dumps  # a JSON string is a NATS configuration string
     lines = [
         "# Written by pointsman at each start; changes are lost.",
-        "server_name: pointsman",
+        f"server_name: {quoted(cluster.name if cluster else 'pointsman')}",
         'host: "127.0.0.1"',
         f"port: {port or -1}",
         f"max_payload: {MAX_PAYLOAD_BYTES}",
@@ -222,9 +238,16 @@ def _write_configuration(data_dir: Path, port: int, sync_interval: str, monitor:
     ]
     if monitor:
         lines.append('http: "127.0.0.1:-1"')
-    configuration = data_dir / "nats-server.conf"
-    configuration.write_text("\n".join(lines) + "\n")
-    return configuration
+    if cluster is not None:
+        routes = ", ".join(quoted(f"nats://127.0.0.1:{other}") for other in cluster.ports)
+        lines += [
+            "cluster {",
+            "  name: pointsman",
+            f'  listen: "127.0.0.1:{cluster.port}"',
+            f"  routes: [{routes}]",
+            "}",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subprocess.Popen[bytes]:

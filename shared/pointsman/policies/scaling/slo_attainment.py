@@ -25,6 +25,9 @@ from pointsman.state.memories.service_window import Outcomes, Prefill, ServiceWi
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
+REFUSALS_MIN = 3
+"""Fewer than these may be anything."""
+
 
 @dataclass(frozen=True)
 class SloAttainment(ScalingPolicy):
@@ -44,7 +47,7 @@ class SloAttainment(ScalingPolicy):
     outcomes_min: int = 20
     busy_max: float = 0.7
     idle_s: Seconds = 300.0
-    refused_max: float = 0.01
+    refused_max: float = 0.03
 
     @override
     def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
@@ -73,7 +76,7 @@ class SloAttainment(ScalingPolicy):
         both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
         if both.total < self.outcomes_min:
             return ""
-        if done.refused > self.refused_max * both.total:
+        if done.refused >= REFUSALS_MIN and done.refused > self.refused_max * both.total:
             return f"{done.refused} of {both.total} requests were refused in {self.window_s:g} s"
         if both.attainment < self.target:
             return f"{both.attainment:.1%} of {both.total} requests are on time, {self.target:.0%} should be"

@@ -15,6 +15,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from pointsman.chassis.telemetry import configure_logging
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.scaling import SCALING_POLICIES
 from pointsman.policies.scaling.slo_attainment import SloAttainment
@@ -46,6 +49,7 @@ class ElasticityOptions:
     trace: Path | None
     workload: str
     policy: str
+    admission: str
     scaling: str
     engines: tuple[int, int]
     rate: float
@@ -64,8 +68,7 @@ class ElasticityOptions:
 
 class ElasticityReport(msgspec.Struct, kw_only=True):
     """`recovered_s`: engine seconds after which attainment stays at the target until the load halves; null if it does not.
-    `high_attainment`: from then on; `low_attainment`: of all that arrived after the load halved. `undrained_failures`
-    and `placed_after` are summed over all drains."""
+    `high_attainment`: from then on; `low_attainment`: of all that arrived after the load halved."""
 
     workload: str
     policy: str
@@ -104,6 +107,7 @@ def _range(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
 @click.option("--workload", type=click.Choice(tuple(GENERATORS)), default="tools", help="Without --trace: generated.")
 @click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), default="dualmap", show_default=True)
+@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), default=AdmitAll.name, show_default=True)
 @click.option("--scaling", type=click.Choice(sorted(SCALING_POLICIES)), default=SloAttainment.name, show_default=True)
 @click.option("--engines", callback=_range, metavar="MIN..MAX", default="4..8", show_default=True, help="Of the pool.")
 @click.option("--rate", type=POSITIVE, default=10.0, show_default=True, help="Requests a second at first; then half.")
@@ -129,6 +133,7 @@ def bench_elasticity_command(**values: object) -> None:
       pointsman bench-elasticity --engines 2..4 --rate 5 --speed 10        smaller and quicker
     """
     options = ElasticityOptions(**values)  # type: ignore[arg-type]
+    configure_logging("error", "text")
     if options.plot and find_spec("matplotlib") is None:
         msg = "--plot needs matplotlib: pip install 'pointsman[plots]'"
         raise click.ClickException(msg)
@@ -157,7 +162,14 @@ class _Bench:
         requests = self._requests()
         lowest, highest = options.engines
         arguments = ["--scale", f"{lowest}..{highest}", "--scaling", options.scaling]
-        arguments += ["--engine-model", options.engine_model, "--slo-ttft", str(options.slo_ttft)]
+        arguments += [
+            "--admission",
+            options.admission,
+            "--engine-model",
+            options.engine_model,
+            "--slo-ttft",
+            str(options.slo_ttft),
+        ]
         fleets = FreshFleets(engines=lowest, speed=options.speed, arguments=arguments)
         self._console.print(f"starting a fleet of {lowest} engines that may grow to {highest} ...", style="dim")
         async with fleets.running(Variant(options.policy)) as fleet:
@@ -215,7 +227,7 @@ class _Bench:
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while True:
             timeline = await asyncio.to_thread(self._read, fleet)
-            pending = any(drained.seconds is None for drained in timeline.drains)
+            pending = any(drained.seconds is None and not drained.taken_back for drained in timeline.drains)
             if not pending or time.monotonic() > deadline:
                 return timeline
             await asyncio.sleep(1.0)
@@ -230,7 +242,8 @@ class _Bench:
         high = [s for s in timeline.stretches if s.start_s + timeline.stretch_s <= options.high_seconds]
         low = [s for s in timeline.stretches if s.start_s >= options.high_seconds]
         recovered = _recovered_at(high, options.target)
-        sizes = [size for at, size in timeline.sizes if at >= 0] or [size for _, size in timeline.sizes[-1:]]
+        at_first = [size for at, size in timeline.sizes if at < 0][-1:]
+        sizes = at_first + [size for at, size in timeline.sizes if at >= 0]
         changes = [c for c in timeline.changes if c.at_s > 0]
         return ElasticityReport(
             workload=options.trace.name if options.trace else options.workload,

@@ -56,7 +56,8 @@ class Decided(msgspec.Struct, kw_only=True):
 
 class Drained(msgspec.Struct, kw_only=True):
     """One instance taken out of service. `had`: requests it had then; `placed_after`: that were placed or moved there later,
-    while it drained; `failed`: that failed there from then on. `seconds`: until it left, engine time; null if it did not."""
+    while it drained; `failed`: that failed there from then on. `seconds`: until it left, engine time; null if it did not.
+    `taken_back`: it was needed again."""
 
     at_s: Seconds
     instance: str
@@ -64,6 +65,7 @@ class Drained(msgspec.Struct, kw_only=True):
     placed_after: int = 0
     failed: int = 0
     seconds: Seconds | None = None
+    taken_back: bool = False
 
 
 class Timeline(msgspec.Struct, kw_only=True):
@@ -127,7 +129,8 @@ class TimelineReader:
             self._draining[event.instance] = drained
             self._drains.append(drained)
         elif isinstance(event, InstanceUndrained):
-            self._draining.pop(event.instance, None)
+            if back := self._draining.pop(event.instance, None):
+                back.taken_back = True
         elif isinstance(event, InstanceLeft) and event.instance in self._draining:
             drained = self._draining.pop(event.instance)
             drained.seconds = event.at - drained.at_s

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.embedded_nats import SYNC_INTERVAL
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.telemetry import configure_logging
@@ -31,7 +32,7 @@ from pointsman.tooling.bench.comparison import FreshFleets
 from pointsman.tooling.bench_faults.checks import agrees, findings
 from pointsman.tooling.bench_faults.clients import Clients
 from pointsman.tooling.bench_faults.evidence import Evidence, gathered
-from pointsman.tooling.bench_faults.fleet import struck_fleet
+from pointsman.tooling.bench_faults.fleet import Shape, struck_fleet
 from pointsman.tooling.bench_faults.report import FaultsReport, reported, show
 from pointsman.tooling.bench_faults.schedule import DEFAULT_FAULTS, Fault, FaultError, checked, scheduled
 from pointsman.tooling.bench_faults.strikes import Striker
@@ -66,6 +67,8 @@ class FaultsOptions:
     seed: int | None
     engines: int
     schedulers: int
+    nats_servers: str
+    sync_interval: str
     policy: str
     speed: float
     rate: float | None
@@ -96,6 +99,16 @@ COUNT = click.IntRange(min=1)
 @click.option("--seed", type=int, metavar="N", help="Of the faults and the workload. Default: another each time.")
 @click.option("--engines", type=COUNT, metavar="N", default=4, show_default=True, help="Simulated engines.")
 @click.option("--schedulers", type=COUNT, metavar="N", default=2, show_default=True, help="One leads.")
+@click.option(
+    "--nats-servers",
+    type=click.Choice(("1", "3")),
+    default="1",
+    show_default=True,
+    help="3: a cluster, each with a copy of the log; kill:nats then strikes the one that leads the log.",
+)
+@click.option(
+    "--sync-interval", metavar="always|1s", default=SYNC_INTERVAL, show_default=True, help="As for `pointsman up`."
+)
 @click.option(
     "--policy",
     type=click.Choice(tuple(sorted(ROUTING_POLICIES))),
@@ -174,14 +187,16 @@ async def _run(
     seconds = requests[-1].arrival_s / options.speed
     faults = scheduled(options.faults, seed=seed, seconds=seconds)
     console.print(_announced(options, seed, len(requests), seconds, faults), soft_wrap=True, markup=False)
-    fleets = FreshFleets(
-        engines=options.engines,
-        speed=options.speed,
-        arguments=["--schedulers", str(options.schedulers), *options.up],
-        directory=directory,
+    arguments = ["--schedulers", str(options.schedulers), *options.up]
+    shape = Shape(
+        policy=options.policy,
+        servers=int(options.nats_servers),
+        sync_interval=options.sync_interval,
+        network=any(fault.action == "network" for fault in faults),
+        seed=seed,
+        fleets=FreshFleets(engines=options.engines, speed=options.speed, arguments=arguments),
     )
-    network = any(fault.action == "network" for fault in faults)
-    async with struck_fleet(fleets, options.policy, directory / "data", network=network, seed=seed) as fleet:
+    async with struck_fleet(shape, directory) as fleet:
         clock = ScaledClock(options.speed)
         async with open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}") as link:
             witness = Witness(options.speed)
@@ -222,6 +237,9 @@ def _note_service(evidence: Evidence, clients: Clients) -> None:
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
     """Raises click.ClickException."""
+    if options.nats_servers != "1" and any(name.startswith("network") for name in options.faults):
+        msg = "faults of the network are for one nats-server"
+        raise click.UsageError(msg)
     if (options.trace is None) == (options.workload is None):
         msg = "give --trace or --workload, one of them"
         raise click.UsageError(msg)

@@ -1,48 +1,71 @@
-"""The fleet that is struck: `pointsman up` as people run it, or, where the network is to fail as well, the same behind
-a proxy and with a nats-server of our own, which is started again when it dies, as `up` does with its own.
+"""The fleet that is struck: `pointsman up` as people run it, or, where its network is to fail or its log to be kept by
+several servers, the same joined to nats-servers of our own. Those are started again when they die, as `up` does.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from pointsman.chassis.embedded_nats import EmbeddedNats, start_nats
+import msgspec
+
+from pointsman.chassis.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
+from pointsman.chassis.log_link import Link
 from pointsman.chassis.settings import FleetSettings
+from pointsman.contracts.subjects import stream_name
+from pointsman.ports import CommandTimeoutError, NoResponderError
+from pointsman.primitives import PoolName
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench_faults.network import Network
 from pointsman.tooling.discovery import FleetFile, read_fleet_file
 from pointsman.tooling.up.child import FIRST_RESTART_WAIT_SECONDS, POLL_SECONDS
 from pointsman.tooling.up.ports import free_ports
 
+ASK_SECONDS_MAX = 1.0
+NATS = "nats"
 
+
+@dataclass(slots=True)
 class OwnNats:
-    """A nats-server that is started again when it dies."""
+    """A nats-server of our own, started again when it dies."""
 
-    def __init__(self, server: EmbeddedNats, store: Path, port: int) -> None:
-        self._store = store
-        self._port = port
-        self.server = server
+    name: str
+    store: Path
+    port: int
+    sync_interval: str
+    cluster: ClusterNode | None
+    server: EmbeddedNats | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Raises NatsStartError."""
+        self.server = await start_nats(self.store, self.port, sync_interval=self.sync_interval, cluster=self.cluster)
 
     async def keep(self) -> None:
         """For ever. Raises NatsStartError."""
         while True:
-            while self.server.running:  # noqa: ASYNC110 - waiting for a process without a thread is polling
+            while self.server is None or self.server.running:  # noqa: ASYNC110 - waiting for a process without a thread
                 await asyncio.sleep(POLL_SECONDS)
             await asyncio.sleep(FIRST_RESTART_WAIT_SECONDS)
-            self.server = await start_nats(self._store, self._port)
+            await self.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
 
 
 @dataclass(slots=True)
 class Struck:
-    """A running fleet. `nats` is where its server really is; `network` what lies between, if anything does."""
+    """A running fleet. `nats` is where its log really is; `network` what lies between, if anything does."""
 
     data: Path
     nats: str
-    own_nats: OwnNats | None = None
+    servers: Sequence[OwnNats] = ()
     network: Network | None = None
 
     @property
@@ -54,42 +77,102 @@ class Struck:
 
     @property
     def settings(self) -> FleetSettings:
-        """How to join its log, past the proxy."""
-        return replace(self.file.settings(), nats=self.nats)
+        """How to join its log, past the network that fails."""
+        return replace(self.file.settings(), nats=self.nats, log_replicas=max(1, len(self.servers)))
 
     def pids(self) -> dict[str, int]:
         """Every process that can be struck, by name."""
-        pids = {process.name: process.pid for process in self.file.processes if process.pid}
-        return pids | ({"nats": self.own_nats.server.pid} if self.own_nats else {})
+        own = {one.name: one.server.pid for one in self.servers if one.server is not None}
+        return {process.name: process.pid for process in self.file.processes if process.pid} | own
+
+    async def nats_victim(self, link: Link) -> str:
+        """The nats-server; of several, the one that leads the log."""
+        if len(self.servers) < 2:
+            return NATS
+        subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
+        while True:
+            try:
+                answer = await link.commands.request_bytes(subject, b"", timeout=ASK_SECONDS_MAX)
+            except (NoResponderError, CommandTimeoutError):
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            leader = msgspec.json.decode(answer).get("cluster", {}).get("leader", "")
+            if leader:
+                return str(leader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is started. More than one server, or a network that fails, means servers of our own."""
+
+    policy: str
+    servers: int = 1
+    sync_interval: str = SYNC_INTERVAL
+    network: bool = False
+    seed: int = 0
+    fleets: FreshFleets = field(default_factory=lambda: FreshFleets(engines=1, speed=1.0))
+
+    @property
+    def own_servers(self) -> bool:
+        return self.network or self.servers > 1
 
 
 @asynccontextmanager
-async def struck_fleet(
-    fleets: FreshFleets, policy: str, data: Path, *, network: bool, seed: int
-) -> AsyncIterator[Struck]:
-    """Start it and wait until it is ready; with `network`, behind a proxy. Raises FleetStartError, NatsStartError."""
-    if not network:
-        async with fleets.running(Variant(policy)) as fleet:
+async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
+    """Start it below `directory` and wait until it is ready. Raises FleetStartError, NatsStartError."""
+    data, variant = directory / "data", Variant(shape.policy)
+    fleets = replace(shape.fleets, directory=directory)
+    async with AsyncExitStack() as stack:
+        if not shape.own_servers:
+            own = ["--sync-interval", shape.sync_interval]
+            fleet = await stack.enter_async_context(_with(fleets, own).running(variant))
             yield Struck(data, fleet.nats)
-        return
-    port = free_ports(1)[0]
-    store = data.parent / "nats"
-    own = OwnNats(await start_nats(store, port), store, port)
-    proxy = Network(port, chance=random.Random(seed))
-    keeping = asyncio.create_task(own.keep())
-    try:
-        at = await proxy.open()
-        behind = replace(fleets, arguments=[*fleets.arguments, "--nats", f"nats://127.0.0.1:{at}"])
-        async with behind.running(Variant(policy)):
-            yield Struck(data, f"nats://127.0.0.1:{port}", own, proxy)
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        await proxy.close()
-        await own.server.stop()
+            return
+        servers = await _servers(shape, directory, stack)
+        urls = ",".join(one.url for one in servers)
+        struck = Struck(data, urls, servers)
+        if shape.network:
+            struck.network = Network(servers[0].port, chance=random.Random(shape.seed))
+            stack.push_async_callback(struck.network.close)
+            urls = f"nats://127.0.0.1:{await struck.network.open()}"
+        await stack.enter_async_context(
+            _with(fleets, ["--nats", urls, "--config", str(_config(shape, directory))]).running(variant)
+        )
+        yield struck
 
 
-def host_and_port(url: str) -> tuple[str, int]:
-    """Where a `nats://` URL leads."""
-    parts = urlsplit(url)
-    return parts.hostname or "127.0.0.1", parts.port or 4222
+def _config(shape: Shape, directory: Path) -> Path:
+    """What `pointsman up` has no flag for."""
+    path = directory / "pointsman.toml"
+    path.write_text(f"log_replicas = {shape.servers}\n")
+    return path
+
+
+def _with(fleets: FreshFleets, arguments: list[str]) -> FreshFleets:
+    return replace(fleets, arguments=[*fleets.arguments, *arguments])
+
+
+async def _servers(shape: Shape, directory: Path, stack: AsyncExitStack) -> list[OwnNats]:
+    """Our own servers, which run, are kept running, and are stopped with the stack."""
+    count = shape.servers
+    names = [NATS] if count == 1 else [f"{NATS}-{number}" for number in range(1, count + 1)]
+    (*ports,) = free_ports(2 * count)
+    routes = tuple(ports[count:])
+    servers = [
+        OwnNats(
+            name,
+            directory / name,
+            port,
+            shape.sync_interval,
+            ClusterNode(name=name, port=route, ports=routes) if count > 1 else None,
+        )
+        for name, port, route in zip(names, ports, routes, strict=False)
+    ]
+    for server in servers:
+        stack.push_async_callback(server.stop)
+        await server.start()
+    for server in servers:
+        keeping = asyncio.create_task(server.keep())
+        stack.push_async_callback(asyncio.wait, [keeping], timeout=1)
+        stack.callback(keeping.cancel)
+    return servers

@@ -15,7 +15,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
 from pointsman.primitives import PoolName, Seconds
-from pointsman.tooling.bench_faults.fleet import Struck
+from pointsman.tooling.bench_faults.fleet import NATS, Struck
 from pointsman.tooling.bench_faults.schedule import Fault
 from pointsman.tooling.up.probe import NoAnswerError, http_get
 
@@ -89,13 +89,16 @@ class Striker:
     async def _victim(self, target: str) -> tuple[str, int]:
         """Name and pid; of several alike, any."""
         processes = self._fleet.file.processes
+        if target == NATS:
+            name = await self._fleet.nats_victim(self._link)
+            return name, self._fleet.pids()[name]
         if target in ("leader", "follower"):
             leads = await self._leading_pid()
             alike = [p for p in processes if p.role == "scheduler" and (p.pid == leads) == (target == "leader")]
         else:
             alike = [p for p in processes if p.role == target]
         chosen = self._chance.choice(alike)
-        return chosen.name, chosen.pid or self._fleet.pids()[chosen.name]
+        return chosen.name, chosen.pid
 
     async def _leading_pid(self) -> int:
         """As soon as somebody leads."""
@@ -116,7 +119,7 @@ class Striker:
         if await self.leader() is None:
             return False
         for process in self._fleet.file.processes:
-            if process.role == "nats":
+            if process.role == NATS:
                 continue
             path = "/health" if process.role == "engine" else "/ready"
             try:

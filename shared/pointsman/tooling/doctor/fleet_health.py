@@ -27,6 +27,8 @@ class FleetHealth(Examiner):
         self._suspected: Counter[InstanceId] = Counter()
         self._silent_for: dict[InstanceId, Seconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
+        self._stopped: set[InstanceId] = set()
+        """Whose worker said goodbye itself: stopped on purpose."""
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
         self._away_at: dict[InstanceId, deque[Seconds]] = {}
@@ -44,8 +46,12 @@ class FleetHealth(Examiner):
             case InstanceLeft():
                 self._left.setdefault(event.instance, []).append(event.reason or "no reason given")
                 del self._left[event.instance][:-3]
-                self._went_away(event.instance, event.at)
+                if event.stamp is None:
+                    self._stopped.add(event.instance)
+                else:
+                    self._went_away(event.instance, event.at)
             case InstanceJoined():
+                self._stopped.discard(event.instance)
                 known = state.fleet.get(event.instance)
                 if known is not None and event.epoch > known.epoch:
                     self._restarted[event.instance] += 1
@@ -86,7 +92,7 @@ class FleetHealth(Examiner):
 
     def _gone(self, state: State) -> Iterator[Finding]:
         ready = state.fleet.ready
-        gone = [name for name in self._left if name not in state.fleet]
+        gone = [name for name in self._left if name not in state.fleet and name not in self._stopped]
         unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
         if not ready and (gone or unwell):
             yield Finding(
@@ -94,7 +100,7 @@ class FleetHealth(Examiner):
                 area=AREA,
                 what="at the end of the log no instance takes requests",
                 evidence=[self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
-                advice="Unless the fleet was stopped: start the engines; requests are refused with no_instance until then.",
+                advice="Start the engines and their workers; requests are refused with no_instance until then.",
             )
         elif gone or unwell:
             names = list(dict.fromkeys((*gone, *unwell)))
@@ -103,7 +109,7 @@ class FleetHealth(Examiner):
                 area=AREA,
                 what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests",
                 evidence=[self._history_of(name) for name in names],
-                advice="Unless it was stopped on purpose: look at its engine and its worker.",
+                advice="Look at its engine and its worker: nobody stopped it in order.",
             )
 
     def _troubled(self) -> Iterator[Finding]:

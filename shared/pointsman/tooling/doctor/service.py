@@ -50,6 +50,7 @@ class Service(Examiner):
         self._heavy: Heavy[BlockKey] = Heavy(PREFIXES_MAX)
         self._prefixes: dict[BlockKey, _Prefix] = {}
         self._arrivals = 0
+        self._instances_most = 0
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -71,6 +72,7 @@ class Service(Examiner):
             return
         request = state.workload.requests.get(event.request)
         self._arrivals += 1
+        self._instances_most = max(self._instances_most, len(state.fleet.ready))
         if request is not None and request.keys:
             forgotten = self._heavy.add(self._prefix_of(request))
             if forgotten is not None:
@@ -106,7 +108,7 @@ class Service(Examiner):
         yield from self._behind("instance", self._instances)
         yield from self._behind("tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()})
         yield from self._short_changed()
-        yield from self._hot(len(state.fleet.instances))
+        yield from self._hot(self._instances_most)
 
     def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]

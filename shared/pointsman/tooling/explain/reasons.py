@@ -233,7 +233,7 @@ def _way(story: Story) -> Iterator[str]:
     if story.ttft and spent > WAY_SHARE_MIN * story.ttft:
         yield (
             f"{seconds(spent)} went by between the processes ({seconds(spent / story.speed)} on the wall): "
-            "ingress, scheduler or network were busy"
+            "ingress, scheduler or network were busy, or nobody led"
         )
 
 

@@ -139,14 +139,15 @@ class ServiceProcess(ChildProcess):
 class NatsProcess(ChildProcess):
     """The fleet's own nats-server, at the same port and with the same store each time it is started."""
 
-    def __init__(self, *, port: int, store: Path) -> None:
+    def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
         super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
         self._port = port
         self._store = store
+        self._sync_interval = sync_interval
 
     @override
     async def start(self) -> None:
-        self._process = (await start_nats(self._store, self._port)).process
+        self._process = (await start_nats(self._store, self._port, sync_interval=self._sync_interval)).process
 
     @override
     async def is_ready(self) -> bool:

@@ -100,7 +100,7 @@ class _Session:
         self._console = console
         self._started_at = time.time()
         self._stop = asyncio.Event()
-        nats = [] if plan.settings.nats else [NatsProcess(port=plan.nats_port, store=plan.data / "nats")]
+        nats = [] if plan.settings.nats else [_own_nats(plan)]
         services = [ServiceProcess(process, logs) for process in processes(plan)]
         self._runner = FleetRunner(
             [*nats, *services], tell=self._tell, changed=self._announce, stop_others=self._stop_instances
@@ -235,8 +235,13 @@ def _check_port(settings: UpSettings) -> None:
         raise click.ClickException(message)
 
 
+def _own_nats(plan: FleetPlan) -> NatsProcess:
+    return NatsProcess(port=plan.nats_port, store=plan.data / "nats", sync_interval=plan.settings.sync_interval)
+
+
 async def _check_nats(settings: UpSettings) -> None:
-    if settings.nats and not await accepts_connections(settings.nats, timeout=ENGINE_ANSWER_SECONDS):
+    urls = settings.nats.split(",") if settings.nats else []
+    if urls and not any([await accepts_connections(url, timeout=ENGINE_ANSWER_SECONDS) for url in urls]):
         message = f"no nats-server answers at {settings.nats}; start it, or leave --nats away to have one started"
         raise click.ClickException(message)
 

@@ -27,7 +27,8 @@ ENGINE_BLOCK_TOKENS = 64
 PORTS_EACH_ENGINE = 2
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
-"""Niceness of services that follow the log: on a machine that is short of cores, requests come first."""
+"""Niceness of services that follow the log: on a machine that is short of cores, requests come first. Not of a scaler
+that starts engines: they inherit it."""
 
 HOLD_WALL_SECONDS = 60.0
 """How long requests wait for a first engine, where a scaler starts one."""
@@ -125,7 +126,7 @@ def _service(plan: FleetPlan, role: str, port: int, name: str) -> ProcessPlan:
         script=f"pointsman-{role}",
         url=url,
         environment=_common(plan, host, port) | environment(_own(plan, role)),
-        niceness=0 if role in REQUEST_PATH else BEHIND_THE_REQUESTS,
+        niceness=0 if role in REQUEST_PATH or (role == "scaler" and plan.scale) else BEHIND_THE_REQUESTS,
     )
 
 

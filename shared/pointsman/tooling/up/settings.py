@@ -1,11 +1,13 @@
 """What `pointsman up` can be asked for."""
 
+import re
 from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import parse_qs, urlsplit
 
 import click
 
+from pointsman.chassis.embedded_nats import SYNC_INTERVAL
 from pointsman.chassis.settings import setting
 from pointsman.contracts.subjects import valid_name
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
@@ -19,6 +21,7 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 SIMULATED = "sim"
 ENGINES_MAX = 512
 SCHEDULERS_MAX = 5
+SYNC_INTERVALS = re.compile(r"always|\d+(ms|s|m)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,14 @@ class UpSettings:
         "'sim', or URLs of engines that already run, separated by commas; where an engine publishes KV events: "
         "http://host:8000#kv=tcp://host:5557&replay=tcp://host:5558",
     )
-    nats: str | None = setting(None, "Join this nats-server instead of starting one.")
+    nats: str | None = setting(
+        None, "Join this nats-server instead of starting one; the servers of a cluster separated by commas."
+    )
+    sync_interval: str = setting(
+        SYNC_INTERVAL,
+        "How often our nats-server forces the log to disk: 'always', before each write is confirmed, or a duration; "
+        "only a power cut loses what is younger.",
+    )
     pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.")
     speed: float = setting(
         1.0, "Run simulated engines this much faster than real time; reported times stay engine time."
@@ -104,6 +114,10 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
     ):
         if not value > 0:
             _refuse(flag, f"must be positive, not {value}")
+    if not SYNC_INTERVALS.fullmatch(settings.sync_interval):
+        _refuse(
+            "--sync-interval", f"'{settings.sync_interval}' is neither 'always' nor a duration like 500ms, 1s or 2m"
+        )
     if settings.engine == SIMULATED:
         return []
     return [_engine_address(part.strip()) for part in settings.engine.split(",")]
