@@ -101,6 +101,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return [task for task in self._tasks if not task.done()]
 
     @override
+    def close(self) -> None:
+        """And let go of the tasks: who keeps a clock, as FastAPI's caches do, keeps this loop, too."""
+        super().close()
+        self._tasks.clear()
+
+    @override
     def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],

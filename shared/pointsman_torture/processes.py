@@ -16,6 +16,7 @@ from typing_extensions import override
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.chassis.health import AsgiApp, HealthBoard
 from pointsman.chassis.supervision import Supervisor
+from pointsman.policies.dispatch import scaling_policy
 from pointsman.primitives import InstanceId
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
@@ -23,6 +24,7 @@ from pointsman_rebalancer.main import chosen_policy
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_recorder.service import Recorder
+from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
@@ -333,13 +335,20 @@ class RebalancerProcess(Process):
 class ScalerProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = ScalerSettings(**self.world.plan.fleet_settings)
         service = ScalerService(
             event_log=self.link.log,
+            commands=self.link.commands,
+            lease=self.link.scaler_lease,
+            provider=chosen_provider(settings),
+            policy=scaling_policy(settings.scaling, {}),
             clock=self.clock,
             board=life.board,
-            settings=ScalerSettings(**self.world.plan.fleet_settings),
+            settings=settings,
+            name=self.link.name,
         )
         supervisor.start(service.run(), name="fold")
+        supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
         await supervisor.until_stopped()
 

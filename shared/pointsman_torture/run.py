@@ -149,7 +149,7 @@ def _tear_down(world: World, loop: VirtualLoop) -> None:
     """Let every task end, those of killed processes too, with nobody left who could hear them."""
     for process in world.processes:
         process.kill()
-    loop.set_exception_handler(lambda _loop, _context: None)
+    loop.set_exception_handler(_hear_nothing)
     for life in world.lives:
         loop.release(life)
     for _ in range(TEAR_DOWN_ROUNDS_MAX):
@@ -164,3 +164,8 @@ def _tear_down(world: World, loop: VirtualLoop) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
     asyncio.set_event_loop(None)
     loop.close()
+    world.forget()
+
+
+def _hear_nothing(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
+    """Whatever goes wrong when everything is torn down."""

@@ -92,5 +92,11 @@ class World:
         self.violations.append(what)
         self.note(f"VIOLATION {what}")
 
+    def forget(self) -> None:
+        """The run is over: take the world apart. FastAPI's caches keep a part of every ingress alive, and would keep
+        everything that hangs on it."""
+        for part in (*self.network.links, *self.lives, *self.processes, self.network, self):
+            vars(part).clear()
+
     def _handler_failed(self, subject: str, error: Exception) -> None:
         self.violation(f"a handler of {subject} raised {error!r}")

@@ -56,7 +56,11 @@ class World:
             clock=self.clock,
             board=board,
             settings=chosen,
-            policies=policy_set(routing=chosen.policy, prefill_window_tokens=chosen.prefill_window_tokens),
+            policies=policy_set(
+                routing=chosen.policy,
+                prefill_window_tokens=chosen.prefill_window_tokens,
+                hold_seconds=chosen.hold_seconds * chosen.speed,
+            ),
             name=name,
         )
         async with Supervisor() as supervisor:

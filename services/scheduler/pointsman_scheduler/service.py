@@ -67,6 +67,7 @@ from pointsman_scheduler.chosen import empty_state
 from pointsman_scheduler.description import FleetGauges, describe_fleet
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.following import Beginning, Following, LogBrokenError
+from pointsman_scheduler.hearing import Hearing
 from pointsman_scheduler.migrating import MigrationDesk
 from pointsman_scheduler.settings import SchedulerSettings
 
@@ -145,6 +146,7 @@ class SchedulerService:
         self._settled.set()
         self._end: Sequence = 0
         self._waiters: dict[RequestId, Waiter] = {}
+        self._hearing = Hearing(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
         self._listens_since: Seconds = 0.0
         self._listens_since_wall: Seconds = 0.0
@@ -184,7 +186,7 @@ class SchedulerService:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
         while True:
             await self._clock.sleep_wall(HOUSEKEEPING_WALL_SECONDS)
-            if not self._commands.connected:
+            if not self._commands.connected or self._hearing.log_is_silent(len(self.state.fleet.instances)):
                 self._listen_from_now()
             if self.leading is not None:
                 await self._check_liveness(self.leading)
@@ -291,6 +293,7 @@ class SchedulerService:
     def _lead(self, term: Term, fence: Fence) -> None:
         state = self.state
         self._listen_from_now()
+        self._hearing.begin()
         self._fence = fence
         self.dispatcher = Dispatcher(state, self._policies, term=term)
         self._migrations = MigrationDesk(self.dispatcher)
@@ -326,8 +329,10 @@ class SchedulerService:
     async def _take_in(self, entry: LogEntry) -> None:
         event = entry.event
         if event is None or self._is_own(event):
+            self._hearing.heard(event.stamp.number if event is not None and event.stamp is not None else 0)
             self.state.skip(entry.sequence)
         else:
+            self._hearing.heard()
             touched = self._instance_of(event)
             self.state.apply(event, entry.sequence)
             if self.leading is not None:
@@ -426,6 +431,8 @@ class SchedulerService:
         answers = []
         for event in events:
             self._log.append_soon(event, self._fence)
+            if event.stamp is not None:
+                self._hearing.wrote(event.stamp.number)
             answers += self._answers_to(event)
         await self._send(answers)
 

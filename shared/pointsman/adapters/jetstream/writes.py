@@ -217,7 +217,8 @@ class WriteWindow:
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
             self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
             return
-        if write.first_sent_at and now - max(write.first_sent_at, self._connected_at) > STALLED_SECONDS:
+        heard_at = max(write.first_sent_at, self._connected_at, self._confirmed_at)
+        if write.first_sent_at and now - heard_at > STALLED_SECONDS:
             self._say_stalled()
         try:
             self._wire.publish(

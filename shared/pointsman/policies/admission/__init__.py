@@ -13,6 +13,6 @@ from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlob
 ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {
     policy.name: policy for policy in (AdmitAll, PredictedTtft, PredictedTtftFair, PredictedTtftGlobal)
 }
-DEFAULT_ADMISSION = PredictedTtft.name
+DEFAULT_ADMISSION = PredictedTtftFair.name
 
 __all__ = ["ADMISSION_POLICIES", "DEFAULT_ADMISSION", "AdmissionPolicy", "Refusal"]

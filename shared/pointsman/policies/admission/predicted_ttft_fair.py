@@ -15,9 +15,10 @@ requests on time, and is *owed* what it lacks of that, counted from outcome to o
 
 Both are aimed at `margin` too high: it takes a debt to move anything, and debt is attainment not had.
 
-A request pays a *price*: behind a queue of more than `spare` of its objective it must fit in `price` times, `queue + price * prefill <= what is left of its
-objective`. The price is `e ** (gap / patience)`; the gap is how much less its tenth is owed than the tenth that is
-owed most, plus the same for its tenant. Who is owed most pays 1, and then this is `predicted_ttft_global`.
+A request pays a *price*: behind a queue of more than `spare` of its objective it must fit in `price` times, that is
+`queue + price * prefill <= what is left of its objective`. The price is `e ** (gap / patience)`; the gap is how much
+less its tenth is owed than the tenth that is owed most, plus the same for its tenant. Who is owed most pays 1, and then
+this is `predicted_ttft_global`.
 
 So a prompt without work to do passes at any price, since refusing it frees nothing; the next longer ones make room
 first, which costs the fewest requests. Debts settle where the floors are just kept: while they grow, so does the price,

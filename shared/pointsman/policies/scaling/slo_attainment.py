@@ -28,6 +28,9 @@ from pointsman.state.workload import Request, Stage
 REFUSALS_MIN = 3
 """Fewer than these may be anything."""
 
+MEASURED_SECONDS_MIN: Seconds = 10.0
+"""Over less time than this, load is not extrapolated."""
+
 
 @dataclass(frozen=True)
 class SloAttainment(ScalingPolicy):
@@ -52,6 +55,9 @@ class SloAttainment(ScalingPolicy):
     @override
     def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
         window = state.recall(ServiceWindow)
+        if not size.ready and state.workload.requests:
+            held = len(state.workload.requests)
+            return Wish(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
         if trouble := self._trouble(state, size, window, now):
             needed = self._needed(state, window, now)
             if size.ready < size.wanted:
@@ -68,9 +74,6 @@ class SloAttainment(ScalingPolicy):
     def _trouble(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> str:
         """Why there should be more, or nothing."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
-        if not size.ready:
-            held = len(waiting)
-            return f"{held} requests wait and no instance is ready" if held else ""
         done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
         in_time = sum(_expected_in_time(request, now) for request in waiting)
         both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
@@ -92,8 +95,11 @@ class SloAttainment(ScalingPolicy):
 
     def _needed(self, state: State, window: ServiceWindow, now: Seconds) -> int:
         """Instances that the work of the last window keeps as busy as they shall be at most."""
-        work = prefill_demand(state, window.prefills(now - self.window_s))
-        return ceil(work / self.window_s / self.busy_max)
+        prefills = window.prefills(now - self.window_s)
+        if not prefills:
+            return 0
+        span = max(MEASURED_SECONDS_MIN, now - prefills[0].at)
+        return ceil(prefill_demand(state, prefills) / span / self.busy_max)
 
     def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> Wish:
         if size.ready < size.wanted or size.ready < 1:

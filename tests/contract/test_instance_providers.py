@@ -1,0 +1,325 @@
+"""Docker and Kubernetes, as far as their clients' HTTP tells: both speak to a server of ours that keeps what they say.
+
+There is no Docker engine and no cluster where these tests run; that the real servers answer like these is not shown here.
+The process provider is tried with real processes.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, stop_all
+from pointsman.ports import InstanceProvider, ProviderError
+from pointsman.primitives import InstanceId, PoolName
+
+SLEEPER = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+async def names(provider: InstanceProvider) -> list[str]:
+    return sorted(provided.instance for provided in await provider.running())
+
+
+# Processes
+
+
+async def test_processes_are_started_once_outlive_their_provider_and_are_found_by_the_next(tmp_path: Path) -> None:
+    template = InstanceTemplate(engine=SLEEPER, environment={})
+    first, second = ProcessProvider(tmp_path, template), ProcessProvider(tmp_path, template)
+    try:
+        await first.grow(2)
+        await second.grow(2)
+        started = await names(second)
+        await _until_told(tmp_path, 2)
+        await second.stop(InstanceId("scaled-1"))
+        await second.stop(InstanceId("scaled-1"))
+        left = await names(first)
+        await first.grow(2)
+        again = await names(first)
+    finally:
+        await _until_told(tmp_path, 2)
+        await stop_all(tmp_path)
+
+    assert started == ["scaled-1", "scaled-2"]
+    assert left == ["scaled-2"]
+    assert again == ["scaled-1", "scaled-2"]
+    assert await names(first) == []
+
+
+async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
+    provider = ProcessProvider(tmp_path, InstanceTemplate(engine=SLEEPER, environment={}))
+    await provider.grow(1)
+    await _until_told(tmp_path, 1)
+    os.kill(int((tmp_path / "scaled-1.lock").read_text()), signal.SIGKILL)
+
+    await _until_gone(provider)
+
+
+async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path) -> None:
+    guard = tmp_path / "fleet.lock"
+    guard.touch()  # nobody holds it: the fleet is gone
+    provider = ProcessProvider(tmp_path / "instances", InstanceTemplate(engine=SLEEPER, environment={}, guard=guard))
+    await provider.grow(1)
+
+    await _until_gone(provider)
+
+
+def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ProviderError, match="engine-command"):
+        ProcessProvider(tmp_path, InstanceTemplate(engine="", environment={}))
+
+
+async def _until_gone(provider: InstanceProvider) -> None:
+    async with asyncio.timeout(20.0):
+        while True:
+            if not await names(provider):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def _until_told(directory: Path, keepers: int) -> None:
+    """Until every keeper has written down which process it is."""
+    async with asyncio.timeout(20.0):
+        while True:
+            if _told(directory) >= keepers:
+                return
+            await asyncio.sleep(0.05)
+
+
+def _told(directory: Path) -> int:
+    return sum(bool(lock.read_text()) for lock in directory.glob("scaled-*.lock"))
+
+
+# Servers that answer like Docker and like Kubernetes
+
+
+class FakeServer:
+    """An HTTP server of JSON; `answer` is given method, path, query and body, and says status and body."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
+        raise NotImplementedError
+
+    @contextmanager
+    def listening(self) -> Iterator[str]:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                length = int(self.headers.get("content-length") or 0)
+                body = json.loads(self.rfile.read(length) or b"null")
+                parts = urlsplit(self.path)
+                fake.seen.append((self.command, parts.path))
+                status, answer = fake.answer(self.command, parts.path, parse_qs(parts.query), body)
+                content = b"" if answer is None else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = handle_any  # noqa: N815 - http.server's names
+
+            @override
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class FakeDocker(FakeServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.containers: dict[str, dict[str, Any]] = {}
+        self.stopped: list[str] = []
+
+    @override
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
+        path = path.partition("/v1.")[2].partition("/")[2] if "/v1." in path else path.lstrip("/")
+        parts = path.split("/")
+        if path == "version":
+            return 200, {"ApiVersion": "1.44", "MinAPIVersion": "1.24", "Version": "25"}
+        if path == "containers/create":
+            name = query["name"][0]
+            if name in self.containers:
+                return 409, {"message": f"the name {name} is in use"}
+            self.containers[name] = {"Config": body, "State": "created"}
+            return 201, {"Id": name, "Warnings": []}
+        if path == "containers/json":
+            wanted = json.loads(query["filters"][0])["label"]
+            return 200, [
+                {"Id": name}
+                for name, made in self.containers.items()
+                if all(label in [f"{k}={v}" for k, v in made["Config"]["Labels"].items()] for label in wanted)
+            ]
+        name = parts[1]
+        if name not in self.containers:
+            return 404, {"message": f"no container {name}"}
+        if method == "DELETE":
+            del self.containers[name]
+            return 204, None
+        if parts[-1] == "start":
+            self.containers[name]["State"] = "running"
+            return 204, None
+        if parts[-1] == "stop":
+            self.stopped.append(name)
+            return 204, None
+        made = self.containers[name]
+        labels = made["Config"]["Labels"]
+        state = {"Status": made["State"]}
+        return 200, {"Id": name, "Created": "2026-11-21T07:00:00Z", "State": state, "Config": {"Labels": labels}}
+
+
+async def test_containers_are_started_in_pairs_and_the_worker_stops_first() -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    fake = FakeDocker()
+    template = ContainerTemplate(
+        engine_image="vllm", engine_command="--model m --name {instance}", worker_image="pointsman", network="n",
+        environment={"POINTSMAN_POOL": "p"},
+    )  # fmt: skip
+    with fake.listening() as address:
+        first, second = (DockerProvider(PoolName("p"), template, url=f"tcp://{address}") for _ in range(2))
+        await first.grow(2)
+        await second.grow(2)
+        started = await names(second)
+        config = fake.containers["pointsman-p-scaled-2-worker"]["Config"]
+        engine = fake.containers["pointsman-p-scaled-2-engine"]["Config"]
+        await second.stop(InstanceId("scaled-2"))
+        await first.stop(InstanceId("scaled-2"))
+        left = await names(first)
+        await asyncio.to_thread(first._docker.close)
+        await asyncio.to_thread(second._docker.close)
+
+    assert started == ["scaled-1", "scaled-2"]
+    assert left == ["scaled-1"]
+    assert sum(path.endswith("/create") for _, path in fake.seen) == 4
+    assert engine["Cmd"] == ["--model", "m", "--name", "scaled-2"]
+    assert "POINTSMAN_ENGINE_URL=http://pointsman-p-scaled-2-engine:8000" in config["Env"]
+    assert "POINTSMAN_INSTANCE=scaled-2" in config["Env"]
+    assert fake.stopped == ["pointsman-p-scaled-2-worker", "pointsman-p-scaled-2-engine"]
+
+
+class FakeCluster(FakeServer):
+    """One StatefulSet or Deployment `engine` whose controller does at once what the scale says."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.replicas = replicas
+        self.version = 1
+        self.pods = [f"engine-{ordinal}" for ordinal in range(replicas)]
+        self.marked: list[str] = []
+
+    @override
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
+        if path.endswith("/engine/scale"):
+            if method == "PATCH":
+                if body["metadata"]["resourceVersion"] != str(self.version):
+                    return 409, {"kind": "Status", "reason": "Conflict", "message": "changed meanwhile"}
+                self._scale_to(body["spec"]["replicas"])
+            return 200, {
+                "apiVersion": "autoscaling/v1", "kind": "Scale",
+                "metadata": {"name": "engine", "resourceVersion": str(self.version)},
+                "spec": {"replicas": self.replicas},
+                "status": {"replicas": len(self.pods), "selector": "app=engine"},
+            }  # fmt: skip
+        if method == "PATCH":
+            assert "pod-deletion-cost" in json.dumps(body)
+            self.marked.append(path.rpartition("/")[2])
+            return 200, {"metadata": {"name": self.marked[-1]}}
+        assert query["labelSelector"] == ["app=engine"]
+        items = [
+            {"metadata": {"name": pod, "creationTimestamp": "2026-11-21T07:00:00Z"}, "status": {"phase": "Running"}}
+            for pod in self.pods
+        ]
+        return 200, {"apiVersion": "v1", "kind": "PodList", "items": items}
+
+    def _scale_to(self, replicas: int) -> None:
+        self.replicas, self.version = replicas, self.version + 1
+        while len(self.pods) > replicas:
+            self.pods.remove(self.marked.pop() if self.marked else self.pods[-1])
+        self.pods += [f"engine-{ordinal}" for ordinal in range(len(self.pods), replicas)]
+
+
+@contextmanager
+def cluster(kind: Any, replicas: int) -> Iterator[tuple[FakeCluster, Any]]:
+    client = pytest.importorskip("kubernetes.client", reason="the kubernetes client is not installed")
+    from pointsman.adapters.providers.kubernetes import KubernetesProvider
+
+    fake = FakeCluster(replicas)
+    with fake.listening() as address:
+        api = client.ApiClient(client.Configuration(host=f"http://{address}"))
+        try:
+            yield fake, KubernetesProvider(kind, "engine", "default", api_client=api)
+        finally:
+            api.rest_client.pool_manager.clear()
+
+
+async def test_a_stateful_set_grows_to_a_number_and_gives_up_only_its_last_pod() -> None:
+    with cluster("stateful_set", 1) as (fake, provider):
+        await provider.grow(3)
+        await provider.grow(3)
+        grown = await names(provider)
+        running = [InstanceId(name) for name in grown]
+        with pytest.raises(ProviderError, match="the last"):
+            await provider.stop(InstanceId("engine-0"))
+        await provider.stop(InstanceId("engine-2"))
+        await provider.stop(InstanceId("engine-2"))
+        left = await names(provider)
+
+    assert grown == ["engine-0", "engine-1", "engine-2"]
+    assert provider.stoppable(running) == ["engine-2"]
+    assert left == ["engine-0", "engine-1"]
+    assert fake.replicas == 2
+
+
+async def test_of_a_deployment_the_pod_that_shall_go_is_marked_first() -> None:
+    with cluster("deployment", 3) as (fake, provider):
+        await provider.stop(InstanceId("engine-0"))
+        left = await names(provider)
+
+    assert left == ["engine-1", "engine-2"]
+    assert fake.replicas == 2
+
+
+async def test_a_cluster_that_answers_conflict_or_not_at_all_is_trouble_and_no_crash() -> None:
+    with cluster("stateful_set", 1) as (fake, provider):
+        read = provider._scale
+
+        def overtaken() -> Any:
+            scale = read()
+            fake.version += 1
+            return scale
+
+        provider._scale = overtaken
+        with pytest.raises(ProviderError, match="Conflict"):
+            await provider.grow(2)
+    provider._scale = read
+    with pytest.raises(ProviderError, match="Kubernetes"):
+        await provider.running()

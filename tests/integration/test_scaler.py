@@ -1,0 +1,308 @@
+"""The scaler as a service, beside a scheduler, over the in-memory log: one acts, decisions are done, and none does harm."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.adapters.providers.static import StaticProvider
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.commands import (
+    DrainAnswered,
+    DrainInstance,
+    RouteGranted,
+    ScaleAnswered,
+    ScalePool,
+    UndrainInstance,
+)
+from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
+from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.policies.dispatch import scaling_policy
+from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
+from pointsman.primitives import Epoch, InstanceId
+from pointsman_scaler.service import ScalerService
+from pointsman_scaler.settings import ScalerSettings
+from tests.integration.test_scheduler import POOL, World, eventually
+from tests.support.events import finished, first_token, reported
+
+
+class EnginesInTheLog(InstanceProvider):
+    """Engines that are nothing but what their workers would write. Shared by all scalers of a test, like a machine."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kept: dict[InstanceId, int] = {}
+        self.answering = True
+        self.broken = ""
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+
+    @property
+    @override
+    def name(self) -> str:
+        return "engines-in-the-log"
+
+    @override
+    async def running(self) -> list[ProvidedInstance]:
+        if self.broken:
+            raise ProviderError(self.broken)
+        return [ProvidedInstance(name, 1.0) for name in self.kept]
+
+    @override
+    async def grow(self, total: int) -> None:
+        for number in range(1, 100):
+            name = InstanceId(f"e{number}")
+            if len(self.kept) >= total:
+                return
+            if name not in self.kept:
+                await self._start(name)
+
+    async def _start(self, name: InstanceId) -> None:
+        epoch = self.kept[name] = len(self.started) + 1
+        self.started.append(name)
+        if self.answering:
+            await self.world.append(self.world.joined(name, epoch=epoch))
+            await self.report(name)
+
+    async def report(self, name: str) -> None:
+        epoch = self.kept[InstanceId(name)]
+        await self.world.append(reported(name, 0, [], epoch=epoch, at=self.world.clock.now()))
+
+    @override
+    async def stop(self, instance: InstanceId) -> None:
+        epoch = self.kept.pop(instance, None)
+        if epoch is not None:
+            self.stopped.append(instance)
+            await self.world.append(
+                InstanceLeft(at=self.world.clock.now(), instance=instance, epoch=Epoch(epoch), reason="stopped")
+            )
+
+    @override
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        return running
+
+    async def report_for_ever(self) -> None:
+        while True:
+            for name in list(self.kept) if self.answering else []:
+                await self.report(name)
+            await asyncio.sleep(0.3)
+
+
+def scaler_of(world: World, provider: InstanceProvider, name: str, **settings: Any) -> ScalerService:
+    chosen = ScalerSettings(**{"min_instances": 1, "max_instances": 6, "scaler_lease_seconds": 0.6} | settings)
+    link = world.broker.client(name=name, clock=world.clock)
+    return ScalerService(
+        event_log=link.log,
+        commands=link.commands,
+        lease=link.scaler_lease,
+        provider=provider,
+        policy=scaling_policy(chosen.scaling),
+        clock=world.clock,
+        board=HealthBoard(),
+        settings=chosen,
+        name=name,
+    )
+
+
+@asynccontextmanager
+async def running(*scalers: ScalerService) -> AsyncIterator[None]:
+    async with Supervisor() as supervisor:
+        for scaler in scalers:
+            supervisor.start(scaler.run(), name="fold")
+            supervisor.start(scaler.act(), name="act")
+        yield
+
+
+@asynccontextmanager
+async def pool(**scheduler: Any) -> AsyncIterator[tuple[World, EnginesInTheLog]]:
+    world = World()
+    provider = EnginesInTheLog(world)
+    async with world.scheduler(suspect_seconds=60.0, leave_seconds=120.0, **scheduler), Supervisor() as supervisor:
+        supervisor.start(provider.report_for_ever(), name="reports")
+        yield world, provider
+
+
+async def scale(world: World, wanted: int | None) -> ScaleAnswered:
+    async with asyncio.timeout(5.0):
+        while True:
+            try:
+                answer = await world.client.commands.request(scale_subject(POOL), ScalePool(wanted=wanted), timeout=1.0)
+            except (NoResponderError, CommandTimeoutError):
+                await asyncio.sleep(0.05)
+                continue
+            assert isinstance(answer, ScaleAnswered)
+            return answer
+
+
+async def settled(world: World, wanted: int) -> None:
+    async with asyncio.timeout(15.0):
+        while True:
+            answer = await scale(world, None)
+            if answer.applied and answer.wanted == answer.ready == wanted:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def drain(world: World, command: DrainInstance | UndrainInstance) -> DrainAnswered:
+    answer = await world.client.commands.request(drain_subject(POOL), command, timeout=2.0)
+    assert isinstance(answer, DrainAnswered)
+    return answer
+
+
+async def test_a_pool_grows_and_shrinks_as_asked_and_the_log_says_who_and_when() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        await scale(world, 3)
+        await settled(world, 3)
+        await scale(world, 2)
+        await settled(world, 2)
+        refused = await scale(world, 9)
+        events = await world.events()
+
+    decisions = [event for event in events if isinstance(event, ScaleDecided)]
+    assert [(d.number, d.wanted) for d in decisions] == [(1, 1), (2, 3), (3, 2)]
+    assert [e.number for e in events if isinstance(e, ScaleApplied)] == [1, 2, 3]
+    assert "from 1 to 6" in refused.refusal
+    assert provider.stopped == ["e1"]
+    drained = next(i for i, e in enumerate(events) if isinstance(e, InstanceDraining) and e.leaving)
+    left = next(i for i, e in enumerate(events) if isinstance(e, InstanceLeft))
+    assert drained < left
+    assert events[drained].stamp is not None
+
+
+async def test_an_instance_is_stopped_only_after_what_it_has_is_finished() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        granted = [await world.route(f"r{n}", [n]) for n in range(2)]
+        busy = [answer.instance for answer in granted if isinstance(answer, RouteGranted)]
+        await scale(world, 1)
+        await asyncio.sleep(3.5)
+        stopped_too_early = list(provider.stopped)
+        for number, instance in enumerate(busy):
+            await world.append(first_token(f"r{number}", instance, at=world.clock.now()))
+            await world.append(finished(f"r{number}", instance, at=world.clock.now()))
+        await settled(world, 1)
+
+    assert set(busy) == {"e1", "e2"}
+    assert stopped_too_early == []
+    assert len(provider.stopped) == 1
+
+
+async def test_two_scalers_do_the_work_of_one_and_the_second_takes_over() -> None:
+    async with pool() as (world, provider):
+        first, second = scaler_of(world, provider, "s1"), scaler_of(world, provider, "s2")
+        async with running(second):
+            async with running(first):
+                await scale(world, 4)
+                await settled(world, 4)
+                acting = [first.acts, second.acts]
+            await eventually(lambda: second.acts)  # the first is gone without a word
+            await scale(world, 3)
+            await settled(world, 3)
+
+    assert sorted(acting) == [False, True]
+    assert len(provider.started) == 4
+    assert len(provider.stopped) == 1
+
+
+async def test_two_scalers_that_both_believe_to_act_do_no_harm() -> None:
+    async with pool() as (world, provider):
+        scalers = [scaler_of(world, provider, name) for name in ("s1", "s2")]
+        async with running(scalers[0]):
+            await settled(world, 1)
+            world.broker.scaler_lease.forget()  # the server lost its memory: the other takes the lease at once
+            async with running(scalers[1]):
+                await asyncio.gather(scale(world, 3), scale(world, 3))
+                await settled(world, 3)
+        numbers = [event.number for event in await world.events() if isinstance(event, ScaleDecided)]
+
+    assert len(provider.started) == 3
+    assert numbers == sorted(set(numbers))
+
+
+async def test_a_scaler_that_dies_between_decision_and_action_leaves_the_action_to_the_next() -> None:
+    async with pool() as (world, provider):
+        async with running(scaler_of(world, provider, "s1")):
+            await settled(world, 1)
+            provider.broken = "the machine is away"
+            await scale(world, 3)
+        provider.broken = ""
+        async with running(scaler_of(world, provider, "s2")):
+            await settled(world, 3)
+
+    assert provider.started == ["e1", "e2", "e3"]
+
+
+async def test_engines_that_do_not_answer_are_not_started_over_and_over() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        provider.answering = False
+        await scale(world, 3)
+        await asyncio.sleep(2.5)
+        answer = await scale(world, None)
+
+    assert (answer.ready, answer.coming, answer.applied) == (1, 2, False)
+    assert len(provider.started) == 3
+
+
+async def test_a_provider_in_trouble_is_told_of_and_the_pool_goes_on() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await settled(world, 1)
+        provider.broken = "no room on this machine"
+        await scale(world, 2)
+        await asyncio.sleep(1.0)
+        answer = await scale(world, None)
+        granted = await world.route("r1", [1])
+
+    assert answer.trouble == "no room on this machine"
+    assert isinstance(granted, RouteGranted)
+
+
+async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> None:
+    async with pool() as (world, provider), running(scaler_of(world, provider, "s1")):
+        await scale(world, 2)
+        await settled(world, 2)
+        first = await drain(world, DrainInstance(instance=InstanceId("e1"), reason="to be repaired"))
+        again = await drain(world, DrainInstance(instance=InstanceId("e1"), reason="to be repaired"))
+        unknown = await drain(world, DrainInstance(instance=InstanceId("e9"), reason="?"))
+        await eventually(lambda: "e3" in provider.started)
+        stopped = list(provider.stopped)
+        back = await drain(world, UndrainInstance(instance=InstanceId("e1")))
+
+    assert first.draining
+    assert again == first
+    assert "there are: e1, e2" in unknown.refusal
+    assert stopped == []
+    assert not back.draining
+
+
+async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
+    settings = {"scaling": "slo_attainment", "min_instances": 0}
+    async with pool(hold_seconds=20.0) as (world, provider), running(scaler_of(world, provider, "s1", **settings)):
+        await settled(world, 1)
+        await scale(world, 0)
+        await settled(world, 0)
+        answer = await world.route("first", [1], timeout=15.0)
+
+    assert isinstance(answer, RouteGranted)
+    assert len(provider.started) == 2
+
+
+async def test_a_static_provider_leaves_everything_to_people() -> None:
+    world = World()
+    await world.append(world.joined("a"), reported("a", 0, []))
+    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+        await settled(world, 1)
+        answer = await scale(world, 3)
+        await asyncio.sleep(1.0)
+        kinds = await world.kinds()
+
+    assert (answer.wanted, answer.applied) == (3, False)
+    assert "InstanceDraining" not in kinds
+    assert msgspec.to_builtins(answer)["provider"] == "static"
