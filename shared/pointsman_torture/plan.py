@@ -66,7 +66,7 @@ def plan_of(seed: int) -> Plan:
             admission=chance.choice(ADMISSION),
             order=chance.choice(ORDERING),
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
-            running_max=chance.choice((2, 8, 256)),
+            running_max=chance.choice((1, 2, 8, 256)),
             pending_max=chance.choice((6, 10_000, 10_000)),
             suspect_seconds=3.0,
             leave_seconds=chance.choice((8.0, 30.0)),

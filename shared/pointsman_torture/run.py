@@ -28,6 +28,8 @@ START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
 """Virtual time in which everything must agree after the last fault: longer than the longest bound in the plan."""
 LAST_ORDERS = 8
+BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
+"""How many more come together with one order, each as likely."""
 POLL_SECONDS: Seconds = 1.0
 TEAR_DOWN_ROUNDS_MAX = 20
 TEAR_DOWN_SECONDS: Seconds = 3.0
@@ -124,9 +126,13 @@ def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
     """Orders with their times: a stream of them, and some bursts."""
     chance = world.chance("arrivals")
     at = FAULTS_BEGIN / 2
+    burst = 0
     for _ in range(world.plan.requests):
-        if chance.random() > 0.2:
-            at += chance.expovariate(world.plan.requests / FAULTS_SECONDS)
+        if burst:
+            burst -= 1
+        else:
+            burst = chance.choice(BURSTS)
+            at += chance.expovariate(world.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / FAULTS_SECONDS)
         yield world.traffic.order(), at
 
 

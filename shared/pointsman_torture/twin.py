@@ -77,6 +77,7 @@ class FoldTwin:
         self._holdings: dict[InstanceId, HoldingTwin] = {}
         self._newest: dict[InstanceId, Epoch] = {}
         self._term = 0
+        self._fenced = 0
         self._folded = 0
 
     def apply(self, stored: Stored) -> Iterator[str]:
@@ -88,6 +89,9 @@ class FoldTwin:
             return
         state.apply(event, stored.sequence)
         if event.stamp is not None and event.stamp.term < self._term:
+            self._fenced += 1
+            if state.fenced != self._fenced:
+                yield f"{_of(stored)}: a decision of term {event.stamp.term} counts in term {self._term}"
             return
         if isinstance(event, LeaderElected):
             self._term = max(self._term, event.term)

@@ -1,5 +1,7 @@
 """The embedded nats-server starts, says clearly why it does not, and stops."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,14 @@ async def test_what_the_server_complains_about_is_passed_on(tmp_path: Path) -> N
     with pytest.raises(NatsStartError, match="sync_interval"):
         async with embedded_nats(tmp_path, sync_interval="often"):
             pass
+
+
+@pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
+def test_the_configurations_to_deploy_are_understood_by_the_server(name: str) -> None:
+    file = Path(__file__).parents[2] / "deploy" / "nats" / name
+    asked = [nats_server_binary(), "-t", "-c", str(file)]
+    answer = subprocess.run(
+        asked, capture_output=True, text=True, check=False, env=os.environ | {"NATS_NAME": "nats-1"}
+    )
+
+    assert answer.returncode == 0, answer.stderr

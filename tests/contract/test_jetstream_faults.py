@@ -1,6 +1,7 @@
 """What the JetStream adapter does when single messages go astray: the server's part is played by the test."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream.reads import Reader
 from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
 from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
-from pointsman.contracts.codec import decode_event
+from pointsman.chassis.embedded_nats import embedded_nats
+from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.decisions import WritesLost
-from pointsman.ports import LogEntry
+from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import PoolName
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
@@ -240,3 +242,22 @@ async def test_a_consumer_that_the_server_forgot_is_made_anew(tmp_path: Path) ->
 
     assert isinstance(entry, LogEntry)
     assert entry.sequence == 2
+
+
+async def test_a_server_that_stood_still_while_somebody_subscribed_is_heard_as_soon_as_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with (
+        embedded_nats(tmp_path / "nats") as server,
+        jetstream.connect(server.url, POOL, ScaledClock(), name="test") as link,
+    ):
+        await link.log.append(stored("engine-1", 1, [1]))
+        server.process.send_signal(signal.SIGSTOP)
+        async with link.commands.serve("pm.default.test", _answer_nothing):  # a round trip that is given up
+            server.process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(2):
+                await link.log.append(stored("engine-1", 2, [2]))
+
+
+async def _answer_nothing(_command: AnyCommand, _reply: Reply) -> None:
+    return

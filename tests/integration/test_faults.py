@@ -9,12 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.up import POINTSMAN
 
 RUN_SECONDS_MAX = 110.0
-REQUESTS = 80
+REQUESTS = 60
 
 
 def struck(directory: Path, *arguments: str) -> dict[str, Any]:
@@ -39,16 +37,11 @@ def test_a_killed_leader_worker_engine_and_nats_server_lose_and_double_nothing(t
     assert report["terms"] > 1
 
 
-@pytest.mark.parametrize(
-    ("faults", "seed"),
-    [("network:cut,network:delay", 5), ("network:drop,freeze:leader", 6)],
-    ids=["cut and delayed", "half dropped, leader frozen"],
-)
-def test_a_network_that_fails_between_services_and_nats_loses_and_doubles_nothing(
-    tmp_path: Path, faults: str, seed: int
-) -> None:
-    report = struck(tmp_path, "--faults", faults, "--seed", str(seed))
+def test_a_network_that_fails_between_services_and_nats_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    faults = "network:cut,network:delay,network:drop,freeze:leader"
+    report = struck(tmp_path, "--faults", faults, "--seed", "6")
 
+    assert len(report["strikes"]) == 4
     assert (report["lost"], report["doubled"]) == (0, 0)
 
 

@@ -107,6 +107,14 @@ def test_a_pool_shrinks_where_the_last_while_would_have_been_on_time_without_one
     assert busy.wish().wanted == 3
 
 
+def test_a_pool_whose_requests_have_no_outcome_does_not_shrink() -> None:
+    pool = Pool(SloAttainment(), engines=3)
+    pool.serve(90, every=30.0)
+
+    assert pool.wish().wanted == 3
+    assert "too few" in pool.wish().reason
+
+
 def test_a_pool_without_requests_sleeps_after_a_while_and_wakes_for_the_first_that_waits() -> None:
     pool = Pool(SloAttainment(idle_s=100.0), engines=1)
     pool.serve(10, every=5.0)

@@ -58,7 +58,7 @@ class SloAttainment(ScalingPolicy):
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)
             return Wish(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
-        if trouble := self._trouble(state, size, window, now):
+        if trouble := self._trouble(state, window, now):
             needed = self._needed(state, window, now)
             if size.ready < size.wanted:
                 return Wish(
@@ -71,7 +71,7 @@ class SloAttainment(ScalingPolicy):
     def memories(self) -> tuple[Memory, ...]:
         return (ServiceWindow(max(self.window_s, self.calm_s)),)
 
-    def _trouble(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> str:
+    def _trouble(self, state: State, window: ServiceWindow, now: Seconds) -> str:
         """Why there should be more, or nothing."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
         done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
@@ -112,6 +112,8 @@ class SloAttainment(ScalingPolicy):
         since = max(now - self.calm_s, state.scaling.up_at, state.scaling.down_at)
         if now - since < self.calm_s:
             return Wish(size.wanted, "the last change is too recent to judge")
+        if window.last_arrival_at >= since and window.outcomes(since).total < self.outcomes_min:
+            return Wish(size.wanted, "too few of the last requests have an outcome to judge")
         return self._without_one(state, size, window.prefills(since), window.outcomes(since))
 
     def _without_one(self, state: State, size: PoolSize, prefills: list[Prefill], done: Outcomes) -> Wish:
