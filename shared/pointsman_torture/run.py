@@ -15,7 +15,7 @@ from random import Random
 
 from pointsman.contracts.codec import encode
 from pointsman.primitives import Seconds
-from pointsman_torture.checkers import AGREEMENT, QUIET, SAFETY
+from pointsman_torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
 from pointsman_torture.clients import Order, ask
 from pointsman_torture.engines import vocabulary
 from pointsman_torture.faults import Trouble
@@ -113,13 +113,21 @@ async def _acts(world: World) -> list[str]:
     last = [world.traffic.order(may_hang_up=False) for _ in range(LAST_ORDERS)]
     await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
     await _quiet(world, trouble, clients)
-    problems = [problem for checker in (*SAFETY, *AGREEMENT) for problem in checker(world)]
+    problems = [problem for checker in (*SAFETY, *AGREEMENT) for problem in _findings(checker, world)]
     problems += [
         f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
         for order in last
         if order.outcome != "answered"
     ]
     return problems
+
+
+def _findings(checker: Checker, world: World) -> list[str]:
+    """What a checker finds. One that cannot even look has found something, too."""
+    try:
+        return list(checker(world))
+    except Exception as error:  # noqa: BLE001 - a broken system may break whoever looks at it
+        return [f"{checker.__name__} could not judge: {error!r}"]
 
 
 def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
