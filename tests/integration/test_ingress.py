@@ -98,7 +98,7 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
     app = await stack.enter_async_context(
         assembled(
             settings,
-            Link(link.log, link.commands, link.lease, link.checkpoints),
+            Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease),
             clock=clock,
             board=board,
             supervisor=supervisor,
