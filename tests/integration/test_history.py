@@ -102,6 +102,6 @@ def test_a_real_log_can_be_run_again_and_examined(log: Kept) -> None:
 
     assert compared["requests"] == 80
     assert compared["recorded"]["report"]["hit_rate"] == pytest.approx(
-        compared["resimulated"]["report"]["hit_rate"], abs=0.1
+        compared["resimulated"]["report"]["hit_rate"], abs=0.25
     )
     assert any("the leader changed once" in finding["what"] for finding in json.loads(examined.stdout)["findings"])

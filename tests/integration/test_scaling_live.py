@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 REQUESTS = 50
 SECONDS_MAX = 60.0
+KEEPER_SECONDS = 20.0
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, number: int) -> tuple[bool, str]:
@@ -70,6 +72,16 @@ def _placed_while_draining(fleet: RunningUp, instance: str) -> int:
     return placed
 
 
+def _still_running(keepers: list[Path]) -> list[Path]:
+    """Who has not ended with the fleet, after KEEPER_SECONDS at most."""
+    until = time.monotonic() + KEEPER_SECONDS
+    while True:
+        left = [lock for lock in keepers if (Path("/proc") / lock.read_text()).exists()]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
+
+
 def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp_path: Path) -> None:
     with pointsman_up(tmp_path, "--scale", "2..3", "--scaling", "manual", "--speed", "4") as fleet:
         fleet.wait_for("ready in")
@@ -84,7 +96,7 @@ def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp
         killed = asyncio.run(_burst(url, lambda: os.kill(int(running[0].read_text()), signal.SIGKILL)))
         after = _pointsman(fleet, "scale", "2", "--wait")
         stopped = fleet.stop()
-        left = [lock for lock in keepers if (Path("/proc") / lock.read_text()).exists()]
+        left = _still_running(keepers)
 
     assert [how for _, how in drained] == ["whole"] * REQUESTS
     assert placed == 0
