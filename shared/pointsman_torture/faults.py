@@ -135,7 +135,7 @@ class Trouble:
         self._later(seconds, self._server_back)
 
     def clock_jump(self) -> None:
-        process = self.chance.choice(self.world.processes)
+        process = self.chance.choice(self.world.services)
         process.clock.skew += self.chance.choice((-1, 1)) * self.chance.choice((0.2, 1.5, 6.0, 60.0))
         self.world.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
 

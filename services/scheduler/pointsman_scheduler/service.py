@@ -60,7 +60,7 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Sequence, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Seconds, Sequence, Term
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
 from pointsman_scheduler.chosen import empty_state
@@ -146,6 +146,8 @@ class SchedulerService:
         self._settled.set()
         self._end: Sequence = 0
         self._waiters: dict[RequestId, Waiter] = {}
+        self._strangers_asked: dict[InstanceId, Seconds] = {}
+        """Who was asked to join again, and after which report."""
         self._hearing = Hearing(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
         self._listens_since: Seconds = 0.0
@@ -207,7 +209,8 @@ class SchedulerService:
                 if instance.doubt:
                     await self._resync(instance.id, instance.doubt)
             for stranger, heard_at in list(self.state.strangers.items()):
-                if self._clock.now() - heard_at < self._settings.suspect_seconds * self._clock.speed:
+                if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
+                    self._strangers_asked[stranger] = heard_at
                     await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
 
     # Folding
@@ -506,9 +509,10 @@ class SchedulerService:
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
+        events += dispatcher.relocate_pending(now)  # first: what can leave a draining instance is not granted there
         for line in list(self.state.workload.lines):
             events += dispatcher.grant_waiting(line, now)
-        await self._publish(events + dispatcher.relocate_pending(now) + dispatcher.place_held(now))
+        await self._publish(events + dispatcher.place_held(now))
 
     async def _check_waiters(self, dispatcher: Dispatcher) -> None:
         """Cancel what nobody waits for any more: an ingress repeats its command, or it has died."""
@@ -527,7 +531,8 @@ class SchedulerService:
     async def _resync(self, instance: InstanceId, doubt: str, *, rejoin: bool = False) -> None:
         telemetry.CACHE_RESYNCS.labels(instance).inc()
         log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin)
-        command = ResyncCache(instance=instance, reason=doubt, rejoin=rejoin)
+        above = max(Epoch(0), self.state.newest_epoch(instance)) if rejoin else Epoch(0)
+        command = ResyncCache(instance=instance, reason=doubt, rejoin=rejoin, above=above)
         subject = resync_subject(self._pool, instance)
         try:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)

@@ -340,6 +340,7 @@ class WorkerService:
         if isinstance(command, ResyncCache) and command.rejoin and self._life is not None:
             if self._life.joined_at:
                 log.warning("asked_to_rejoin", reason=command.reason)
+                self._last_epoch = max(self._last_epoch, command.above)
                 self._begin_again(self._life)
             refusal = ""
         else:

@@ -76,11 +76,13 @@ class CancelAnswered(Command, frozen=True, kw_only=True):
 
 
 class ResyncCache(Command, frozen=True, kw_only=True):
-    """`cmd.resync.<instance>`: publish a CacheSnapshot; with `rejoin`, join again under a new epoch first."""
+    """`cmd.resync.<instance>`: publish a CacheSnapshot; with `rejoin`, join again under a new epoch first, one above
+    `above`: a worker whose clock was set back does not know that it was here under a later one."""
 
     instance: InstanceId
     reason: str
     rejoin: bool = False
+    above: Epoch = Epoch(0)
 
 
 class ResyncAnswered(Command, frozen=True, kw_only=True):

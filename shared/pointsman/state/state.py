@@ -194,6 +194,10 @@ class State:
         assert found is not None, f"no chosen policy keeps {kind.__name__}"
         return found
 
+    def newest_epoch(self, instance: InstanceId) -> Epoch:
+        """The highest that this instance ever joined under; what joins under a lower one is not believed."""
+        return self._epochs.get(instance, NO_EPOCH)
+
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """Leading blocks of a prompt that each instance holds or is about to hold."""
         hits = self.index.hits(keys)
@@ -261,7 +265,7 @@ class State:
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
-            if event.epoch >= self._epochs.get(event.instance, event.epoch):
+            if event.instance not in self.fleet or event.epoch >= self._epochs[event.instance]:
                 self.strangers[event.instance] = event.at
             return
         self.fleet.hear(event)
@@ -304,8 +308,8 @@ class State:
 
     def _place(self, event: RequestPlaced) -> None:
         request = self.workload.requests.get(event.request)
-        if request is None:
-            return
+        if request is None or (request.stage is not Stage.ARRIVED and event.attempt <= request.attempt):
+            return  # said before: it may have been granted since, and must not wait again
         self._unplace(request, event.at)
         request.attempt = event.attempt
         request.excluded = tuple(event.excluded)
@@ -314,7 +318,7 @@ class State:
 
     def _migrate(self, event: RequestMigrated) -> None:
         request = self.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PENDING:
+        if request is None or request.stage is not Stage.PENDING or request.instance != event.source:
             return
         self._unplace(request, event.at)
         self._queue(request, event)
