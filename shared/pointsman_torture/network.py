@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -24,7 +24,13 @@ from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, C
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+)
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import (
     CheckpointLabel,
@@ -64,6 +70,9 @@ LATE_ECHO_SECONDS_MAX = 15.0
 RARE_ECHOES = 6.0
 RARE = (InstanceJoined, InstanceLeft, CacheSnapshot, CacheCleared, CacheGap)
 """Of these there are few, and a second copy is so many times as likely."""
+STORED_ONCE = (LeaderElected, InstanceSuspected, InstanceDraining, InstanceUndrained)
+"""Of these there is no second copy: the server compares before it stores an election, and the others have no order of
+their own by which a reader could tell a late copy from a new event."""
 IN_FLIGHT_MAX = 1024
 COMMANDS_WAITING_MAX = 4096
 
@@ -181,7 +190,7 @@ class Network:
     def _note(self, sequence: Sequence, writer: str, event: LogEvent) -> None:
         self.history.append(Stored(sequence, self.loop.time(), writer, event))
         share = min(1.0, RARE_ECHOES * self.echoes) if isinstance(event, RARE) else self.echoes
-        if self.chance.random() < share and not isinstance(event, LeaderElected):
+        if self.chance.random() < share and not isinstance(event, STORED_ONCE):
             seconds = self.chance.choice((ECHO_SECONDS_MAX, LATE_ECHO_SECONDS_MAX))
             self.loop.outside(self.chance.uniform(0.0, seconds), self._echo, event, writer)
 
@@ -287,8 +296,9 @@ class Link:
             raise NoResponderError(nobody)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        if self.open:
-            self.network.carry(self.weather, self.network.ask, self, subject, payload, answer)
+        if self.open:  # to the server it comes once; who serves it may be brought it twice
+            once = replace(self.weather, doubling=0.0)
+            self.network.carry(once, self.network.ask, self, subject, payload, answer)
         try:
             async with asyncio.timeout(timeout):
                 return await answer

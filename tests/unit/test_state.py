@@ -194,3 +194,41 @@ def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> Non
 
     assert strangers == {"a": 0.0}
     assert state.strangers == {}
+
+
+def test_a_placement_that_is_said_again_does_not_take_a_request_out_of_its_engine() -> None:
+    state = state_with(joined("a"))
+    events = Dispatcher(state, policy_set(), term=Term(1)).route(route("r", [1, 2]), 0.0)
+    (placed,) = [event for event in events if type(event).__name__ == "RequestPlaced"]
+    state.apply(placed, 50)
+
+    assert state.workload.requests[RequestId("r")].stage is Stage.PREFILL
+
+
+def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
+    events = Dispatcher(state_with(joined("a")), policy_set(), term=Term(1)).route(route("r", [1, 2]), 0.0)
+    state = state_with(joined("a"), finished("r", "a", at=1.0), *events)
+
+    assert state.workload.requests == {}
+    assert state.speculation.blocks(A) == 0
+
+
+def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:
+    state = state_with(joined("a"))
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    (ended,) = dispatcher.cancel(RequestId("r"), "client_gone", 0.0)
+
+    assert type(ended).__name__ == "RequestCancelled"
+    assert dispatcher.route(route("r", [1]), 1.0) == []
+    assert dispatcher.cancel(RequestId("r"), "client_gone", 2.0) == []
+
+
+def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:
+    state = state_with(joined("a", epoch=9), joined("a", epoch=3), reported("a", 0, [], epoch=3, at=1.0))
+    while_there = dict(state.strangers)
+    state.apply(InstanceLeft(at=2.0, instance=A, epoch=Epoch(9), reason="silent"))
+    state.apply(reported("a", 0, [], epoch=3, at=3.0))
+
+    assert while_there == {}
+    assert state.strangers == {A: 3.0}
+    assert state.newest_epoch(A) == Epoch(9)
