@@ -260,7 +260,8 @@ class SchedulerService:
         await self._serve(fleet_view_subject(self._pool), self._on_describe)
         elected, fence = await self._be_elected()
         await self._folded_to(fence.elected)
-        self._lead(elected.term, fence)
+        dispatcher = self._lead(elected.term, fence)
+        await self._publish(dispatcher.relocate_pending(self._clock.now()))  # who drained while nobody led
 
     async def _keep_lease(self) -> None:
         """Raises DeposedError."""
@@ -293,16 +294,17 @@ class SchedulerService:
             settings=self._policies.settings,
         )
 
-    def _lead(self, term: Term, fence: Fence) -> None:
+    def _lead(self, term: Term, fence: Fence) -> Dispatcher:
         state = self.state
         self._listen_from_now()
         self._hearing.begin()
         self._fence = fence
-        self.dispatcher = Dispatcher(state, self._policies, term=term)
+        dispatcher = self.dispatcher = Dispatcher(state, self._policies, term=term)
         self._migrations = MigrationDesk(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
+        return dispatcher
 
     async def _stop_serving(self) -> None:
         self.dispatcher = None
