@@ -351,9 +351,13 @@ async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None
     beginning = await world.following().begin()
 
     assert beginning.state.sequence == 50
-    async with world.scheduler("one") as one:
-        assert state_digest(one.state) == state_digest(await world.folded())
-        assert one.state.index.blocks(InstanceId("a")) == 59
+    async with world.scheduler("leader") as leader:
+        await eventually(lambda: leader.leading)
+        async with world.scheduler("follower") as follower:
+            await eventually(lambda: follower.state.sequence >= world.broker.extent.last)
+
+            assert state_digest(follower.state) == state_digest(await world.folded())
+            assert follower.state.index.blocks(InstanceId("a")) == 59
 
 
 @pytest.mark.parametrize("how", ["damaged", "other form", "recreated", "rewritten", "expired"])

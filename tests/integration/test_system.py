@@ -11,7 +11,9 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import reduce
 from io import BytesIO
+from operator import xor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,7 +31,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, InstanceId, PoolName
+from pointsman.primitives import InstanceId, PoolName
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.bench_faults.engine_truth import held_keys, replay_endpoint_of
 from pointsman.tooling.discovery import FleetFile, find_fleet
@@ -151,7 +153,7 @@ async def assert_index_agrees(fleet: FleetFile, link: Link) -> None:
             if index != truth:
                 disagreement = f"{instance}: {len(truth - index)} keys missing, {len(index - truth)} too many"
                 return False
-            if view is None or (view.cached_blocks, view.digest) != (len(truth), xor_of(truth)):
+            if view is None or (view.cached_blocks, view.digest) != (len(truth), reduce(xor, truth, 0)):
                 disagreement = f"{instance}: the scheduler has {view}, the engine {len(truth)} blocks"
                 return False
             if view.knowledge != "exact" or view.status != "ready":
@@ -163,13 +165,6 @@ async def assert_index_agrees(fleet: FleetFile, link: Link) -> None:
     while not await agree():
         assert time.monotonic() < deadline, f"{disagreement} (seed {SEED})"
         await asyncio.sleep(0.2)
-
-
-def xor_of(keys: set[BlockKey]) -> int:
-    digest = 0
-    for key in keys:
-        digest ^= key
-    return digest
 
 
 def kill(fleet: FleetFile, name: str) -> None:

@@ -296,7 +296,7 @@ class Dispatcher:
         return events
 
     def _place_again(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
-        self._place(request, _asked_again(request), now, events)
+        self._place(request, asked_again(request, request.attempt, request.excluded), now, events)
         self._grant_next(request.instance, now, events)
 
     def relocate_pending(self, now: Seconds) -> list[LogEvent]:
@@ -589,8 +589,8 @@ class Dispatcher:
         events.append(event)
 
 
-def _asked_again(request: Request) -> RouteRequest:
-    """The command by which its ingress would ask once more for a place."""
+def asked_again(request: Request, attempt: int, excluded: Iterable[InstanceId]) -> RouteRequest:
+    """The command by which an ingress asks for a place for a request that the leader knows already."""
     return RouteRequest(
         request=request.id,
         ingress="",
@@ -601,8 +601,8 @@ def _asked_again(request: Request) -> RouteRequest:
         max_output_tokens=request.max_output_tokens,
         slo_ttft=request.slo_ttft,
         slo_tpot=request.slo_tpot,
-        attempt=request.attempt,
-        excluded=list(request.excluded),
+        attempt=attempt,
+        excluded=list(excluded),
     )
 
 

@@ -36,6 +36,7 @@ from pointsman.policies.dispatch import (
     Dispatcher,
     PolicySet,
     UnknownPolicyError,
+    asked_again,
     reason_to_relocate,
     recorded_policy_set,
 )
@@ -45,7 +46,7 @@ from pointsman.primitives import InstanceId, Sequence, Term
 from pointsman.simulation.replay.folding import recorded_pool_settings, take_in
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import NOWHERE, Request
+from pointsman.state.workload import NOWHERE
 
 STRAGGLERS_MAX = 20_000
 DISORDER_MAX = 20_000
@@ -317,7 +318,7 @@ class _Tenure:
             case RequestPlaced() | RequestRejected():
                 known = self._state.workload.requests.get(event.request)
                 if known is not None:
-                    dispatcher.route(_asked_again(known, event), now)
+                    dispatcher.route(asked_again(known, event.attempt, event.excluded), now)
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
@@ -412,23 +413,6 @@ class _Tenure:
                 known=known_to(self._state, event),
             )
         )
-
-
-def _asked_again(known: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
-    """The command that asked for another place for a request that the leader knows already."""
-    return RouteRequest(
-        request=known.id,
-        ingress="",
-        arrived_at=known.arrived_at,
-        tenant=known.tenant,
-        keys=b"",
-        prompt_tokens=known.prompt_tokens,
-        max_output_tokens=known.max_output_tokens,
-        slo_ttft=known.slo_ttft,
-        slo_tpot=known.slo_tpot,
-        attempt=answer.attempt,
-        excluded=answer.excluded,
-    )
 
 
 def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:

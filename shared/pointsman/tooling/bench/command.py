@@ -46,6 +46,7 @@ from pointsman.tooling.bench.report import (
 from pointsman.tooling.discovery import FleetFile, find_fleet, running_fleets
 from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.history.live import LiveHistory
+from pointsman.tooling.options import COUNT, POSITIVE
 
 DEFAULT_SLO_TTFT_S = 5.0
 GENERATED_REQUESTS = 200
@@ -92,10 +93,6 @@ class BenchOptions:
     kv_blocks: int | None
     nats: str | None
     data: Path | None
-
-
-POSITIVE = click.FloatRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
 
 
 @click.command("bench", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -31,11 +31,11 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.tooling.bench.load import Tally
 from pointsman.tooling.bench_agreement.both import Pace, Pool, pace, run_live, run_simulated
 from pointsman.tooling.bench_agreement.verdict import Agreement, AgreementReport, Number, Verdict, numbers, verdict
+from pointsman.tooling.options import COUNT, POSITIVE, comma_list, rates, workload_size
 
 DEFAULT_POLICIES = "round_robin,dualmap,pointsman"
 DEFAULT_REQUESTS = 500
 DEFAULT_WARMUP = 100
-DEFAULT_INPUT_CAP = 20_480
 GENERATED_RATE = 4.0
 LOADS = (0.55, 0.85)
 """Of saturation, where no rates are asked for: moderate, and near it."""
@@ -45,26 +45,6 @@ NOT_JUDGED_EXIT_CODE = 3
 INTERRUPTED_EXIT_CODE = 130
 AS_STARTED = Pool(routing="")
 STYLES: dict[Verdict, str] = {"agree": "green", "differ": "bold red", "not judged": "yellow"}
-
-
-def _names(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
-    if not names:
-        msg = "names nothing"
-        raise click.BadParameter(msg)
-    return names
-
-
-def _rates(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    try:
-        rates = sorted({float(rate) for rate in value.split(",")}) if value else []
-    except ValueError as error:
-        msg = f"{value} is no list of rates such as 1.5,2.25"
-        raise click.BadParameter(msg) from error
-    if any(not 0 < rate < float("inf") for rate in rates):
-        msg = "rates are positive"
-        raise click.BadParameter(msg)
-    return tuple(rates)
 
 
 def _settings(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> Settings:
@@ -101,10 +81,6 @@ class AgreementOptions:
     json_file: Path | None
 
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
-
-
 @click.command("bench-agreement", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
 @click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace.")
@@ -113,7 +89,7 @@ COUNT = click.IntRange(min=1)
     metavar="A,B,C",
     default=DEFAULT_POLICIES,
     show_default=True,
-    callback=_names,
+    callback=comma_list,
     help="Routing policies; a fresh fleet for each at each rate.",
 )
 @click.option(
@@ -141,26 +117,10 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--qps",
     metavar="1.5,2.25",
-    callback=_rates,
+    callback=rates,
     help="Requests a second. Default: {:.0%} and {:.0%} of what keeps the engines busy, as simulated.".format(*LOADS),
 )
-@click.option("--requests", type=COUNT, metavar="N", default=DEFAULT_REQUESTS, show_default=True, help="At most.")
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=DEFAULT_WARMUP,
-    show_default=True,
-    help="The first N requests are not counted.",
-)
-@click.option(
-    "--input-cap",
-    type=COUNT,
-    metavar="N",
-    default=DEFAULT_INPUT_CAP,
-    show_default=True,
-    help="Cut longer prompts after N tokens.",
-)
+@workload_size(requests=DEFAULT_REQUESTS, warmup=DEFAULT_WARMUP)
 @click.option(
     "--output-tokens-max",
     type=COUNT,

@@ -31,6 +31,7 @@ from pointsman.tooling.bench.load import LoadGenerator, Target
 from pointsman.tooling.bench_elasticity.timeline import Stretch, Timeline, TimelineReader
 from pointsman.tooling.discovery import FleetFile
 from pointsman.tooling.history.live import LiveHistory
+from pointsman.tooling.options import COUNT, POSITIVE
 
 INPUT_CAP = 20_480
 SHOW_SECONDS = 5.0
@@ -38,8 +39,6 @@ SETTLE_SECONDS_MAX = 20.0
 """Wall seconds after the last answer for which a drain that is under way is still waited for."""
 MISSED_EXIT_CODE = 1
 VOCABULARY = 4000
-POSITIVE = click.FloatRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ An instance counts from its first report to the moment when it drains, goes down
 stretch of time in which it arrived; on time is a first token within the objective, and everything else that ended is not.
 """
 
-from collections import Counter, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -19,8 +18,6 @@ from pointsman.simulation.replay.folding import take_in
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 
-PREFIXES_MAX = 2_000
-"""Latest requests whose prefixes are looked up before and after a change."""
 REMAP_MARGIN = 0.1
 
 
@@ -36,7 +33,7 @@ class Stretch(msgspec.Struct, kw_only=True):
 
 
 class Change(msgspec.Struct, kw_only=True):
-    """One instance more or less in service. `remapped`: share of the recent requests' prefixes whose pair of candidates
+    """One instance more or less in service. `remapped`: share of the whole log's prefixes whose pair of candidates
     is another one; `bound`: 2/n + 10%, with n the larger of the two sizes."""
 
     at_s: Seconds
@@ -89,11 +86,11 @@ class TimelineReader:
         self._stretches: dict[int, Stretch] = {}
         self._arrivals: dict[RequestId, RequestArrived] = {}
         self._on_time: set[RequestId] = set()
-        self._prefixes: deque[BlockKey] = deque(maxlen=PREFIXES_MAX)
+        self._prefixes: set[BlockKey] = set()
         self._serving: tuple[InstanceId, ...] = ()
         self._sizes: list[tuple[Seconds, int]] = []
         self._decisions: list[Decided] = []
-        self._changes: list[Change] = []
+        self._changes: list[tuple[Seconds, tuple[InstanceId, ...], tuple[InstanceId, ...]]] = []
         self._drains: list[Drained] = []
         self._draining: dict[str, Drained] = {}
 
@@ -111,7 +108,7 @@ class TimelineReader:
             stretches=[self._stretches[number] for number in sorted(self._stretches)],
             sizes=[(at - start, size) for at, size in self._sizes],
             decisions=[msgspec.structs.replace(d, at_s=d.at_s - start) for d in self._decisions],
-            changes=[msgspec.structs.replace(c, at_s=c.at_s - start) for c in self._changes],
+            changes=[self._change(at - start, before, after) for at, before, after in self._changes],
             drains=[msgspec.structs.replace(d, at_s=d.at_s - start) for d in self._drains],
         )
 
@@ -167,7 +164,7 @@ class TimelineReader:
         request = self._state.workload.requests.get(event.request)
         key = self._state.hotness.affinity_key(request.keys) if request else None
         if key is not None:
-            self._prefixes.append(key)
+            self._prefixes.add(key)
 
     def _first_token(self, event: PrefillFinished) -> None:
         arrival = self._arrivals.get(event.request)
@@ -191,17 +188,16 @@ class TimelineReader:
             return
         before, self._serving = self._serving, serving
         self._sizes.append((at, len(serving)))
-        if before and serving and self._prefixes:
-            self._changes.append(self._change(at, before, serving))
+        if before and serving and self._arrivals:
+            self._changes.append((at, before, serving))
 
     def _change(self, at: Seconds, before: tuple[InstanceId, ...], after: tuple[InstanceId, ...]) -> Change:
-        prefixes = Counter(self._prefixes)
-        remapped = sum(set(candidate_pair(before, key)) != set(candidate_pair(after, key)) for key in prefixes)
+        remapped = sum(set(candidate_pair(before, key)) != set(candidate_pair(after, key)) for key in self._prefixes)
         return Change(
             at_s=at,
             before=len(before),
             after=len(after),
-            prefixes=len(prefixes),
-            remapped=remapped / len(prefixes),
+            prefixes=len(self._prefixes),
+            remapped=remapped / max(1, len(self._prefixes)),
             bound=min(1.0, 2 / max(len(before), len(after)) + REMAP_MARGIN),
         )

@@ -38,10 +38,10 @@ from pointsman.tooling.bench_faults.schedule import DEFAULT_FAULTS, Fault, Fault
 from pointsman.tooling.bench_faults.strikes import Striker
 from pointsman.tooling.bench_faults.witness import Witness
 from pointsman.tooling.history.output import console_for
+from pointsman.tooling.options import COUNT, DEFAULT_INPUT_CAP, POSITIVE
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_SPEED = 5.0
-DEFAULT_INPUT_CAP = 20_480
 DEFAULT_OUTPUT_CAP = 64
 RATE_EACH_ENGINE = 0.5
 """Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
@@ -77,10 +77,6 @@ class FaultsOptions:
     up: tuple[str, ...]
     data: Path | None
     json_file: Path | None
-
-
-POSITIVE = click.FloatRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
 
 
 @click.command("bench-faults", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

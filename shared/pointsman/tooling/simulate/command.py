@@ -23,6 +23,7 @@ from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Failure, Scenario
 from pointsman.simulation.workload import ARRIVALS, GENERATORS, TraceError, mean_rate
 from pointsman.state.engine_profiles import PROFILES
+from pointsman.tooling.options import COUNT, POSITIVE, comma_list, rates, workload_size
 from pointsman.tooling.simulate.experiment import (
     Cell,
     CellResult,
@@ -46,7 +47,6 @@ from pointsman.tooling.simulate.variants import Variant, variants
 
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 DEFAULT_REQUESTS = 4000
-DEFAULT_INPUT_CAP = 20_480
 DEFAULT_WARMUP = 500
 EVICTIONS = ("lru", "rlt")
 REPORT_COLUMNS = 180
@@ -54,26 +54,6 @@ REPORT_COLUMNS = 180
 
 INTERRUPTED_EXIT_CODE = 130
 AS_SIMULATED = Scenario()
-
-
-def _comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    if not names:
-        msg = "names nothing"
-        raise click.BadParameter(msg)
-    return tuple(dict.fromkeys(names))
-
-
-def _rates(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    try:
-        rates = sorted({float(rate) for rate in value.split(",")}) if value else []
-    except ValueError as error:
-        msg = f"{value} is no list of rates such as 4,5,6"
-        raise click.BadParameter(msg) from error
-    if any(not 0 < rate < float("inf") for rate in rates):
-        msg = "rates are positive"
-        raise click.BadParameter(msg)
-    return tuple(rates)
 
 
 def _numbers(shape: str, separator: str) -> Callable[..., tuple[tuple[float, float], ...]]:
@@ -132,10 +112,8 @@ class SimulateOptions:
     plot: Path | None
 
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
 NOT_NEGATIVE = click.FloatRange(min=0)
 SHARE = click.FloatRange(min=0, max=1)
-COUNT = click.IntRange(min=1)
 
 
 @click.command("simulate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -146,7 +124,7 @@ COUNT = click.IntRange(min=1)
     metavar="A,B,C",
     default=DEFAULT_POLICIES,
     show_default=True,
-    callback=_comma_list,
+    callback=comma_list,
     help="Routing policies; NAME:SETTING=VALUE for one with settings of its own.",
 )
 @click.option(
@@ -154,7 +132,7 @@ COUNT = click.IntRange(min=1)
     metavar="A,B",
     default=AS_SIMULATED.ordering,
     show_default=True,
-    callback=_comma_list,
+    callback=comma_list,
     help="Who is granted first. With several, each policy runs with each.",
 )
 @click.option(
@@ -162,7 +140,7 @@ COUNT = click.IntRange(min=1)
     metavar="A,B",
     default=AS_SIMULATED.admission,
     show_default=True,
-    callback=_comma_list,
+    callback=comma_list,
     help="What is refused early. With several, each policy runs with each.",
 )
 @click.option(
@@ -182,7 +160,7 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help="What a full KV cache of an engine forgets.",
 )
-@click.option("--qps", metavar="4,5,6", callback=_rates, help="Requests a second. Default: the workload's own rate.")
+@click.option("--qps", metavar="4,5,6", callback=rates, help="Requests a second. Default: the workload's own rate.")
 @click.option(
     "--arrivals",
     type=click.Choice(tuple(ARRIVALS)),
@@ -190,23 +168,7 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help="How requests are spread in time; timestamps: in the workload's own pattern, stretched to the rate.",
 )
-@click.option("--requests", type=COUNT, metavar="N", default=DEFAULT_REQUESTS, show_default=True, help="At most.")
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=DEFAULT_WARMUP,
-    show_default=True,
-    help="The first N requests fill the caches and are not counted.",
-)
-@click.option(
-    "--input-cap",
-    type=COUNT,
-    metavar="N",
-    default=DEFAULT_INPUT_CAP,
-    show_default=True,
-    help="Cut longer prompts after N tokens.",
-)
+@workload_size(requests=DEFAULT_REQUESTS, warmup=DEFAULT_WARMUP)
 @click.option(
     "--instances", type=COUNT, metavar="N", default=AS_SIMULATED.instances, show_default=True, help="Engines."
 )
