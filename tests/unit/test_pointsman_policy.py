@@ -84,7 +84,7 @@ def test_a_request_is_let_go_late_when_its_punctuality_would_displace_several() 
     short_ones, long_ones = pool("a", "b"), pool("a", "b")
     for dispatcher, requests in ((short_ones, 19), (long_ones, 1)):
         dispatcher.state.apply(stored("a", 1, prompt()))
-        occupy(dispatcher, "a", 5.2)
+        occupy(dispatcher, "a", 8.0)
         occupy(dispatcher, "b", 3.8, requests=requests)
 
     let_go, kept = place(short_ones, "r", prompt()), place(long_ones, "r", prompt())
@@ -93,6 +93,22 @@ def test_a_request_is_let_go_late_when_its_punctuality_would_displace_several() 
     assert let_go.reason.startswith("on time only at the cost of others")
     assert kept.instance == "b", "a second of work is little where requests are long"
     assert kept.predicted_ttft < 5.0
+
+
+def test_while_no_queue_is_long_a_little_lateness_is_better_than_work_done_twice() -> None:
+    pressed, slack = pool("a", "b"), pool("a", "b")
+    for dispatcher, other_queue in ((pressed, 3.6), (slack, 1.0)):
+        dispatcher.state.apply(stored("a", 1, prompt()))
+        occupy(dispatcher, "a", 5.2)
+        occupy(dispatcher, "b", other_queue)
+
+    direct, detour = place(pressed, "r", prompt()), place(slack, "r", prompt())
+
+    assert direct.instance == "a"
+    assert direct.reason.startswith("costs least")
+    assert direct.predicted_ttft > 5.0
+    assert detour.instance == "b", "where there is slack, nobody is displaced"
+    assert detour.predicted_ttft < 5.0
 
 
 def test_what_is_late_everywhere_joins_the_longest_queue() -> None:

@@ -11,6 +11,10 @@ Source: our own, built on what the papers leave open; `docs/policies.md` has the
   the mean work of a request, is how many requests it displaces, if the instance has no slack; the slack is judged by
   how much of the objective its queue fills, to the power of `pressure_power`. Above `displaced_max` requests the
   request is let go late instead.
+- *Calm.* While no queue is longer than `calm_queue` objectives, nobody has been given up, and a little lateness costs less
+  than work done twice: a detour that displaces `calm_displaced_max` of a request, judged with `calm_pressure_power`, is not
+  taken, and the request goes where it costs least. A burst ends sooner so. In a lasting overload a queue soon passes the
+  limit, and the rules above and below hold alone.
 - *The late.* A request that is on time nowhere, or too dear, can only do harm. It joins the longest queue among the
   instances that hold `late_hit_share` of it, otherwise the longest of all: nobody on time is about to join that. One
   queue collects the late and the others stay short. A prompt that takes longer than the objective even alone is no
@@ -32,7 +36,6 @@ from typing_extensions import override
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
-from pointsman.primitives import Seconds
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Pointsman(RoutingPolicy):
 
     displaced_max: float = 1.0
     pressure_power: float = 3.0
+    calm_queue: float = 1.5
+    calm_displaced_max: float = 0.1
+    calm_pressure_power: float = 5.0
     late_hit_share: float = 0.5
     late_queue_max_s: float = 600.0
     stale_after_s: float = 0.25
@@ -56,10 +62,15 @@ class Pointsman(RoutingPolicy):
         punctual = [option for option in considered if option.predicted_ttft <= view.budget]
         if not punctual:
             return self._late(view, considered, "late everywhere")
-        cheapest = self._cheapest(view, punctual, considered)
+        detour = self._cheapest(view, punctual, considered)
+        if considered is options and max(map(_queue, options)) <= self.calm_queue * view.budget:
+            direct = self._cheapest(view, options, options)
+            if self._displaced(detour, direct, view, options, self.calm_pressure_power) > self.calm_displaced_max:
+                return direct
         late = self._late(view, considered, "on time only at the cost of others")
-        extra = cheapest.option.prefill_seconds - late.option.prefill_seconds
-        return late if self._is_dear(cheapest.option, extra, view, options) else cheapest
+        return (
+            late if self._displaced(detour, late, view, options, self.pressure_power) > self.displaced_max else detour
+        )
 
     def _cheapest(self, view: PoolView, candidates: list[Option], considered: list[Option]) -> Choice:
         costs = [_cost(option) for option in candidates]
@@ -69,19 +80,19 @@ class Pointsman(RoutingPolicy):
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
         return Choice(chosen, reason, considered)
 
-    def _is_dear(self, option: Option, extra: Seconds, view: PoolView, options: list[Option]) -> bool:
-        """Whether `extra` work on this instance displaces more requests than the one that it makes punctual."""
+    def _displaced(self, detour: Choice, instead: Choice, view: PoolView, options: list[Option], power: float) -> float:
+        """How many requests the work that a detour adds displaces, given the slack where it would be done."""
+        extra = detour.option.prefill_seconds - instead.option.prefill_seconds
         if extra <= 0:
-            return False
-        short = [o for o in options if o.queue_seconds <= view.budget]
-        waiting = sum(o.waiting for o in short)
-        work = sum(o.queue_seconds for o in short)
+            return 0.0
+        short = [option for option in options if option.queue_seconds <= view.budget]
+        waiting = sum(option.waiting for option in short)
+        work = sum(option.queue_seconds for option in short)
         if not waiting or not work:
-            return False
-        mean_work = work / waiting
-        pressure = (option.queue_seconds + option.prefill_seconds / 2) / view.budget
-        displaced: float = extra / mean_work * pressure**self.pressure_power
-        return displaced > self.displaced_max
+            return 0.0
+        pressure = (detour.option.queue_seconds + detour.option.prefill_seconds / 2) / view.budget
+        displaced: float = extra * waiting / work * pressure**power
+        return displaced
 
     def _trusted(self, view: PoolView, options: list[Option]) -> list[Option]:
         """What may be chosen from while the load is not fresh."""
