@@ -14,10 +14,11 @@ Bias: it forgets recency within a phase, so where LRU is right (one hot set that
 eviction takes O(1): leaves lie in a list from which any one can be taken, and a phase begins in time proportional to
 the blocks that it then has to see evicted or used.
 
-It obeys `block_cache.EvictionOrder` by shape alone: that module lists it by name, and imports run one way only.
+It obeys `block_cache.EvictionOrder` by shape alone: that module lists it by name, and imports run one way only. Nothing
+of Pointsman is imported when it runs: the plug-in for vLLM (`shared/pointsman_vllm`) has this very file, by a link.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,18 @@ class RandomisedLeafToken:
             if not self._leaves:
                 self._begin_phase()
             block = self._take_leaf(int(self._random.random() * len(self._leaves)))
-            self._forget(block)
+            del self._let_go[block]
+            self._drop(block)
             evicted.append(block)
         return evicted
+
+    def forget(self, block: "BlockHash") -> None:
+        """The block, held or not, is no longer cached for a reason of its owner's. What came after it begins a prompt now;
+        the block must never be known under the same name again."""
+        self._let_go.pop(block, None)
+        if block in self._places:
+            self._take_leaf(self._places[block])
+        self._drop(block)
 
     def clear(self) -> None:
         for blocks in (self._parents, self._children, self._let_go, self._leaves, self._places):
@@ -80,11 +90,18 @@ class RandomisedLeafToken:
     def __len__(self) -> int:
         return len(self._let_go)
 
+    def __iter__(self) -> "Iterator[BlockHash]":
+        """The blocks that nobody holds, who was let go longest ago first. It is not the order of eviction: lots are."""
+        return iter(self._let_go)
+
     def _begin_phase(self) -> None:
-        """Wipe all marks. Held blocks need none: they are marked when they are let go."""
+        """Wipe all marks. Held blocks need none: they are marked when they are let go.
+
+        Where an owner holds blocks without what came before them, there may be no leaf at all; then any block may go.
+        """
         self.phase += 1
         children = self._children
-        self._leaves = [block for block in self._let_go if not children[block]]
+        self._leaves = [block for block in self._let_go if not children[block]] or list(self._let_go)
         self._places = {block: place for place, block in enumerate(self._leaves)}
 
     def _take_leaf(self, place: int) -> "BlockHash":
@@ -98,14 +115,14 @@ class RandomisedLeafToken:
         del self._places[block]
         return block
 
-    def _forget(self, block: "BlockHash") -> None:
-        """Drop an evicted leaf; its parent may be the next one."""
-        del self._let_go[block]
+    def _drop(self, block: "BlockHash") -> None:
+        """Take a block out of the tree; its parent may be the next leaf."""
         del self._children[block]
         parent = self._parents.pop(block)
-        if parent is None:
+        if parent is None or parent not in self._children:
             return
         self._children[parent] -= 1
-        if not self._children[parent] and self._let_go.get(parent, self.phase) < self.phase:
+        unmarked = self._let_go.get(parent, self.phase) < self.phase
+        if unmarked and not self._children[parent] and parent not in self._places:
             self._places[parent] = len(self._leaves)
             self._leaves.append(parent)

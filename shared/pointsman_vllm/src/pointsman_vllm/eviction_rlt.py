@@ -1,0 +1,1 @@
+../../../pointsman/simulation/eviction_rlt.py

@@ -1,0 +1,143 @@
+"""The blocks that nobody holds, and which of them an engine takes next: vLLM's queue of free blocks with another order.
+
+Empty blocks go first, the one that was put to the front last before the others, as in vLLM. Of the cached ones
+`RandomisedLeafToken` says which goes. That knows blocks as a tree, so this class tells it which block came after which
+as blocks become cached. It speaks of physical blocks: where vLLM computed the same block twice it keeps both copies,
+and each is a leaf or not for itself. A block id is used again and again; in the tree every filling of a block has a
+number of its own.
+
+It has the methods and the one attribute that vLLM's `FreeKVCacheBlockQueue` has, and nothing of vLLM in it. Taking,
+putting and removing a block is O(1), but for the beginning of a phase, which pays for itself over the phase.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, dropwhile
+from typing import Generic, Protocol, TypeVar
+
+from pointsman_vllm.eviction_rlt import RandomisedLeafToken
+
+
+class Block(Protocol):
+    """What is used of vLLM's `KVCacheBlock`."""
+
+    @property
+    def block_id(self) -> int: ...
+
+    @property
+    def ref_cnt(self) -> int: ...
+
+    @property
+    def block_hash(self) -> object | None: ...
+
+
+B = TypeVar("B", bound=Block)
+
+NOT_CACHED = -1
+
+
+class RandomisedFreeBlocks(Generic[B]):
+    """Free blocks in the order of randomised leaf token. Holding is the pool's business; it never takes a held block."""
+
+    def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
+        """`blocks`: all of the pool, each at the place of its id. `free`: those that nobody holds; all are empty."""
+        self._blocks = blocks
+        self._order = RandomisedLeafToken(seed)
+        self._empty: OrderedDict[int, B] = OrderedDict((block.block_id, block) for block in free)
+        self._nodes = [NOT_CACHED] * len(blocks)
+        """By block id: the number of its present filling in the tree. Modulo the number of blocks it is the id."""
+        self._fillings = count(0, len(blocks))
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._empty) + len(self._order)
+
+    def cached(self, parent: B | None, blocks: Iterable[B]) -> None:
+        """These held blocks, consecutive ones of one prompt after `parent`, have hashes now. Null blocks have none."""
+        before = NOT_CACHED if parent is None else self._nodes[parent.block_id]
+        fresh = [
+            block for block in blocks if block.block_hash is not None and self._nodes[block.block_id] == NOT_CACHED
+        ]
+        if fresh:
+            self._plant(fresh, before)
+
+    def uncached(self, block: B) -> None:
+        """The block has no hash any more, for another reason than being taken from here."""
+        node = self._nodes[block.block_id]
+        if node == NOT_CACHED:
+            return
+        self._nodes[block.block_id] = NOT_CACHED
+        self._order.forget(node)
+        if not block.ref_cnt:
+            self._empty[block.block_id] = block
+
+    def all_uncached(self) -> None:
+        """No block has a hash any more."""
+        free = self.get_all_free_blocks()
+        self._order.clear()
+        self._nodes = [NOT_CACHED] * len(self._blocks)
+        self._empty = OrderedDict((block.block_id, block) for block in free)
+
+    def popleft(self) -> B:
+        """Raises ValueError where no block is free."""
+        if not self.num_free_blocks:
+            msg = "No free blocks available"
+            raise ValueError(msg)
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[B]:
+        """There are at least `n`."""
+        assert n <= self.num_free_blocks
+        taken = [self._empty.popitem(last=False)[1] for _ in range(min(n, len(self._empty)))]
+        if len(taken) < n:
+            size = len(self._blocks)
+            for node in self._order.take(n - len(taken)):
+                self._nodes[node % size] = NOT_CACHED
+                taken.append(self._blocks[node % size])
+        return taken
+
+    def remove(self, block: B) -> None:
+        """Somebody holds this free block again. Raises KeyError where it is not free."""
+        node = self._nodes[block.block_id]
+        if node == NOT_CACHED:
+            del self._empty[block.block_id]
+        else:
+            self._order.discard(node)
+
+    def append(self, block: B) -> None:
+        self.append_n([block])
+
+    def append_n(self, blocks: Sequence[B]) -> None:
+        """The last holder let go of these; of one prompt the last block first. Cached ones are marked as used now."""
+        let_go = []
+        for block in blocks:
+            if block.block_hash is None:
+                self._empty[block.block_id] = block
+                continue
+            if self._nodes[block.block_id] == NOT_CACHED:
+                self._plant([block], NOT_CACHED)
+            let_go.append(self._nodes[block.block_id])
+        self._order.add(let_go)
+
+    def prepend_n(self, blocks: Sequence[B]) -> None:
+        """These are taken first, in this order. They are empty."""
+        for block in reversed(blocks):
+            self._empty[block.block_id] = block
+            self._empty.move_to_end(block.block_id, last=False)
+
+    def get_all_free_blocks(self) -> list[B]:
+        """Empty ones, then cached ones by how long ago they were let go of. The latter are not evicted in this order."""
+        return [*self._empty.values(), *(self._blocks[node % len(self._blocks)] for node in self._order)]
+
+    def iter_blocks_after(self, cursor: B | None) -> Iterator[B]:
+        """Those that `get_all_free_blocks` has after `cursor`; all where it is None or not free. O(free blocks)."""
+        free = self.get_all_free_blocks()
+        rest = list(dropwhile(lambda block: block is not cursor, free))
+        return iter(rest[1:] if rest else free)
+
+    def _plant(self, blocks: Sequence[B], before: int) -> None:
+        """Put consecutive blocks that are cached into the tree, as held."""
+        nodes = [filling + block.block_id for filling, block in zip(self._fillings, blocks, strict=False)]
+        for node, block in zip(nodes, blocks, strict=True):
+            self._nodes[block.block_id] = node
+        self._order.grow(None if before == NOT_CACHED else before, nodes)

@@ -1,0 +1,90 @@
+"""What an engine can be told: environment variables, since vLLM hands a plug-in nothing else.
+
+They are read once, when the engine starts. A value that does not fit stops it: an engine that quietly does something
+else than it was told is worse than one that does not start.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVICTIONS = ("lru", "rlt")
+PREFIX = "POINTSMAN_VLLM_"
+
+
+class WrongSettingError(ValueError):
+    """An environment variable of ours has a value that does not fit."""
+
+
+@dataclass(frozen=True)
+class EvictionSettings:
+    """`eviction`: `lru` is vLLM's own; nothing of it is touched then. `seed`: same seed and history, same evictions."""
+
+    eviction: str = "lru"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class FairnessSettings:
+    """`quantum_tokens`: what a client may use before others must have their turn; large is locality, small is fairness.
+
+    An input token that must be computed costs `input_weight`, a generated one `output_weight`. A second of waiting
+    makes up for `ageing_tokens` cached tokens among the requests of one client's turn.
+    """
+
+    quantum_tokens: float = 1_024.0
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    ageing_tokens: float = 50.0
+
+
+def eviction_settings(environment: Mapping[str, str]) -> EvictionSettings:
+    """`POINTSMAN_VLLM_EVICTION` and `_SEED`. Raises WrongSettingError."""
+    return EvictionSettings(
+        eviction=_read(environment, "EVICTION", _one_of_evictions, EvictionSettings.eviction, "lru or rlt"),
+        seed=_read(environment, "SEED", int, EvictionSettings.seed, "a whole number"),
+    )
+
+
+def fairness_settings(environment: Mapping[str, str]) -> FairnessSettings:
+    """`POINTSMAN_VLLM_QUANTUM_TOKENS`, `_INPUT_WEIGHT`, `_OUTPUT_WEIGHT`, `_AGEING_TOKENS`. Raises WrongSettingError."""
+    default = FairnessSettings
+    return FairnessSettings(
+        quantum_tokens=_read(environment, "QUANTUM_TOKENS", _above_zero, default.quantum_tokens, "a number above 0"),
+        input_weight=_read(environment, "INPUT_WEIGHT", _not_negative, default.input_weight, "0 or more"),
+        output_weight=_read(environment, "OUTPUT_WEIGHT", _not_negative, default.output_weight, "0 or more"),
+        ageing_tokens=_read(environment, "AGEING_TOKENS", _not_negative, default.ageing_tokens, "0 or more"),
+    )
+
+
+def _read(environment: Mapping[str, str], name: str, convert: Callable[[str], T], default: T, wanted: str) -> T:
+    text = environment.get(PREFIX + name, "").strip()
+    if not text:
+        return default
+    try:
+        return convert(text)
+    except ValueError as error:
+        msg = f"{PREFIX}{name} must be {wanted}, not {text!r}"
+        raise WrongSettingError(msg) from error
+
+
+def _one_of_evictions(text: str) -> str:
+    if text.lower() not in EVICTIONS:
+        raise ValueError(text)
+    return text.lower()
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _not_negative(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise ValueError(text)
+    return number
