@@ -324,3 +324,32 @@ def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
 
     assert len(keys_in(first.stored)) == 1
     assert not translator.take_changes()
+
+
+@given(
+    histories=st.lists(st.tuples(st.sampled_from(range(4)), st.integers(1, 40)), min_size=1, max_size=8),
+    widths=st.sampled_from([(1, 2), (2, 4), (1, 8), (4, 8)]),
+)
+def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts(
+    histories: list[tuple[int, int]], widths: tuple[int, int]
+) -> None:
+    chain = KeyChain(secret=b"secret", model="m", block_tokens=8)
+    prompts = [[7, stem, *range(length)] for stem, length in histories]
+    expected = {key for tokens in prompts for key in chain.extend(chain.root(), tokens)}
+
+    for width in widths:
+        translator = BlockTranslator(chain, width)
+        for tokens in prompts:
+            ends = range(width, len(tokens) + 1, width)
+            hashes: list[Any] = [engine_hash(tuple(tokens[:end])) for end in ends]
+            for first, last in ((0, len(hashes) // 2), (len(hashes) // 2, len(hashes))):  # as prefills come in chunks
+                if first < last:
+                    translator.apply(
+                        BlockStored(
+                            block_hashes=hashes[first:last],
+                            parent_block_hash=hashes[first - 1] if first else None,
+                            token_ids=tokens[first * width : last * width],
+                            block_size=width,
+                        )
+                    )
+        assert translator.held_keys() == expected

@@ -14,17 +14,17 @@ class Keys:
         self._chains: dict[str, KeyChain] = {}
         self._chain("")
 
-    def packed(self, model: str, tokens: list[int], *, cache_salt: str = "") -> bytes:
+    def packed(self, model: str, tokens: list[int], *, lora: str = "", cache_salt: str = "") -> bytes:
         """Keys of the prompt's whole blocks, as they cross the wire. Raises ValueError for impossible token ids."""
-        return pack_keys(self._extended(model, tokens, cache_salt))
+        return pack_keys(self._extended(model, tokens, lora, cache_salt))
 
     def last(self, model: str, tokens: list[int]) -> bytes:
         """The key of the last whole block, packed; empty where the prompt has none."""
-        return pack_keys(self._extended(model, tokens, "")[-1:])
+        return pack_keys(self._extended(model, tokens, "", "")[-1:])
 
-    def _extended(self, model: str, tokens: list[int], cache_salt: str) -> list[BlockKey]:
+    def _extended(self, model: str, tokens: list[int], lora: str, cache_salt: str) -> list[BlockKey]:
         chain = self._chain(model)
-        return chain.extend(chain.root(cache_salt=cache_salt), tokens)
+        return chain.extend(chain.root(lora=lora, cache_salt=cache_salt), tokens)
 
     def _chain(self, model: str) -> KeyChain:
         chain = self._chains.get(model)

@@ -1,8 +1,12 @@
 """Prompts as the engine will see them: token ids, made once per request.
 
 Three ways, best first: token ids as the client sent them; the model's own tokenizer and chat template, in this
-process; the `/tokenize` of an engine. If all fail the prompt is guessed, so that the request is still served, and
-marked as not exact: its keys then match nothing but other guesses.
+process; an engine, which is asked to render the request (`/v1/chat/completions/render`) or at least to tokenise it
+(`/tokenize`). If all fail the prompt is guessed, so that the request is still served, and marked as not exact: its
+keys then match nothing but other guesses.
+
+Of a chat with images and the like only the beginning is known: up to the message that holds the first of them. That
+much is tokenised, and cut where the tokens no longer depend on the text alone. `Tokens.said` tells the client.
 
 Encoding costs about a millisecond for a thousand characters and must not hold up other requests, so long prompts go
 to threads (the tokenizer releases the GIL); a short one is done in place, where the hop to a thread would cost more.
@@ -12,7 +16,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -22,10 +26,10 @@ import structlog
 from pointsman.adapters.tokenizer import UnsupportedContentError
 from pointsman.chassis.telemetry import TOKENISE_SECONDS
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
+from pointsman.primitives import Epoch, InstanceId, Seconds
 from pointsman.state.fleet import Instance
 from pointsman_ingress.openai_errors import Refusal, bad_request
-from pointsman_ingress.openai_requests import Asked, Chat, Texts, Tokenised
+from pointsman_ingress.openai_requests import TEXT_PARTS, Asked, Chat, Embeddings, Sized, Texts, Tokenised
 
 log = structlog.get_logger()
 
@@ -34,6 +38,13 @@ INLINE_CHARACTERS_MAX = 512
 
 ENGINE_WALL_SECONDS_MAX: Seconds = 10.0
 """How long an engine's `/tokenize` may take before the prompt is guessed."""
+
+RENDER_PATH = "/v1/chat/completions/render"
+MARKS = ("x", "\n\n.")
+"""Texts in place of content that is none: what stands before it has the same tokens whichever it is, or is not known."""
+
+GUESSED = "guessed"
+"""What is said of a prompt that nobody could tokenise."""
 
 T = TypeVar("T")
 
@@ -61,10 +72,29 @@ class Tokens:
 
     prompts: list[list[int]]
     exact: bool
+    known: int | None = None
+    """Leading tokens of the first prompt that are the engine's own and found in its cache; None: all of them."""
+    doubt: str = ""
+    """What keeps the rest from being known."""
+    comparable: bool = True
+    """Whether the cached tokens that the engine reports are those of the first prompt."""
 
     @property
     def count(self) -> int:
         return sum(map(len, self.prompts))
+
+    @property
+    def keyed(self) -> list[int]:
+        """What block keys are made of."""
+        return self.prompts[0] if self.known is None else self.prompts[0][: self.known]
+
+    @property
+    def said(self) -> str:
+        """For the header x-pointsman-prefix."""
+        if not self.doubt:
+            return "exact"
+        nothing = self.known == 0 or self.doubt == GUESSED
+        return f"{'none' if nothing else 'partial'}; {self.doubt}"
 
 
 class Tokenising:
@@ -87,32 +117,64 @@ class Tokenising:
         self._engine_headers = engine_headers
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._clock = clock
+        self._renders_not: set[tuple[InstanceId, Epoch]] = set()
+        """Engines that were asked to render and cannot."""
 
-    async def tokens(self, asked: Asked) -> Tokens:
-        """The request's tokens. Raises Refusal where the prompt itself is at fault."""
-        prompt = asked.prompt
-        if isinstance(prompt, Tokenised):
-            return Tokens(prompt.prompts, exact=not asked.truncates)
+    async def tokens(self, asked: Asked, body: bytes = b"") -> Tokens:
+        """The request's tokens. `body` of a chat completion as the client sent it, where an engine may be asked to render
+        it. Raises Refusal where the prompt itself is at fault."""
         started = self._clock.wall()
         try:
-            prompts = await self._encoded(prompt, asked.model)
+            tokens = _truncated(await self._understood(asked, body), asked)
         finally:
-            TOKENISE_SECONDS.observe(self._clock.wall() - started)
+            if not isinstance(asked.prompt, Tokenised):
+                TOKENISE_SECONDS.observe(self._clock.wall() - started)
+        if not asked.reads_cache:
+            tokens = replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
+        return replace(tokens, comparable=asked.answers == 1 and len(tokens.prompts) == 1)
+
+    async def _understood(self, asked: Asked, body: bytes) -> Tokens:
+        prompt = asked.prompt
+        match prompt:
+            case Tokenised():
+                return Tokens(prompt.prompts, exact=True)
+            case Sized():
+                return Tokens([[0] * prompt.tokens], exact=False, known=0, doubt="not looked at")
+            case Embeddings():
+                return Tokens([[0]], exact=False, known=0, doubt="prompt_embeds")
+            case Chat() if prompt.template is not None:
+                prompts = await self._ask_engine(prompt, asked.model, body)
+            case Chat() if prompt.foreign:
+                return await self._beginning(prompt, asked.model)
+            case _:
+                prompts = await self._encoded(prompt, asked.model, body)
         if prompts is None:
-            return Tokens(_guesses(prompt), exact=False)
-        return Tokens(prompts, exact=not asked.truncates and (isinstance(prompt, Texts) or prompt.text_only))
+            return Tokens(_guesses(prompt), exact=False, known=0 if asked.truncates else None, doubt=GUESSED)
+        return Tokens(prompts, exact=True)
+
+    async def _beginning(self, chat: Chat, model: str) -> Tokens:
+        """Of a chat that is not only text: the tokens before the message that is not, as far as no text in its place
+        could change them."""
+        variants = [await self._encoded(_in_words(chat, mark), model, b"") for mark in MARKS]
+        if not all(variants):
+            return Tokens(_guesses(chat), exact=False, known=0, doubt=chat.foreign)
+        (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
+        known = next(
+            (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        )
+        return Tokens([one], exact=False, known=known, doubt=chat.foreign)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _encoded(self, prompt: Texts | Chat, model: str) -> list[list[int]] | None:
+    async def _encoded(self, prompt: Texts | Chat, model: str, body: bytes) -> list[list[int]] | None:
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return await self._ask_engine(prompt, model)
+            return await self._ask_engine(prompt, model, body)
         try:
             return await self._aside(lambda: _encode(tokenizer, prompt), prompt.length)
         except UnsupportedContentError:
-            return await self._ask_engine(prompt, model)
+            return await self._ask_engine(prompt, model, body)
         except ValueError as error:
             msg = f"The prompt cannot be tokenised: {error}."
             raise bad_request(msg, param="messages") from error
@@ -122,28 +184,48 @@ class Tokenising:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _ask_engine(self, prompt: Texts | Chat, model: str) -> list[list[int]] | None:
+    async def _ask_engine(self, prompt: Texts | Chat, model: str, body: bytes) -> list[list[int]] | None:
         engine = self._engine()
         if engine is None:
             return None
         try:
             async with asyncio.timeout(ENGINE_WALL_SECONDS_MAX):
+                if isinstance(prompt, Chat) and body and (rendered := await self._rendered(engine, body)):
+                    return [rendered]
                 return [await self._ask(engine, question) for question in _questions(prompt, model)]
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, _NoTokenizeError) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             return None
 
+    async def _rendered(self, engine: Instance, body: bytes) -> list[int]:
+        """What the engine makes of the very same request; nothing where it does not render."""
+        if (engine.id, engine.epoch) in self._renders_not:
+            return []
+        status, answer = await self._post(engine, RENDER_PATH, body)
+        if status == 200:
+            return msgspec.json.decode(answer, type=_Rendered).token_ids
+        if status in (400, 422):
+            raise _engine_refusal(answer)
+        self._renders_not.add((engine.id, engine.epoch))
+        return []
+
     async def _ask(self, engine: Instance, question: dict[str, Any]) -> list[int]:
-        url = engine.url.rstrip("/") + "/tokenize"
+        status, answer = await self._post(engine, "/tokenize", msgspec.json.encode(question))
+        if status in (400, 422):
+            raise _engine_refusal(answer)
+        if status != 200:
+            msg = f"status {status}"
+            raise _NoTokenizeError(msg)
+        return msgspec.json.decode(answer, type=_TokenizeAnswer).tokens
+
+    async def _post(self, engine: Instance, path: str, body: bytes) -> tuple[int, bytes]:
         headers = {"content-type": "application/json", **self._engine_headers}
-        async with self._session.post(url, data=msgspec.json.encode(question), headers=headers) as reply:
-            body = await reply.read()
-            if reply.status in (400, 422):
-                raise _engine_refusal(body)
-            if reply.status != 200:
-                msg = f"status {reply.status}"
-                raise _NoTokenizeError(msg)
-            return msgspec.json.decode(body, type=_TokenizeAnswer).tokens
+        async with self._session.post(engine.url.rstrip("/") + path, data=body, headers=headers) as reply:
+            return reply.status, await reply.read()
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
 
 
 class _TokenizeAnswer(msgspec.Struct):
@@ -175,14 +257,59 @@ def _questions(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
         return [{**named, "prompt": text, "add_special_tokens": special} for text in prompt.prompts]
     question = {
         **named,
-        "messages": prompt.messages,
+        "messages": [_with_reasoning(message) for message in prompt.messages],
         "tools": prompt.tools,
+        "chat_template": prompt.template,
         "add_generation_prompt": prompt.add_generation_prompt,
         "continue_final_message": prompt.continue_final_message,
         "chat_template_kwargs": prompt.chat_template_kwargs,
         "add_special_tokens": prompt.add_special_tokens,
     }
     return [{name: value for name, value in question.items() if value is not None}]
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """With reasoning under its newer name, the only one that `/tokenize` knows."""
+    older = message.get("reasoning_content")
+    if older is None or message.get("reasoning") is not None:
+        return message
+    return {**{name: value for name, value in message.items() if name != "reasoning_content"}, "reasoning": older}
+
+
+def _in_words(chat: Chat, mark: str) -> Chat:
+    """The chat with `mark` at the start of the message that holds the first part which is no text, and without any such
+    part."""
+    messages = [_texts_only(message) for message in chat.messages]
+    at = chat.foreign_message
+    words = [part if isinstance(part, str) else _text_of(part) for part in messages[at]["content"]]
+    messages[at] = {**messages[at], "content": mark + "\n".join(words)}
+    return replace(chat, messages=messages, foreign="")
+
+
+def _texts_only(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [p for p in content if not isinstance(p, dict) or p.get("type") in TEXT_PARTS]}
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    return next((text for name in ("text", "refusal", "thinking") if isinstance(text := part.get(name), str)), "")
+
+
+def _truncated(tokens: Tokens, asked: Asked) -> Tokens:
+    """Cut as the engine cuts. Where the client does not say from which side, the tokenizer decides: most keep the
+    beginning."""
+    if not asked.truncates:
+        return tokens
+    kept = asked.truncate_to
+    if kept and all(len(prompt) <= kept for prompt in tokens.prompts):
+        return tokens
+    if kept and asked.truncation_side in ("left", "right") and tokens.exact:
+        left = asked.truncation_side == "left"
+        return replace(tokens, prompts=[prompt[-kept:] if left else prompt[:kept] for prompt in tokens.prompts])
+    known = kept if tokens.known is None and kept else tokens.known
+    return replace(tokens, exact=False, known=known, doubt=tokens.doubt or "truncate_prompt_tokens")
 
 
 def _engine_refusal(body: bytes) -> Refusal:

@@ -6,12 +6,13 @@ that matter are looked for, line by line: the page has hundreds and is read ever
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
+from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Tokens
 
 PROBE_SECONDS_MAX = 2.0
@@ -34,6 +35,14 @@ class EngineAwayError(Exception):
         self.refused = refused
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherNames:
+    """Names beside the model's own under which an engine takes requests: the same model, or it with an adapter."""
+
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What an engine is. Zero where it does not say."""
@@ -43,22 +52,27 @@ class EngineFacts:
     version: str
     block_tokens: Tokens
     kv_capacity_tokens: Tokens
+    further_names: FurtherNames = FurtherNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine does at the moment; `kv_usage` from 0 to 1."""
+    """What an engine does at the moment; `kv_usage` from 0 to 1. Adapters come and go while it runs: `further_names` None
+    means that it did not say."""
 
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
+    further_names: FurtherNames | None = None
 
 
 class HttpEngine:
     """One engine behind its OpenAI-compatible server. Open it as a context."""
 
-    def __init__(self, url: str, *, api_key: str = "") -> None:
+    def __init__(self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK) -> None:
+        """`dp_rank`: whose load and capacity to read, of an engine with several data-parallel ranks."""
         self._url = url.rstrip("/")
+        self._dp_rank = dp_rank
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -75,20 +89,23 @@ class HttpEngine:
     async def describe(self) -> EngineFacts:
         """What the engine is, once it is healthy. Raises EngineAwayError."""
         await self._get("/health")
-        model, max_model_len = served_model(await self._get("/v1/models"))
-        block_tokens, kv_capacity_tokens = cache_size(await self._metrics())
+        listed = await self._get("/v1/models")
+        model, max_model_len = served_model(listed)
+        block_tokens, kv_capacity_tokens = cache_size(await self._metrics(), self._dp_rank)
         return EngineFacts(
             model=model,
             max_model_len=max_model_len,
             version=await self._version(),
             block_tokens=block_tokens,
             kv_capacity_tokens=kv_capacity_tokens,
+            further_names=further_names(listed) or FurtherNames(),
         )
 
     async def load(self) -> EngineLoad:
         """How busy the engine is, if it is healthy. Raises EngineAwayError."""
         await self._get("/health")
-        return load_in(await self._metrics())
+        names = further_names(await self._get("/v1/models", refusal_is_fatal=False))
+        return replace(load_in(await self._metrics(), self._dp_rank), further_names=names)
 
     async def _metrics(self) -> str:
         return (await self._get("/metrics", refusal_is_fatal=False)).decode(errors="replace")
@@ -124,21 +141,31 @@ def served_model(body: bytes) -> tuple[str, Tokens]:
 
     Raises EngineAwayError where it lists none.
     """
-    answer = _decoded(body)
-    listed = answer.get("data") if isinstance(answer, dict) else None
-    models = [m for m in listed if isinstance(m, dict) and m.get("id")] if isinstance(listed, list) else []
+    models = _listed_models(body)
     if not models:
         msg = "/v1/models lists no model"
         raise EngineAwayError(msg)
-    base = next((m for m in models if not m.get("parent")), models[0])
+    base = _base_of(models)
     length = base.get("max_model_len")
     return str(base["id"]), length if isinstance(length, int) else 0
 
 
-def load_in(metrics: str) -> EngineLoad:
-    """Load over all data-parallel ranks: counts add up, the fullest cache counts."""
+def further_names(body: bytes) -> FurtherNames | None:
+    """What an answer of `/v1/models` lists beside the base model; None where it lists nothing at all."""
+    models = _listed_models(body)
+    if not models:
+        return None
+    others = [model for model in models if model is not _base_of(models)]
+    return FurtherNames(
+        aliases=tuple(str(model["id"]) for model in others if not model.get("parent")),
+        adapters=tuple(str(model["id"]) for model in others if model.get("parent")),
+    )
+
+
+def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
+    """Load of one data-parallel rank, or over all of them: counts add up, the fullest cache counts."""
     waiting = running = usage = 0.0
-    for name, _, value in _samples(metrics):
+    for name, _, value in _samples(metrics, dp_rank):
         if name == WAITING_METRIC:
             waiting += value
         elif name == RUNNING_METRIC:
@@ -148,10 +175,10 @@ def load_in(metrics: str) -> EngineLoad:
     return EngineLoad(waiting=int(waiting), running=int(running), kv_usage=usage)
 
 
-def cache_size(metrics: str) -> tuple[Tokens, Tokens]:
+def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
     """Block size and capacity of the KV cache in tokens; zeros where the engine does not say."""
     block_tokens = capacity = 0
-    for name, labels, _ in _samples(metrics):
+    for name, labels, _ in _samples(metrics, dp_rank):
         if name != CACHE_CONFIG_METRIC:
             continue
         known = dict(_LABEL.findall(labels))
@@ -160,13 +187,16 @@ def cache_size(metrics: str) -> tuple[Tokens, Tokens]:
     return block_tokens, capacity
 
 
-def _samples(metrics: str) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of vLLM's samples in a Prometheus text page."""
+def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of vLLM's samples in a Prometheus text page, of one rank or of all."""
+    own = f'engine="{dp_rank}"'
     for line in metrics.splitlines():
         if not line.startswith("vllm:"):
             continue
         series, _, value = line.rpartition(" ")
         name, _, labels = series.partition("{")
+        if dp_rank != ANY_RANK and own not in labels:
+            continue
         try:
             yield name, labels, float(value)
         except ValueError:
@@ -175,6 +205,16 @@ def _samples(metrics: str) -> Iterator[tuple[str, str, float]]:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _listed_models(body: bytes) -> list[dict[str, Any]]:
+    answer = _decoded(body)
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    return [m for m in listed if isinstance(m, dict) and m.get("id")] if isinstance(listed, list) else []
+
+
+def _base_of(models: list[dict[str, Any]]) -> dict[str, Any]:
+    return next((model for model in models if not model.get("parent")), models[0])
 
 
 def _decoded(body: bytes) -> Any:

@@ -1,9 +1,12 @@
 """The composition root of `pointsman-worker`."""
 
+from pathlib import Path
+
 import click
 
+from pointsman.adapters.calibration_file import Calibration, CalibrationError, read_calibration
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents, rank_endpoint
 from pointsman.chassis.health import HealthBoard, health_server
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
@@ -25,18 +28,26 @@ def main(settings: WorkerSettings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         instance = instance_of(settings)
-    except SettingsError as error:
-        raise click.BadParameter(str(error), param_hint="--instance") from error
-    run(lambda supervisor: _serve(settings, instance, supervisor))
+        events = _event_source(settings)
+        calibration = read_calibration(Path(settings.engine_calibration)) if settings.engine_calibration else None
+    except (SettingsError, CalibrationError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    run(lambda supervisor: _serve(settings, instance, events, calibration, supervisor))
 
 
-async def _serve(settings: WorkerSettings, instance: InstanceId, supervisor: Supervisor) -> None:
+async def _serve(
+    settings: WorkerSettings,
+    instance: InstanceId,
+    events: ZmqKvEvents | None,
+    calibration: Calibration | None,
+    supervisor: Supervisor,
+) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
     async with (
         open_link(settings, clock, board, name=f"worker {instance}") as link,
-        HttpEngine(settings.engine_url, api_key=settings.engine_api_key) as engine,
+        HttpEngine(settings.engine_url, api_key=settings.engine_api_key, dp_rank=settings.dp_rank) as engine,
     ):
         service = WorkerService(
             event_log=link.log,
@@ -46,7 +57,8 @@ async def _serve(settings: WorkerSettings, instance: InstanceId, supervisor: Sup
             settings=settings,
             instance=instance,
             engine=engine,
-            events=_event_source(settings),
+            events=events,
+            calibration=calibration,
         )
         supervisor.start(service.run(), name="worker")
         try:
@@ -58,4 +70,7 @@ async def _serve(settings: WorkerSettings, instance: InstanceId, supervisor: Sup
 def _event_source(settings: WorkerSettings) -> ZmqKvEvents | None:
     if not settings.kv_endpoint:
         return None
-    return ZmqKvEvents(KvEndpoint(settings.kv_endpoint, settings.kv_replay_endpoint))
+    rank = max(0, settings.dp_rank)
+    return ZmqKvEvents(
+        KvEndpoint(rank_endpoint(settings.kv_endpoint, rank), rank_endpoint(settings.kv_replay_endpoint, rank), rank)
+    )

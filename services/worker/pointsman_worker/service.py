@@ -25,6 +25,7 @@ from typing import Literal, Protocol, assert_never
 
 import structlog
 
+from pointsman.adapters.calibration_file import Calibration
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.adapters.zmq_kv_events import (
     EngineAttached,
@@ -45,9 +46,9 @@ from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Sequence
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman_worker.ledger import CacheEvents, Ledger
-from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.settings import SettingsError, WorkerSettings, role_of
 from pointsman_worker.translator import BlockTranslator
 
 log = structlog.get_logger()
@@ -123,8 +124,10 @@ class WorkerService:
         instance: InstanceId,
         engine: Engine,
         events: EventSource | None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """`events` None: the engine publishes none, and the instance joins as one whose cache nobody knows."""
+        """`events` None: the engine publishes none, and the instance joins as one whose cache nobody knows. `calibration`:
+        what the engine was measured to cost; without it, what its profile says."""
         self._log = event_log
         self._commands = commands
         self._clock = clock
@@ -133,9 +136,11 @@ class WorkerService:
         self._instance = instance
         self._engine = engine
         self._events = events
+        self._calibration = calibration
         self._life: Life | None = None
         self._last_epoch = Epoch(0)
         self._load = EngineLoad()
+        self._names = FurtherNames()
         self._serving = False
         self._answered_at: Seconds = 0.0
         self._returned = asyncio.Event()
@@ -291,6 +296,7 @@ class WorkerService:
                 await self._clock.sleep_wall(ENGINE_RETRY_SECONDS)
                 continue
             self._on_answer()
+            self._names = facts.further_names
             return replace(facts, block_tokens=self._settings.engine_block_tokens or facts.block_tokens)
 
     # The watcher
@@ -313,6 +319,7 @@ class WorkerService:
                 self._report_now()
         else:
             returned = not self._serving
+            self._names = self._load.further_names or self._names
             self._on_answer()
             if returned:
                 log.info("engine_back")
@@ -428,6 +435,7 @@ class WorkerService:
 
     def _joined(self, life: Life) -> InstanceJoined:
         settings, facts = self._settings, life.facts
+        profile, measured = PROFILES[settings.engine_model], self._calibration
         return InstanceJoined(
             at=self._clock.now(),
             instance=self._instance,
@@ -438,10 +446,14 @@ class WorkerService:
             engine_block_tokens=facts.block_tokens or settings.block_tokens,
             kv_capacity_tokens=facts.kv_capacity_tokens,
             max_model_len=facts.max_model_len,
-            prefill=PROFILES[settings.engine_model].prefill_cost,
+            prefill=measured.prefill if measured else profile.prefill_cost,
             speed=settings.speed,
             engine_version=facts.version,
             cache=life.cache,
+            dp_rank=settings.dp_rank,
+            role=role_of(settings),
+            decode=measured.decode if measured else profile.decode_cost,
+            transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,
         )
 
     async def _report(self, life: Life) -> None:
@@ -459,6 +471,8 @@ class WorkerService:
             blocks=translator.count if translator else 0,
             digest=translator.digest if translator else 0,
             undecodable=self._undecodable,
+            adapters=list(self._names.adapters),
+            aliases=list(self._names.aliases),
         )
         with contextlib.suppress(LogUnavailableError):
             self._confirm(await self._log.append(report))

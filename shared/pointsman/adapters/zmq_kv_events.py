@@ -181,6 +181,18 @@ def dialled(endpoint: str) -> str:
     return endpoint
 
 
+def rank_endpoint(endpoint: str, dp_rank: int) -> str:
+    """Where a data-parallel rank publishes, of an engine that was told `endpoint`: each on the next port. Raises ValueError
+    for an endpoint without one: vLLM has no ranks there."""
+    if not endpoint or dp_rank == 0:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
+        raise ValueError(msg)
+    return f"{address}:{int(port) + dp_rank}"
+
+
 class ReplayError(Exception):
     """The replay socket did not answer as it should, within its bounds."""
 

@@ -7,7 +7,7 @@ The scheduler predicts with `prefill_cost`; the engine model steps with the whol
 
 from dataclasses import dataclass
 
-from pointsman.contracts.fleet import PrefillCost
+from pointsman.contracts.fleet import DecodeCost, PrefillCost
 from pointsman.primitives import Seconds, Tokens
 
 
@@ -34,6 +34,14 @@ class EngineProfile:
             per_token_s=self.layers * self.linear_factor * self.hidden**2 / self.flops_per_s,
             per_token_squared_s=self.layers * self.attention_factor * self.hidden / self.flops_per_s,
             floor_s=self.weight_bytes / self.memory_bytes_per_s,
+        )
+
+    @property
+    def decode_cost(self) -> DecodeCost:
+        """A step is bound by memory, whatever decodes: the weights are read once, and each KV cache."""
+        return DecodeCost(
+            step_s=self.step_overhead_s + self.weight_bytes / self.memory_bytes_per_s,
+            per_context_token_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
         )
 
 
@@ -67,6 +75,20 @@ PROFILES = {
             memory_bytes_per_s=8 * 1.43e12,
             step_overhead_s=0.006,
             kv_capacity_tokens=1_300_000,
+        ),
+        # SmolLM2-135M in bf16 under vLLM's CPU build, one core with AVX2.
+        EngineProfile(
+            name="smollm2-135m-cpu",
+            layers=30,
+            hidden=576,
+            attention_factor=4.0,
+            linear_factor=21.3,
+            flops_per_s=260e9,
+            weight_bytes=0.27e9,
+            kv_bytes_per_token=23_040,
+            memory_bytes_per_s=12e9,
+            step_overhead_s=0.015,
+            kv_capacity_tokens=46_592,
         ),
     )
 }

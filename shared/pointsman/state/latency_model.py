@@ -7,9 +7,12 @@ both sums fading, so that long prefills weigh more than short ones.
 The polynomial may also be wrong from prompt to prompt. Tokens cannot be: so the seconds per uncached token are
 learned as well, and both opinions are weighed by how far off each has been. Where the polynomial is right the
 second opinion has no say.
+
+How wrong the two together were is kept for people to see; nothing is decided by it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from pointsman.primitives import Seconds, Tokens
 
@@ -20,6 +23,7 @@ PRIOR_SECONDS = 2.0
 """The polynomial counts like this many observed seconds until real ones come in."""
 
 CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
+ERRORS_MAX = 100
 TRUST_POWER = 2
 """How sharply the worse opinion loses its say: the weights are squared errors to this power, inverted."""
 
@@ -36,6 +40,13 @@ class Correction:
     """Squared errors of the corrected cost model, square seconds."""
     token_errors: float = 0.0
     """Squared errors of seconds by tokens."""
+    errors: list[float] = field(default_factory=list)
+    """How far off each of the last ERRORS_MAX predictions was, as a share of what was observed."""
+
+    @property
+    def error(self) -> float | None:
+        """Median absolute error of the last predictions, as a share; None before there was one."""
+        return median(self.errors) if self.errors else None
 
     @property
     def factor(self) -> float:
@@ -57,6 +68,9 @@ class Correction:
         uncached tokens of that work, and the seconds it took."""
         if predicted <= 0 or observed < 0:
             return
+        if observed > 0:
+            self.errors.append(abs(self.seconds(predicted, tokens) - observed) / observed)
+            del self.errors[:-ERRORS_MAX]
         observed = min(observed, CORRECTION_MAX * 2 * predicted)
         self.cost_errors = FADE * self.cost_errors + (observed - predicted * self.factor) ** 2
         if self.tokens:

@@ -38,8 +38,8 @@ GROWTH_LOCK = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """How an instance is started. `engine` is a command line in which {port}, {kv}, {replay} and {instance} are filled
-    in; `environment` is what its worker is told; `guard` a file whose lock is held as long as the fleet lives."""
+    """How an instance is started. `engine` is a command line with places to fill in (`chassis.engine_command`);
+    `environment` is what its worker is told; `guard` a file whose lock is held as long as the fleet lives."""
 
     engine: str
     environment: Mapping[str, str]

@@ -9,7 +9,7 @@ or in another time zone than the engine's.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
 Message = Mapping[str, Any]
+TextPart = dict[str, Any]
+"""Type, text, and whatever else the client wrote into it: some templates look at it."""
 
 TEXT_FIELD_OF_PART = {
     "text": "text",
@@ -31,8 +33,25 @@ TEXT_FIELD_OF_PART = {
 }
 """Content parts that are text, and where they keep it."""
 
-CONTINUE_MARK = "POINTSMAN_CONTINUES_HERE "
-"""Stands at the end of the final message while it is rendered; the trailing space shows whether the template trims."""
+PART_FIELDS = frozenset({
+    "audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
+    "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
+})  # fmt: skip
+"""What vLLM knows of content parts, and takes out of a text; other fields stay for the template."""
+
+SYSTEM_LINE_LEFT_OUT = "x-anthropic-billing-header"
+"""vLLM leaves out a line of a system prompt that begins like this: some clients write another number into it each time."""
+
+TOOL_FIELDS = ("name", "description", "parameters", "strict", "defer_loading")
+"""What vLLM knows of a tool's function, in its order. The last two show only where they are set; other fields go."""
+
+CALL_FIELDS = ("id", "function", "type")
+CALLED_FIELDS = ("arguments", "name")
+"""Fields of a tool call and of the function in it, in the order in which a template that prints them whole sees them."""
+
+CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Stands at the end of the final message while it is rendered; the trailing space shows whether the template trims.
+The same as in transformers, for templates that show a message in other places, too."""
 
 
 class ChatTemplateError(ValueError):
@@ -40,7 +59,8 @@ class ChatTemplateError(ValueError):
 
 
 class UnsupportedContentError(ValueError):
-    """A message holds something other than text (an image, audio, ...): its tokens are the engine's to count."""
+    """A message holds something other than text (an image, audio, ...), or there is no template: the tokens are the
+    engine's to count."""
 
 
 class ChatTemplate:
@@ -55,6 +75,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._keeps_parts = _iterates_over_content(environment.parse(source))
+            self._knows_developers = "'developer'" in source or '"developer"' in source
         except jinja2.TemplateError as error:
             msg = f"the chat template does not compile: {error}"
             raise ChatTemplateError(msg) from error
@@ -74,14 +95,16 @@ class ChatTemplate:
             msg = "continue_final_message and add_generation_prompt exclude each other"
             raise ChatTemplateError(msg)
         conversation = [_template_message(message, keeps_parts=self._keeps_parts) for message in messages]
+        if not self._knows_developers:
+            conversation = _without_developers(conversation)
         continued = _mark_final_message(conversation) if continue_final_message else ""
         variables = {
             **self._special_tokens,
             "documents": None,
+            "tools": None if tools is None else [_template_tool(tool) for tool in _listed(tools, "tools")],
+            **set_values(chat_template_kwargs or {}),
             "add_generation_prompt": add_generation_prompt,
-            **(chat_template_kwargs or {}),
             "messages": conversation,
-            "tools": [_template_tool(tool) for tool in _listed(tools, "tools")] if tools else None,
         }
         try:
             rendered = self._template.render(variables)
@@ -99,22 +122,27 @@ class ChatTemplate:
         return _cut_at_mark(rendered, continued) if continue_final_message else rendered
 
 
+def set_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for a template as vLLM passes them on: null and "auto" mean that nothing was said."""
+    return {name: value for name, value in arguments.items() if value is not None and value != "auto"}
+
+
 def _template_message(message: Message, *, keeps_parts: bool) -> dict[str, Any]:
     role = _role(message)
-    texts = _texts(message.get("content"))
+    parts = _text_parts(message.get("content"))
+    if role == "system":
+        parts = [kept for part in parts if (kept := _without_left_out_line(part)) is not None]
     as_parts = keeps_parts and role != "tool"
-    result: dict[str, Any] = {
-        "role": role,
-        "content": [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts),
-    }
+    result: dict[str, Any] = {"role": role, "content": parts if as_parts else _joined(parts)}
     if role == "assistant":
         result |= _assistant_fields(message)
     if role == "tool" and "tool_call_id" in message:
         result["tool_call_id"] = message["tool_call_id"]
     if role == "developer":
         result["tools"] = message.get("tools")
-    if isinstance(message.get("name"), str):
-        result["name"] = message["name"]
+    for field in ("name", "task"):
+        if isinstance(message.get(field), str):
+            result[field] = message[field]
     return result
 
 
@@ -126,20 +154,22 @@ def _role(message: Any) -> str:
     return role
 
 
-def _texts(content: Any) -> list[str]:
+def _text_parts(content: Any) -> list[TextPart]:
+    """Content in OpenAI's form, as the text parts that a template sees."""
     if content is None:
         return []
     if isinstance(content, str):
-        return [content]
+        return [_text_part(content)]
     if not isinstance(content, Iterable) or isinstance(content, Mapping):
         msg = "content must be a string or a list of parts"
         raise ChatTemplateError(msg)
-    return [text for part in content if (text := _text_of_part(part)) is not None]
+    return [kept for part in content if (kept := _kept_part(part)) is not None]
 
 
-def _text_of_part(part: Any) -> str | None:
+def _kept_part(part: Any) -> TextPart | None:
+    """One part with its text under the name that templates know; None where the text is null."""
     if isinstance(part, str):
-        return part
+        return _text_part(part)
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         msg = "each content part must be a string or an object with a type"
@@ -148,10 +178,29 @@ def _text_of_part(part: Any) -> str | None:
         msg = f"content part of type {kind!r} is not text"
         raise UnsupportedContentError(msg)
     text = part.get(TEXT_FIELD_OF_PART[kind])
-    if text is not None and not isinstance(text, str):
+    if text is None:
+        return None
+    if not isinstance(text, str):
         msg = f"the text of a content part must be a string, not {type(text).__name__}"
         raise ChatTemplateError(msg)
-    return text
+    return _text_part(text) | {name: value for name, value in part.items() if name not in PART_FIELDS}
+
+
+def _text_part(text: str) -> TextPart:
+    return {"type": "text", "text": text}
+
+
+def _without_left_out_line(part: TextPart) -> TextPart | None:
+    """A system text as vLLM keeps it; None where nothing is left."""
+    text: str = part["text"]
+    if not text.startswith(SYSTEM_LINE_LEFT_OUT):
+        return part
+    rest = text.partition("\n")[2]
+    return {**part, "text": rest} if rest else None
+
+
+def _joined(parts: Iterable[TextPart]) -> str:
+    return "\n".join(part["text"] for part in parts)
 
 
 def _assistant_fields(message: Message) -> dict[str, Any]:
@@ -159,7 +208,9 @@ def _assistant_fields(message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         fields["tool_calls"] = [_template_tool_call(call) for call in _listed(calls, "tool_calls")]
-    reasoning = message.get("reasoning", message.get("reasoning_content"))
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
     if reasoning is not None:
         fields["reasoning"] = fields["reasoning_content"] = reasoning
     return fields
@@ -177,39 +228,66 @@ def _template_tool_call(call: Any) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         msg = "each tool call must be an object with a function"
         raise ChatTemplateError(msg)
-    arguments = call["function"].get("arguments")
+    function = {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}
+    return _ordered({**call, "function": _ordered(function, CALLED_FIELDS)}, CALL_FIELDS)
+
+
+def _arguments(arguments: Any) -> dict[str, Any]:
+    """As an object; anything else counts as no arguments."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
-            arguments = {}
-    elif not isinstance(arguments, dict | list):
-        arguments = {}
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _template_tool(tool: Any) -> dict[str, Any]:
-    """A tool with the fields and their order that vLLM's request model gives it, missing ones null."""
+    """A tool with the fields and their order that vLLM's request model gives it."""
     if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
         msg = "each tool must be an object with a function"
         raise ChatTemplateError(msg)
-    function = {"name": None, "description": None, "parameters": None, **tool["function"]}
-    return {
-        "type": "function",
-        "function": function,
-        **{k: v for k, v in tool.items() if k not in ("type", "function")},
-    }
+    later = {"defer_loading": tool["defer_loading"]} if tool.get("defer_loading") is not None else {}
+    said = {name: value for name, value in tool["function"].items() if value is not None}
+    function = {"name": None, "description": None, "parameters": None, **later, **said}
+    return {"type": "function", "function": {name: function[name] for name in TOOL_FIELDS if name in function}, **later}
+
+
+def _ordered(values: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
+    """The same, those that are named `first` first."""
+    return {**{name: values[name] for name in first if name in values}, **values}
+
+
+def _without_developers(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For a template that knows no developers: their messages become the system's, and all of those the first one."""
+    if not any(message["role"] == "developer" for message in conversation):
+        return conversation
+    renamed = [_system_message(message) if message["role"] == "developer" else message for message in conversation]
+    systems = [message for message in renamed if message["role"] == "system"]
+    if len(systems) == 1 and renamed[0] is systems[0]:
+        return renamed
+    texts = [text for message in systems if (text := _whole_text(message["content"]))]
+    others = [message for message in renamed if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _system_message(message: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
+
+
+def _whole_text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else _joined(content)
 
 
 def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
     """Append the mark to the last text of the last message, and return that text."""
-    content = conversation[-1]["content"] if conversation else ""
-    if not content:
-        msg = "continue_final_message needs a final message with text"
-        raise ChatTemplateError(msg)
+    content = conversation[-1]["content"] if conversation else []
     if isinstance(content, str):
         conversation[-1]["content"] = content + CONTINUE_MARK
         return content
+    if not content:
+        msg = "continue_final_message needs a final message with text"
+        raise ChatTemplateError(msg)
     text: str = content[-1]["text"]
     content[-1]["text"] = text + CONTINUE_MARK
     return text
@@ -265,11 +343,38 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _iterates_over_content(template: nodes.Template) -> bool:
-    """Whether the template loops over a message's content: then it wants parts, not one string."""
+    """Whether the template loops over a message's content: then it wants parts, not one string.
+
+    vLLM looks for a loop over `message.content`, for one over a macro's parameter that is given `message.content`
+    somewhere, and outside of macros for one over anything called `content`.
+    """
     messages = set(_aliases(template, "messages"))
     loops = list(template.find_all(nodes.For))
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name) and _name(loop.iter) in messages}
-    return any(_content_owner(loop.iter) in names for loop in loops)
+    if any(_content_owner(loop.iter) in names for loop in loops):
+        return True
+    macros = list(template.find_all(nodes.Macro))
+    for macro in macros:
+        given = _content_parameters(template, macro, names)
+        if any(isinstance(loop.iter, nodes.Name) and loop.iter.name in given for loop in macro.find_all(nodes.For)):
+            return True
+    inside = {id(loop) for macro in macros for loop in macro.find_all(nodes.For)}
+    return any(
+        isinstance(loop.iter, nodes.Name) and loop.iter.name == "content" for loop in loops if id(loop) not in inside
+    )
+
+
+def _content_parameters(template: nodes.Template, macro: nodes.Macro, messages: Collection[str]) -> set[str]:
+    """The macro's parameters that are given the content of one of `messages` in some call."""
+    names = [argument.name for argument in macro.args]
+    given: set[str] = set()
+    for call in template.find_all(nodes.Call):
+        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
+            continue
+        by_place = zip(names, call.args, strict=False)
+        by_name = ((keyword.key, keyword.value) for keyword in call.kwargs)
+        given.update(name for name, value in (*by_place, *by_name) if _content_owner(value) in messages)
+    return given & set(names)
 
 
 def _aliases(template: nodes.Template, name: str) -> Iterator[str]:

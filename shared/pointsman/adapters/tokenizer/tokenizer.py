@@ -1,7 +1,8 @@
 """A model's tokenizer, read from its own files: text to ids, ids to text, chats to text.
 
 The files are those that ship with a model: `tokenizer.json`, `tokenizer_config.json` and, where the chat template
-is not in the latter, `chat_template.jinja` or `chat_template.json`.
+is not in the latter, `chat_template.jinja` or `chat_template.json`. A model may have a second template for chats with
+tools; others that it may have are never chosen by an engine.
 """
 
 import json
@@ -12,7 +13,12 @@ from typing import Any, ClassVar, Self
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pointsman.adapters.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message
+from pointsman.adapters.tokenizer.chat_template import (
+    ChatTemplate,
+    ChatTemplateError,
+    Message,
+    UnsupportedContentError,
+)
 from pointsman.adapters.tokenizer.prefix_cache import CACHED_TOKENS_MAX, PrefixCache
 
 BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"
@@ -39,15 +45,18 @@ class Tokenizer:
         backend: Backend,
         *,
         chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
         cached_tokens_max: int = CACHED_TOKENS_MAX,
     ) -> None:
-        """Takes over `backend`. Raises TokenizerLoadError when what it adds around a text is not a fixed frame."""
+        """Takes over `backend`. `tool_template`: for chats with tools, where it is another. Raises TokenizerLoadError when
+        what it adds around a text is not a fixed frame."""
         backend.no_truncation()
         backend.no_padding()
         self._before, self._after = _frame_of(backend)
         backend.post_processor = None
         self._backend = backend
         self._chat_template = chat_template
+        self._tool_template = tool_template or chat_template
         self._cache = PrefixCache(backend, cached_tokens_max=cached_tokens_max)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Ids are below this number."""
@@ -63,13 +72,16 @@ class Tokenizer:
             msg = f"cannot read {path}: {error}"
             raise TokenizerLoadError(msg) from error
         _add_missing_tokens(backend, config.get("added_tokens_decoder", {}), path)
-        source = _chat_template_source(directory, config)
+        special_tokens = _special_tokens(config)
         try:
-            template = ChatTemplate(source, special_tokens=_special_tokens(config)) if source else None
+            chats, tools = (
+                ChatTemplate(source, special_tokens=special_tokens) if source else None
+                for source in _chat_template_sources(directory, config)
+            )
         except ChatTemplateError as error:
             msg = f"{directory}: {error}"
             raise TokenizerLoadError(msg) from error
-        return cls(backend, chat_template=template, cached_tokens_max=cached_tokens_max)
+        return cls(backend, chat_template=chats, tool_template=tools, cached_tokens_max=cached_tokens_max)
 
     @classmethod
     def builtin(cls) -> Self:
@@ -101,12 +113,13 @@ class Tokenizer:
     ) -> str:
         """The prompt as text, to encode with `add_special_tokens=False`.
 
-        Raises ChatTemplateError (bad messages, or no template) and UnsupportedContentError (not only text).
+        Raises ChatTemplateError (bad messages) and UnsupportedContentError (not only text, or no template here).
         """
-        if self._chat_template is None:
+        template = self._chat_template if tools is None else self._tool_template
+        if template is None:
             msg = "this model has no chat template"
-            raise ChatTemplateError(msg)
-        return self._chat_template.render(
+            raise UnsupportedContentError(msg)
+        return template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -141,16 +154,18 @@ def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path)
             raise TokenizerLoadError(msg)
 
 
-def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str:
-    """The template's text, or "" where the model has none. A file of its own wins over the config."""
+def _chat_template_sources(directory: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """The texts of the template and of the one for chats with tools, or "" where the model has none. A file of its own
+    wins over the config."""
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        tools = directory / "additional_chat_templates" / "tool_use.jinja"
+        return jinja.read_text(encoding="utf-8"), tools.read_text(encoding="utf-8") if tools.is_file() else ""
     template = _json_file(directory / "chat_template.json", missing=config).get("chat_template") or ""
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default", "")
-    return str(template)
+        return str(named.get("default", "")), str(named.get("tool_use", ""))
+    return str(template), ""
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""Mooncake's polynomial through measured points, no coefficient below zero, errors counted as shares.
+
+A tenth of a second too much matters for a short prompt and not for a long one; so each point is divided by its time.
+With three coefficients, least squares without negative ones needs no solver: of every subset of them the best fit is
+a small linear system, and the best of those that are not negative is it. The floor (a prefill of few tokens takes as
+long as reading the weights) makes the polynomial bend: every place where it may, between two points, is tried.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+
+from pointsman.adapters.calibration_file import Measurement
+from pointsman.contracts.fleet import PrefillCost
+from pointsman.state.engine_profiles import prefill_seconds
+
+FLOOR_GAIN_MIN = 0.1
+"""A floor must take away so much of the squared error, or it is no floor but noise."""
+
+EXACT = 1e-8
+"""Mean squared error, below which nothing is left to be explained by a floor."""
+
+NEARLY_ZERO = 1e-12
+
+
+def fitted(points: Sequence[Measurement]) -> PrefillCost:
+    """The cost that explains the points best. Raises ValueError with fewer than three."""
+    if len(points) < 3:
+        msg = f"{len(points)} measurements are too few to fit three coefficients"
+        raise ValueError(msg)
+    best = _polynomial(points)
+    plain_error = lowest = _squared_error(best, points)
+    if plain_error < EXACT * len(points):
+        return best
+    by_work = sorted(points, key=lambda point: point.total - point.cached)
+    for few in range(1, len(by_work) - 2):
+        cost = _with_floor(by_work[:few], by_work[few:])
+        error = _squared_error(cost, points)
+        if error < lowest and error < (1 - FLOOR_GAIN_MIN) * plain_error:
+            best, lowest = cost, error
+    return best
+
+
+def relative_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
+    """Median absolute error, as a share of what was measured."""
+    return median(abs(_residual(cost, point)) for point in points)
+
+
+def _polynomial(points: Sequence[Measurement]) -> PrefillCost:
+    rows = [_row(point) for point in points]
+    fixed, linear, squared = _nonnegative_least_squares(rows)
+    return PrefillCost(fixed_s=fixed, per_token_s=linear, per_token_squared_s=squared)
+
+
+def _with_floor(few: Sequence[Measurement], many: Sequence[Measurement]) -> PrefillCost:
+    """The polynomial through `many` tokens' points, and for `few` a constant, whatever their number."""
+    cost = _polynomial(many)
+    weights = [1 / point.seconds for point in few]
+    constant = sum(weights) / sum(weight * weight for weight in weights)
+    return PrefillCost(
+        fixed_s=cost.fixed_s,
+        per_token_s=cost.per_token_s,
+        per_token_squared_s=cost.per_token_squared_s,
+        floor_s=max(0.0, constant - cost.fixed_s),
+    )
+
+
+def _residual(cost: PrefillCost, point: Measurement) -> float:
+    return prefill_seconds(cost, point.total, point.cached) / point.seconds - 1
+
+
+def _squared_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
+    return sum(_residual(cost, point) ** 2 for point in points)
+
+
+def _row(point: Measurement) -> tuple[float, float, float]:
+    """What each coefficient is multiplied by, for a point to come out as 1."""
+    total, cached = point.total, point.cached
+    return 1 / point.seconds, (total - cached) / point.seconds, (total * total - cached * cached) / point.seconds
+
+
+def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """The coefficients, none negative, with which the rows come nearest to 1."""
+    best, lowest = (0.0, 0.0, 0.0), float(len(rows))
+    for size in (1, 2, 3):
+        for chosen in combinations(range(3), size):
+            solution = _least_squares(rows, chosen)
+            if solution is None or min(solution) < 0:
+                continue
+            whole = [0.0, 0.0, 0.0]
+            for place, value in zip(chosen, solution, strict=True):
+                whole[place] = value
+            error = sum((sum(a * b for a, b in zip(row, whole, strict=True)) - 1) ** 2 for row in rows)
+            if error < lowest:
+                best, lowest = (whole[0], whole[1], whole[2]), error
+    return best
+
+
+def _least_squares(rows: Sequence[tuple[float, float, float]], chosen: Sequence[int]) -> list[float] | None:
+    """By the normal equations, columns scaled to like size; None where they do not tell the columns apart."""
+    scale = [max(abs(row[column]) for row in rows) or 1.0 for column in chosen]
+    scaled = [[row[column] / by for column, by in zip(chosen, scale, strict=True)] for row in rows]
+    size = len(chosen)
+    matrix = [
+        [sum(row[i] * row[j] for row in scaled) for j in range(size)] + [sum(row[i] for row in scaled)]
+        for i in range(size)
+    ]
+    for pivot in range(size):
+        largest = max(range(pivot, size), key=lambda at: abs(matrix[at][pivot]))
+        matrix[pivot], matrix[largest] = matrix[largest], matrix[pivot]
+        if abs(matrix[pivot][pivot]) < NEARLY_ZERO:
+            return None
+        for other in range(size):
+            if other != pivot:
+                factor = matrix[other][pivot] / matrix[pivot][pivot]
+                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
+    return [matrix[i][size] / matrix[i][i] / scale[i] for i in range(size)]

@@ -1,0 +1,53 @@
+"""`pointsman calibrate` against a simulated engine: it finds the cost that the engine was given."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pointsman.adapters.calibration_file import read_calibration
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman.tooling.calibrate import calibrate_command
+from tests.support.engine_sim import running_engine
+
+SPEED = 0.5
+"""Slow, so that a busy machine's delays are small beside the engine's times."""
+
+TRUE = PROFILES[DEFAULT_PROFILE].prefill_cost
+
+
+async def test_the_cost_model_of_a_simulated_engine_is_found(tmp_path: Path) -> None:
+    out = tmp_path / "sim.calibration.json"
+    async with running_engine(speed=SPEED, block_size=32) as engine:
+        arguments = [
+            engine.url,
+            "--longest",
+            "1024",
+            "--repeat",
+            "2",
+            "--speed",
+            str(SPEED),
+            "--out",
+            str(out),
+            "--json",
+        ]
+        result = await asyncio.to_thread(CliRunner().invoke, calibrate_command, arguments)
+
+    assert result.exit_code == 0, result.output
+    calibration = read_calibration(out)
+    assert json.loads(result.stdout)["prefill"]["fixed_s"] == calibration.prefill.fixed_s
+    assert {(point.total, point.cached) for point in calibration.measurements} >= {(64, 0), (1024, 0), (1024, 512)}
+    for total, cached in ((512, 0), (1024, 0), (1024, 512)):
+        found, true = (prefill_seconds(cost, total, cached) for cost in (calibration.prefill, TRUE))
+        assert 0.9 < found / true < 1.6, calibration
+    assert calibration.decode is not None
+
+
+async def test_where_no_engine_is_the_message_says_so(tmp_path: Path) -> None:
+    arguments = ["http://127.0.0.1:9", "--out", str(tmp_path / "x.json")]
+    result = await asyncio.to_thread(CliRunner().invoke, calibrate_command, arguments)
+
+    assert result.exit_code == 1
+    assert "no engine answers at http://127.0.0.1:9" in result.output
+    assert not (tmp_path / "x.json").exists()

@@ -1,0 +1,109 @@
+"""How much of a prompt is known, where not all of it can be: cut prompts, pictures, vectors, templates of the client's."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman_ingress.openai_requests import parse_chat, parse_completion
+from pointsman_ingress.tokenising import Tokenising, Tokens
+
+SYSTEM = {"role": "system", "content": "You look at things. " * 10}
+PICTURE = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
+
+
+@pytest.fixture
+async def tokenising() -> AsyncIterator[Tokenising]:
+    """With the builtin tokenizer, and no engine to ask."""
+    async with aiohttp.ClientSession() as session:
+        made = Tokenising(
+            tokenizer=Tokenizer.builtin(),
+            engine=lambda: None,
+            session=session,
+            engine_headers={},
+            threads=1,
+            clock=ScaledClock(),
+        )
+        yield made
+        made.close()
+
+
+async def of_chat(tokenising: Tokenising, *messages: dict[str, Any], **fields: Any) -> Tokens:
+    body = json.dumps({"messages": messages, **fields}).encode()
+    return await tokenising.tokens(parse_chat(body), body)
+
+
+async def of_completion(tokenising: Tokenising, **fields: Any) -> Tokens:
+    body = json.dumps(fields).encode()
+    return await tokenising.tokens(parse_completion(body), body)
+
+
+async def test_a_plain_prompt_is_known_whole(tokenising: Tokenising) -> None:
+    tokens = await of_chat(tokenising, SYSTEM)
+
+    assert (tokens.exact, tokens.said, tokens.comparable) == (True, "exact", True)
+    assert tokens.keyed == tokens.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "exact", "said"),
+    [
+        ({"truncation_side": "right"}, slice(0, 10), True, "exact"),
+        ({"truncation_side": "left"}, slice(-10, None), True, "exact"),
+        ({}, slice(0, 10), False, "partial; truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 100}, slice(0, 20), True, "exact"),
+        ({"truncate_prompt_tokens": -1}, slice(0, 20), False, "partial; truncate_prompt_tokens"),
+    ],
+)
+async def test_a_prompt_is_cut_as_the_engine_cuts_it(
+    tokenising: Tokenising, fields: dict[str, Any], kept: slice, exact: bool, said: str
+) -> None:
+    ids = list(range(300, 320))
+    tokens = await of_completion(tokenising, prompt=ids, **{"truncate_prompt_tokens": 10, **fields})
+
+    assert (tokens.keyed, tokens.exact, tokens.said) == (ids[kept], exact, said)
+
+
+@pytest.mark.parametrize(
+    "content", [[PICTURE], [{"type": "text", "text": "What is this?"}, PICTURE], [{"image_url": "x"}]]
+)
+async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_beside_it(
+    tokenising: Tokenising, content: list[Any]
+) -> None:
+    turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "Hello."}, {"role": "user", "content": content}]
+    text = await of_chat(tokenising, *turns[:2], {"role": "user", "content": "\n\nSomething else."})
+    tokens = await of_chat(tokenising, *turns, {"role": "assistant", "content": [PICTURE]})
+
+    assert (tokens.exact, tokens.said) == (False, "partial; image_url")
+    assert text.prompts[0][: len(tokens.keyed)] == tokens.keyed
+    before = Tokenizer.builtin().encode(f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n<|im_start|>user\nHello.")
+    assert len(before) < len(tokens.keyed) < len(text.prompts[0])
+
+
+async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenising: Tokenising) -> None:
+    vectors = await of_completion(tokenising, prompt_embeds="AAAA")
+    likely = await of_chat(tokenising, SYSTEM, prompt_logprobs=0)
+    echoed = await of_completion(tokenising, prompt="Hello", echo=True, logprobs=1)
+
+    assert [(t.keyed, t.exact) for t in (vectors, likely, echoed)] == [([], False), ([], True), ([], True)]
+    assert (vectors.said, likely.said, echoed.said) == ("none; prompt_embeds", *["none; prompt_logprobs"] * 2)
+
+
+async def test_a_template_of_the_clients_own_is_never_run_here(tokenising: Tokenising) -> None:
+    tokens = await of_chat(tokenising, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
+
+    assert (tokens.exact, tokens.said) == (False, "none; guessed")
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[1, 2], [3]]}])
+async def test_several_answers_or_prompts_share_one_count_of_cached_tokens(
+    tokenising: Tokenising, fields: dict[str, Any]
+) -> None:
+    tokens = await of_completion(tokenising, **{"prompt": "a", **fields})
+
+    assert tokens.exact
+    assert not tokens.comparable

@@ -1,0 +1,338 @@
+"""Block keys: what the ingress computes from a client's bytes is what the engine's events turn into.
+
+One engine, many requests. Each goes through the ingress's own parsing, tokenising and chaining, and is sent to the
+engine as it is. Then the keys that the engine's events brought are compared, all of them: nothing may be missing and
+nothing may be there that was not foreseen. The same request once more must be served from the cache as far as the last
+whole block before its last token. A table at the end says what was compared.
+"""
+
+import base64
+import json
+import struct
+import subprocess
+import urllib.error
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.primitives import BlockKey, Epoch, InstanceId
+from pointsman.state.fleet import Instance
+from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_ingress.openai_requests import Asked, parse_chat, parse_completion
+from pointsman_ingress.tokenising import Tokenising, Tokens
+from tests.support.engine_cache import EngineCache, followed
+from tests.support.events import joined
+from tests.support.vllm import BLOCK_TOKENS, RunningEngine
+from tests.vllm.conftest import BootEngine
+
+MODEL = "smollm2-135m"
+ADAPTER = "french"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+SECRET = b"agreement"
+
+WORDS = "The quick brown fox jumps over the lazy dog while seven wizards judge a boxing match in the old harbour town. "
+CALL = {
+    "id": "call-1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'},
+    "index": 0,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "description": "Tells the <weather> & the tides",
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+TOOLS: dict[str, Any] = {
+    "tools": [TOOL, {"function": {"name": "now", "parameters": {}}, "type": "function"}],
+    "tool_choice": "none",
+}
+TOOL_TURNS: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "sunny"}, {"type": "text", "text": "warm"}]},
+    {"role": "user", "content": "Thank you."},
+]  # fmt: skip
+UNICODE = "naïve façade, Straße, 世界你好, こんにちは世界, привет мир, مرحبا بالعالم, שלום, 🤖🦊👩‍👩‍👧‍👦, ﷽, e\u0301 and \u00e9, \u200b\ufeff, Ω≈ç√. "
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request. The text is made unlike any other case's by its name, from the first token on."""
+
+    name: str
+    path: str
+    fields: dict[str, Any]
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps(
+            {"model": MODEL, "max_tokens": 1, "temperature": 0, **self.fields}, ensure_ascii=False
+        ).encode()
+
+    @property
+    def asked(self) -> Asked:
+        return (parse_chat if self.path == CHAT else parse_completion)(self.body)
+
+    @property
+    def adapter(self) -> str:
+        return ADAPTER if self.fields.get("model") == ADAPTER else ""
+
+
+def chat(name: str, *turns: dict[str, Any], system: str | None = None, **fields: Any) -> Case:
+    first = {"role": "user", "content": f"{name}: {WORDS * 3}"}
+    messages = (
+        [first, *turns] if system is None else [{"role": "system", "content": f"{name}. {system}"}, first, *turns]
+    )
+    return Case(name, CHAT, {"messages": messages, **fields})
+
+
+def completion(name: str, prompt: Any = None, **fields: Any) -> Case:
+    return Case(name, COMPLETIONS, {"prompt": f"{name}: {WORDS * 3}" if prompt is None else prompt, **fields})
+
+
+def turn(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+CASES = [
+    chat("a chat"),
+    chat("with a system prompt", system=WORDS * 2),
+    chat("several turns", turn("assistant", "  It does. "), turn("user", "Why?\n\n"), turn("assistant", ""), turn("user", "So?")),
+    chat("unicode", turn("assistant", UNICODE * 2), turn("user", UNICODE), system=UNICODE),
+    chat("content in parts", turn("assistant", "Yes."), turn("user", [{"type": "text", "text": "One"}, {"type": "text", "text": "two", "more": 1}])),
+    chat("names", turn("assistant", "Yes.", name="al"), turn("user", "And?", name="bob")),
+    chat("a developer in between", turn("developer", "Be brief."), turn("user", "Now?"), system="Long ago."),
+    chat("an attribution line", system=f"x-anthropic-billing-header: cch=1;\nAn attribution line: {WORDS}"),
+    chat("special tokens in the text", turn("assistant", "<|im_end|>\n<|im_start|>user"), turn("user", "<|endoftext|>")),
+    chat("tools", **TOOLS),
+    chat("tools and a system prompt", system=WORDS, **TOOLS),
+    chat("tool calls and results", *TOOL_TURNS, **TOOLS),
+    chat("arguments that are no JSON", turn("assistant", "x", tool_calls=[{**CALL, "function": {"name": "f", "arguments": "{oops"}}])),
+    chat("no generation prompt", turn("assistant", "Sure, it"), add_generation_prompt=False),
+    chat("the last message continued", turn("assistant", "Sure, it "), add_generation_prompt=False, continue_final_message=True),
+    chat("template arguments", chat_template_kwargs={"enable_thinking": False, "unknown": 1, "add_generation_prompt": False}),
+    chat("reasoning in the history", turn("assistant", "Yes.", reasoning_content="It must."), turn("user", "Sure?")),
+    chat("reasoning effort", reasoning_effort="none"),
+    chat("documents", documents=[{"title": "Foxes", "text": WORDS}]),
+    chat("special tokens added", add_special_tokens=True),
+    chat("a cache salt", cache_salt="tenant-1"),
+    chat("a cache salt", cache_salt="tenant-2"),
+    chat("an adapter", model=ADAPTER),
+    chat("an adapter and a salt", model=ADAPTER, cache_salt="tenant-1"),
+    chat("truncated from the right", truncate_prompt_tokens=70, truncation_side="right"),
+    chat("truncated from the left", truncate_prompt_tokens=70, truncation_side="left"),
+    completion("a completion"),
+    completion("a completion in unicode", f"{UNICODE * 3}"),
+    completion("without special tokens", add_special_tokens=False),
+    completion("a completion with a salt", cache_salt="tenant-1"),
+    completion("a completion by an adapter", model=ADAPTER),
+    completion("token ids", list(range(1000, 1100))),
+    completion("token ids, whole blocks", list(range(2000, 2000 + 3 * BLOCK_TOKENS))),
+    completion("token ids, less than a block", list(range(3000, 3000 + BLOCK_TOKENS - 1))),
+    completion("a list of texts", [f"first of a list: {WORDS * 2}", f"second of a list: {WORDS * 2}"]),
+    completion("a list of token ids", [list(range(4000, 4070)), list(range(5000, 5070))]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(
+    boot_engine: BootEngine, vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningEngine]:
+    adapter = tmp_path_factory.mktemp("adapter")
+    write_adapter(adapter, json.loads((vllm_home.model / "config.json").read_text()))
+    flags = [
+        *("--chat-template", str(TEMPLATE), "--trust-request-chat-template"),
+        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
+        *("--enable-prompt-embeds", "--enable-scale-out"),
+    ]
+    with boot_engine(*flags, served_model=MODEL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The model's own, with the template that the engine was given."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((vllm_home.model / name).read_bytes())
+    (directory / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    return Tokenizer.load(directory)
+
+
+def write_adapter(directory: Path, config: dict[str, Any]) -> None:
+    """A LoRA adapter that changes nothing, as PEFT writes them."""
+    rank, hidden = 8, config["hidden_size"]
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    shapes = {name.format("A"): [rank, hidden], name.format("B"): [hidden, rank]}
+    header, end = {}, 0
+    for tensor, shape in shapes.items():
+        start, end = end, end + 4 * shape[0] * shape[1]
+        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    (directory / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(end))
+    peft = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "bias": "none", "target_modules": ["q_proj"]}  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(peft))
+
+
+def vectors_of(home: EngineHome, tokens: int) -> bytes:
+    """Zeros in place of so many tokens, as an engine takes them."""
+    hidden = json.loads((home.model / "config.json").read_text())["hidden_size"]
+    program = (
+        "import io, sys, torch; made = io.BytesIO();"
+        f"torch.save(torch.zeros({tokens}, {hidden}, dtype=torch.bfloat16), made); sys.stdout.buffer.write(made.getvalue())"
+    )
+    return subprocess.run([home.python, "-c", program], capture_output=True, check=True).stdout
+
+
+class Bench:
+    """One engine, and what the ingress and the worker have, without anything between them."""
+
+    def __init__(self, engine: RunningEngine, cache: EngineCache, local: Tokenising, remote: Tokenising) -> None:
+        self.engine, self.cache, self.local, self.remote = engine, cache, local, remote
+
+    async def post(self, path: str, body: bytes) -> tuple[int, Any]:
+        async with aiohttp.ClientSession() as session:
+            headers = {"content-type": "application/json"}
+            async with session.post(self.engine.url + path, data=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+    def keys(self, tokens: Tokens, asked: Asked, adapter: str) -> list[list[BlockKey]]:
+        """Of each prompt."""
+        root = self.cache.chain.root(lora=adapter, cache_salt=asked.cache_salt)
+        prompts = [tokens.keyed] if len(tokens.prompts) == 1 else tokens.prompts
+        return [self.cache.chain.extend(root, prompt) for prompt in prompts]
+
+
+def instance_at(engine: RunningEngine) -> Instance:
+    event = joined(InstanceId("engine"), url=engine.url, model=MODEL)
+    return Instance(
+        id=event.instance, epoch=Epoch(1), url=event.url, model=event.model, cost=event.prefill, block_tokens=BLOCK_TOKENS,
+        engine_block_tokens=BLOCK_TOKENS, kv_capacity_tokens=0, max_model_len=0, joined_at=0, heard_at=0, cache="empty",
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def bench(engine: RunningEngine, tokenizer: Tokenizer) -> Any:
+    chain = KeyChain(secret=SECRET, model=MODEL, block_tokens=BLOCK_TOKENS)
+    async with (
+        aiohttp.ClientSession() as session,
+        followed(engine.kv, engine.replay, chain=chain, engine_block_tokens=BLOCK_TOKENS) as cache,
+    ):
+        ways = [
+            Tokenising(
+                tokenizer=own,
+                engine=lambda: instance_at(engine),
+                session=session,
+                engine_headers={},
+                threads=1,
+                clock=ScaledClock(),
+            )
+            for own in (tokenizer, None)
+        ]
+        yield Bench(engine, cache, *ways)
+        for way in ways:
+            way.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was seen of one case."""
+
+    name: str
+    tokens: int
+    blocks: int
+    same_tokens: bool
+    same_keys: bool
+    cached: int
+    expected_cached: int
+
+    @property
+    def agrees(self) -> bool:
+        return self.same_tokens and self.same_keys and self.cached == self.expected_cached
+
+
+async def seen(bench: Bench, case: Case) -> Row:
+    """Send a case twice, and look at what the engine says of it. Tokens are also taken from the engine, as an ingress
+    without a tokenizer does: from what it renders, and from its `/tokenize`."""
+    asked = case.asked
+    tokens = await bench.local.tokens(asked, case.body)
+    elsewhere = [await bench.remote.tokens(asked, body) for body in (case.body, b"")]
+    keys = bench.keys(tokens, asked, case.adapter)
+    before = await bench.cache.holds(set())
+    status, first = await bench.post(case.path, case.body)
+    assert status == 200, (case.name, first)
+    foreseen = {key for chain in keys for key in chain}
+    after = await bench.cache.holds(foreseen)
+    _, second = await bench.post(case.path, case.body)
+    whole = [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for prompt in tokens.prompts]
+    return Row(
+        name=case.name,
+        tokens=first["usage"]["prompt_tokens"],
+        blocks=sum(map(len, keys)),
+        same_tokens=tokens.exact and tokens.count == first["usage"]["prompt_tokens"] and all(other.prompts == tokens.prompts for other in elsewhere),
+        same_keys=after - before == foreseen - before and foreseen <= after,
+        cached=second["usage"]["prompt_tokens_details"]["cached_tokens"],
+        expected_cached=whole[-1],
+    )  # fmt: skip
+
+
+async def test_every_request_has_the_keys_that_the_engines_events_have(bench: Bench) -> None:
+    rows = [await seen(bench, case) for case in CASES]
+
+    print(f"\n{'request':<32} {'tokens':>6} {'blocks':>6}  same tokens  same keys  cached the second time (foreseen)")
+    for row in rows:
+        tokens, keys = ("yes" if same else "NO" for same in (row.same_tokens, row.same_keys))
+        print(
+            f"{row.name:<32} {row.tokens:>6} {row.blocks:>6}  {tokens:<11}  {keys:<9}  {row.cached} ({row.expected_cached})"
+        )
+    assert [row.name for row in rows if not row.agrees] == []
+
+
+async def test_a_template_of_the_clients_own_is_rendered_by_the_engine(bench: Bench) -> None:
+    template = "{% for message in messages %}<{{ message.role }}> {{ message.content }}\n{% endfor %}"
+    row = await seen(bench, chat("a template of its own", chat_template=template))
+
+    assert row.agrees, row
+
+
+async def test_who_asks_how_likely_the_prompt_is_gets_nothing_from_the_cache(bench: Bench) -> None:
+    case = chat("prompt logprobs", prompt_logprobs=1)
+    tokens = await bench.local.tokens(case.asked, case.body)
+    await bench.post(case.path, case.body)
+    _, answer = await bench.post(case.path, case.body)
+
+    assert (tokens.keyed, tokens.said) == ([], "none; prompt_logprobs")
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_embeddings_in_place_of_a_prompt_have_no_keys_on_either_side(bench: Bench, vllm_home: EngineHome) -> None:
+    vectors = vectors_of(vllm_home, 100)
+    case = Case("embeddings", COMPLETIONS, {"prompt_embeds": base64.b64encode(vectors).decode()})
+    tokens = await bench.local.tokens(case.asked, case.body)
+    before = await bench.cache.holds(set())
+    status, answer = await bench.post(case.path, case.body)
+
+    assert (tokens.keyed, tokens.said, tokens.exact) == ([], "none; prompt_embeds", False)
+    assert status == 200, answer
+    assert await bench.cache.holds(set()) == before
+    assert bench.cache.translator.tally.keyless == 100 // BLOCK_TOKENS
+
+
+def test_this_engine_takes_no_pictures_and_says_so_itself(engine: RunningEngine) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    case = chat("a picture", turn("user", [picture]))
+
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        engine.ask(CHAT, json.loads(case.body))
+    with refusal.value:
+        assert refusal.value.code == 400
