@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup up test lint results lock clean
+.PHONY: setup up test test-clients test-vllm lint results lock clean
 
 setup: .venv/.ready
 
@@ -26,6 +26,23 @@ lint: setup
 test: lint
 	$(BIN)/pytest $(ARGS)
 
+# The suite against two real vLLM engines on the CPU. Makes their environment on the first run (docs/engines.md), or takes
+# the one in POINTSMAN_VLLM_DIR; a part of it: make test-vllm ARGS="-k chat".
+test-vllm: setup
+	$(BIN)/pytest -m vllm tests/vllm $(ARGS)
+
+# Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
+# `vllm bench serve`, where the environment of make test-vllm is there.
+CLIENTS ?= .venv-clients
+test-clients: setup $(CLIENTS)/.ready
+	POINTSMAN_CLIENTS_DIR=$(CLIENTS) $(BIN)/pytest -m clients tests/clients $(ARGS)
+
+$(CLIENTS)/.ready: pyproject.toml | setup
+	@echo "setting up $(CLIENTS) (once; some minutes)"
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
+	@touch $@
+
 # Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files. A part
 # of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
 TRACES ?= ../shared/traces
@@ -41,4 +58,4 @@ lock:
 	$(COMPILE) --build-deps-for wheel -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
 
 clean:
-	rm -rf .venv .pointsman .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(CLIENTS) .pointsman .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,18 +9,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from typing_extensions import override
 
+from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
 from pointsman.tooling.discovery import find_fleet
+from pointsman.tooling.engine_sim.kv_transfer import parse_kv_transfer_config
 from pointsman.tooling.up.child import RESTARTS_PER_MINUTE_MAX, ChildProcess
 from pointsman.tooling.up.plan import SOCKET_PATH_MAX, FleetPlan, ports_needed, processes
+from pointsman.tooling.up.ports import free_ports, is_free
 from pointsman.tooling.up.runner import FleetRunner, FleetStartError
+from pointsman.tooling.up.scripts import console_script
 from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
+from pointsman.tooling.vllm_cpu.home import EngineHome
 from tests.support.compose import settings_type_of
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
@@ -48,7 +55,7 @@ def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = UpSettings(
-        policy="round_robin", admission="none", order="fcfs", kv_blocks=100, block_tokens=96, slo_ttft=3.0
+        policy="round_robin", admission="none", order="fcfs", kv_blocks=100, block_tokens=96, slo_ttft=3.0, rebind=True
     )
     for process in processes(plan_of(asked)):
         with monkeypatch.context() as patched:
@@ -59,6 +66,13 @@ def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_
 
         told = {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in process.environment}
         assert told <= set(accepted), process.name
+
+
+def test_re_binding_is_told_to_who_plans_it_and_who_allows_it_and_to_nobody_unasked() -> None:
+    asked, unasked = (processes(plan_of(UpSettings(rebind=rebind))) for rebind in (True, None))
+
+    assert {p.name for p in asked if "POINTSMAN_REBIND" in p.environment} == {"scheduler", "rebalancer"}
+    assert not any("POINTSMAN_REBIND" in p.environment for p in unasked)
 
 
 def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> None:
@@ -73,6 +87,21 @@ def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> N
         assert len(events["replay_endpoint"].removeprefix("ipc://")) <= SOCKET_PATH_MAX
 
 
+def test_engines_that_only_prefill_or_decode_have_a_connector_and_workers_that_say_so() -> None:
+    planned = {process.name: process for process in processes(plan_of(UpSettings(engines=3, prefill=1, decode=2)))}
+
+    roles = [planned[f"worker-{number}"].environment["POINTSMAN_ROLE"] for number in (1, 2, 3)]
+    assert roles == ["prefill", "decode", "decode"]
+    for number in (1, 2, 3):
+        said = planned[f"engine-{number}"].arguments
+        assert parse_kv_transfer_config(said[said.index("--kv-transfer-config") + 1])
+        speed = planned[f"worker-{number}"].environment["POINTSMAN_KV_TRANSFER_GB_PER_S"]
+        assert said[said.index("--kv-transfer-gb-per-s") + 1] == speed
+
+    joined = checked(UpSettings(engine="http://a:8000#role=prefill,http://b:8000#role=decode&kv=5557,http://c:8000"))
+    assert [engine.role for engine in joined] == ["prefill", "decode", "both"]
+
+
 def test_engines_named_by_url_get_workers_and_are_not_started() -> None:
     settings = UpSettings(engine="http://a:8000#kv=tcp://a:5557&replay=tcp://a:5558, http://b:8000/")
 
@@ -84,11 +113,67 @@ def test_engines_named_by_url_get_workers_and_are_not_started() -> None:
     assert "POINTSMAN_TOKENIZER" not in planned[1].environment
 
 
+def test_a_mere_port_is_one_of_the_engines_own_host() -> None:
+    (engine,) = checked(UpSettings(engine="http://[::1]:8000#kv=5557&replay=5558"))
+
+    assert (engine.kv_endpoint, engine.kv_replay_endpoint) == ("tcp://[::1]:5557", "tcp://[::1]:5558")
+
+
+def test_the_cpu_engine_and_the_ingress_have_the_same_tokenizer_and_the_worker_the_engines_sockets() -> None:
+    home = EngineHome(Path("/home"))
+    settings = UpSettings(engine="vllm", engines=1, engine_args="--num-gpu-blocks-override 64")
+    planned = {process.name: process for process in processes(replace(plan_of(settings), home=home))}
+
+    engine, worker = planned["engine-1"], planned["worker-1"]
+    command = [engine.script, *engine.arguments]
+    events = json.loads(command[command.index("--kv-events-config") + 1])
+    assert engine.foreign
+    assert (
+        command[command.index("serve") + 1] == planned["ingress"].environment["POINTSMAN_TOKENIZER"] == str(home.model)
+    )
+    assert command[-2:] == ["--num-gpu-blocks-override", "64"]
+    assert worker.environment["POINTSMAN_KV_ENDPOINT"] == events["endpoint"]
+    assert int(worker.environment["POINTSMAN_BLOCK_TOKENS"]) == int(command[command.index("--block-size") + 1])
+
+
+@pytest.mark.parametrize(
+    ("template", "endpoint"),
+    [
+        ("python3 -m engine --port {port} --events {kv}", "ipc:///run/p/engine-1.kv"),
+        ("python3 -m engine --port {port} --events-config {kv_events}", "ipc:///run/p/engine-1.kv"),
+        ("python3 -m engine --port {port} --events tcp://*:{kv_port}", "tcp://127.0.0.1:{}"),
+        ("python3 -m engine --port {port}", ""),
+    ],
+)
+def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(template: str, endpoint: str) -> None:
+    settings = UpSettings(engine_command=template, engines=1)
+    planned = {process.name: process for process in processes(plan_of(settings))}
+
+    engine, worker = planned["engine-1"], planned["worker-1"]
+    assert engine.url.endswith(f":{engine.arguments[3]}")
+    published = engine.arguments[-1].rpartition(":")[2]
+    assert worker.environment["POINTSMAN_KV_ENDPOINT"] == endpoint.format(published)
+    assert "POINTSMAN_TOKENIZER" not in planned["ingress"].environment
+    assert not [argument for argument in engine.arguments if re.search(r"\{\w+\}", argument)]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        UpSettings(engine="vllm"),
+        UpSettings(engine="tpu"),
+        UpSettings(engine="http://a:8000#kv=a:5557"),
+        UpSettings(engine="http://a:8000", engine_args="--seed 1"),
+        UpSettings(engine="vllm", engine_command="python3 --port {port}"),
+        UpSettings(engine_command="no-such-program --port {port}"),
+        UpSettings(engine_command="python3 without-a-port"),
+        UpSettings(engine_command="python3 {model} {port}"),
+        UpSettings(engine_command="python3 {port}", scale="1..2"),
+        UpSettings(engine_command="python3 'left open {port}"),
         UpSettings(engine="http://a:8000#zmq=tcp://a:1"),
+        UpSettings(engine="http://a:8000#role=cook"),
+        UpSettings(engine="http://a:8000", prefill=1, decode=1),
+        UpSettings(prefill=1),
+        UpSettings(prefill=1, decode=1, scale="1..2"),
         UpSettings(engines=0),
         UpSettings(speed=0.0),
         UpSettings(pool="My Pool"),
@@ -134,6 +219,17 @@ async def test_a_process_that_cannot_start_is_named_with_the_end_of_its_log(tmp_
         await runner.start(seconds_max=10)
 
     assert caught.value.tail == ["no such disk"]
+
+
+async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_path: Path) -> None:
+    late = Script(tmp_path, "import time; time.sleep(60)")
+    early = Script(tmp_path, "import time; print('ready', flush=True); time.sleep(0.5)")
+    late.name, late.log_file = "late", tmp_path / "late.log"
+    runner, _ = runner_of(late, early)
+
+    with pytest.raises(FleetStartError, match="child ended with exit code 0 while others were starting"):
+        await runner.start(seconds_max=10)
+    await runner.stop()
 
 
 async def test_a_process_that_keeps_dying_is_restarted_loudly_and_not_for_ever(
@@ -281,6 +377,31 @@ def test_nothing_survives_a_killed_up(tmp_path: Path) -> None:
         while alive(pids) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive(pids)
+
+
+def test_engines_that_run_already_are_joined_and_one_without_an_endpoint_is_called_blind(tmp_path: Path) -> None:
+    seen, unseen, kv, replay = free_ports(4)
+    events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{kv}", "replay_endpoint": f"tcp://*:{replay}"}
+    with simulated_engine(seen, "--kv-events-config", json.dumps(events)), simulated_engine(unseen):
+        urls = f"http://127.0.0.1:{seen}#kv={kv}&replay={replay},http://127.0.0.1:{unseen}"
+        with pointsman_up(tmp_path, "--engine", urls, "--tokenizer", str(BUILTIN_DIRECTORY)) as up:
+            up.wait_for(rf"✓ engine-1 \(http://127.0.0.1:{seen}\): the keys of a chat agree")
+            up.wait_for(rf"✗ engine-2 \(http://127.0.0.1:{unseen}\) is blind: no endpoint of KV events was named")
+
+
+@contextmanager
+def simulated_engine(port: int, *flags: str) -> Iterator[None]:
+    """An engine that answers at this port, and knows nothing of any `up`."""
+    command = [str(console_script("pointsman-engine-sim")), "--port", str(port), "--speed", "50", *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while is_free(port):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield
+        finally:
+            process.kill()
 
 
 def wait_for_children(pid: int) -> list[int]:

@@ -280,6 +280,23 @@ async def test_warm_up_requests_are_sent_but_not_counted() -> None:
     assert (len(bodies), len(load.tally.outcomes)) == (3, 1)
 
 
+async def test_shrunk_prompts_are_shorter_and_share_what_they_shared() -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await streamed(request)
+
+    first, longer = (
+        replace(requests_at(0.0)[0], block_ids=blocks, input_length=length, output_tokens=80)
+        for blocks, length in (((1, 2), 800), ((1, 2, 3), 1100))
+    )
+    async with served(answer) as (url, bodies):
+        await LoadGenerator(target(url, shrink=8), [first, longer], time_scale=1.0).run()
+
+    prompts = sorted((body["prompt"] for body in bodies), key=len)
+    assert [len(prompt) for prompt in prompts] == [100, 138]
+    assert prompts[1][:100] == prompts[0]
+    assert {body["max_tokens"] for body in bodies} == {10}
+
+
 # --- The command ---
 
 
@@ -292,6 +309,8 @@ async def test_warm_up_requests_are_sent_but_not_counted() -> None:
         (["--rate", "1", "--time-scale", "1"], "not both"),
         (["--compare", "dualmap,best"], "unknown policy best"),
         (["--compare", "dualmap", "--url", "http://x"], "leave --url away"),
+        (["--engine", "vllm"], "for the fleets that --compare starts"),
+        (["--compare", "dualmap", "--engine", "vllm", "--speed", "2"], "leave --speed away"),
     ],
 )
 def test_what_cannot_be_done_is_said_clearly(arguments: list[str], said: str) -> None:

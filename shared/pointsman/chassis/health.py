@@ -34,12 +34,17 @@ class HealthBoard:
     def ready(self) -> bool:
         return not self._missing
 
+    @property
+    def lacks(self) -> dict[str, str]:
+        """What is missing, part by part, with the reason."""
+        return dict(self._missing)
+
     def answer(self, path: str) -> tuple[int, str, bytes] | None:
         """Status, content type and body for a health path, or None for any other path."""
         if path == "/health":
             return 200, "application/json", b'{"status":"ok"}'
         if path == "/ready":
-            body = json.dumps({"ready": self.ready, "missing": self._missing}).encode()
+            body = json.dumps({"ready": self.ready, "missing": self.lacks}).encode()
             return (200 if self.ready else 503), "application/json", body
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY)

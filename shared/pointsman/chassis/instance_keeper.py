@@ -3,7 +3,7 @@
 Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
 told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
 worker goes first, so that it says in the log that the instance leaves; then the engine. Should the keeper itself be
-killed, the kernel ends both at once.
+killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it may have processes of its own.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.chassis.engine_command import LOOPBACK, EnginePlaces
 from pointsman.chassis.lifeline import lifeline
 from pointsman.chassis.settings import environment
 from pointsman.primitives import Seconds
 
-LOOPBACK = "127.0.0.1"
 POLL_SECONDS: Seconds = 0.1
 GUARD_SECONDS: Seconds = 1.0
 WORKER_STOP_SECONDS: Seconds = 3.0
@@ -51,13 +51,15 @@ class Keeper:
     def __init__(self, kept: KeptInstance, sockets: Path) -> None:
         self._kept = kept
         self._told_to_stop = False
-        self._port = _free_port()
-        self._endpoints = {
-            "{port}": str(self._port),
-            "{kv}": f"ipc://{sockets}/kv",
-            "{replay}": f"ipc://{sockets}/replay",
-            "{instance}": kept.instance,
-        }
+        port, kv_port, replay_port = _free_ports(3)
+        self._places = EnginePlaces(
+            instance=kept.instance,
+            port=port,
+            kv=f"ipc://{sockets}/kv",
+            replay=f"ipc://{sockets}/replay",
+            kv_port=kv_port,
+            replay_port=replay_port,
+        )
 
     def stop(self) -> None:
         """End the instance soon."""
@@ -65,7 +67,7 @@ class Keeper:
 
     def run(self) -> int:
         """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
-        engine = self._spawn("engine", [self._filled(part) for part in self._kept.engine], dict(os.environ))
+        engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
         while not self._told_to_stop and engine.poll() is None:
@@ -82,12 +84,13 @@ class Keeper:
         return code or 0
 
     def _start_worker(self) -> "subprocess.Popen[bytes]":
+        kv_endpoint, kv_replay_endpoint = self._places.sockets(self._kept.engine)
         own = environment(
             {
                 "instance": self._kept.instance,
-                "engine_url": f"http://{LOOPBACK}:{self._port}",
-                "kv_endpoint": self._endpoints["{kv}"],
-                "kv_replay_endpoint": self._endpoints["{replay}"],
+                "engine_url": f"http://{LOOPBACK}:{self._places.port}",
+                "kv_endpoint": kv_endpoint,
+                "kv_replay_endpoint": kv_replay_endpoint,
                 "host": LOOPBACK,
                 "port": 0,
             }
@@ -103,13 +106,9 @@ class Keeper:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=surroundings,
-                preexec_fn=lifeline(),
+                process_group=0,
+                preexec_fn=lifeline(signal.SIGTERM if part == "engine" else signal.SIGKILL),
             )
-
-    def _filled(self, text: str) -> str:
-        for place, value in self._endpoints.items():
-            text = text.replace(place, value)
-        return text
 
     def _is_alone(self) -> bool:
         """Whether nobody holds the guard: the fleet is gone."""
@@ -126,20 +125,23 @@ class Keeper:
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: Seconds) -> None:
+    """Ask it to stop; after `seconds` end it, and what it started itself."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as attempt:
-        attempt.bind((LOOPBACK, 0))
-        return int(attempt.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as attempts:
+        sockets = [attempts.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for attempt in sockets:
+            attempt.bind((LOOPBACK, 0))
+        return [int(attempt.getsockname()[1]) for attempt in sockets]
 
 
 def main() -> None:

@@ -8,17 +8,18 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 
 
-def lifeline() -> Callable[[], None] | None:
-    """What to give as `preexec_fn` to a child that the kernel shall kill when the thread that started it ends.
+def lifeline(last_word: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+    """What to give as `preexec_fn` to a child that the kernel shall end when the thread that started it ends.
 
-    None where the kernel cannot do that (it is Linux that can). Start such children from a thread that stays, in a
-    process that has no other: between fork and exec the child must not meet a lock that another thread holds.
+    `last_word`: SIGTERM for a child that has children of its own and ends them, as an engine does. None where the
+    kernel cannot do that (it is Linux that can). Start such children from a thread that stays, in a process that has no
+    other: between fork and exec the child must not meet a lock that another thread holds.
     """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
 
     def hold() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, last_word)
 
     return hold

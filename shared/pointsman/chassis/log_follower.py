@@ -48,6 +48,8 @@ class LogFollower:
         self._settings = settings
         self._memories = memories
         self._end: Sequence | None = None
+        self.begun: Sequence = 1
+        """The first entry that is in the state: where it is not 1, the log has lost what came before."""
         self.state = State(settings, memories())
         """As of the last entry. Replaced, not emptied, when the log was reset."""
 
@@ -79,6 +81,8 @@ class LogFollower:
             self._board.restored(PART)
 
     def _take_in(self, entry: LogEntry) -> None:
+        if not self.state.sequence:
+            self.begun = entry.sequence
         if entry.event is None:
             self.state.skip(entry.sequence)
         else:

@@ -37,6 +37,11 @@ CACHED_TOKENS = Counter(
 PREDICTED_CACHED_TOKENS = Counter(
     "pointsman_predicted_cached_tokens_total", "Prompt tokens predicted to be cached when placed.", ["instance"]
 )
+CACHE_PREDICTIONS = Counter(
+    "pointsman_cache_predictions_total",
+    "Finished requests by how many cached tokens the engine reports: equal to those predicted, fewer, more, or unknown.",
+    ["instance", "outcome"],
+)
 ENGINE_RETRIES = Counter(
     "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
 )
@@ -65,6 +70,11 @@ INSTANCE_DECODING = Gauge("pointsman_instance_decoding_requests", "Requests afte
 INSTANCE_BLOCKS = Gauge(
     "pointsman_instance_cached_blocks", "Blocks that the index holds for the instance.", ["instance"]
 )
+INSTANCE_PREDICTION_ERROR = Gauge(
+    "pointsman_instance_prediction_error_ratio",
+    "Median absolute error of the newest 100 prefill predictions, as a share of what was observed; 0 before there is one.",
+    ["instance"],
+)
 INSTANCE_KNOWLEDGE = Gauge(
     "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
@@ -80,6 +90,16 @@ CACHE_RESYNCS = Counter(
 
 MIGRATIONS = Counter(
     "pointsman_migrations_total", "Moves that rebalancers asked for, by what the leader made of them.", ["outcome"]
+)
+REBOUND = Counter(
+    "pointsman_rebound_requests_total", "Requests taken out of an engine before their first token, by this leader."
+)
+REBIND_WASTED_SECONDS = Counter(
+    "pointsman_rebind_wasted_engine_seconds_total",
+    "Prefill, engine seconds, that engines are thought to have done for requests that were then taken out of them.",
+)
+REBINDS_FOLLOWED = Counter(
+    "pointsman_rebinds_followed_total", "Requests that this ingress aborted at one engine and sent to another."
 )
 MIGRATION_PLANS = Counter(
     "pointsman_migration_plans_total", "Plans that this rebalancer sent, by policy and answer.", ["policy", "outcome"]

@@ -28,7 +28,7 @@ from pointsman.chassis.telemetry import configure_logging
 from pointsman.simulation import workload
 from pointsman.simulation.workload import FIRST_TOKEN_ID, GENERATORS, TraceError, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
-from pointsman.tooling.bench.comparison import FreshFleets, Variant
+from pointsman.tooling.bench.comparison import REAL_START_SECONDS_MAX, START_SECONDS_MAX, FreshFleets, Variant
 from pointsman.tooling.bench.load import LoadGenerator, Tally, Target
 from pointsman.tooling.bench.moves import Moves, moves_in
 from pointsman.tooling.bench.report import (
@@ -47,6 +47,7 @@ from pointsman.tooling.discovery import FleetFile, find_fleet, running_fleets
 from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.history.live import LiveHistory
 from pointsman.tooling.options import COUNT, POSITIVE
+from pointsman.tooling.up.settings import SIMULATED, VLLM
 
 DEFAULT_SLO_TTFT_S = 5.0
 GENERATED_REQUESTS = 200
@@ -79,6 +80,7 @@ class BenchOptions:
     seed: int
     input_tokens_max: int | None
     output_tokens_max: int | None
+    shrink: int
     slo_ttft: float | None
     speed: float | None
     model: str | None
@@ -89,10 +91,17 @@ class BenchOptions:
     json_file: Path | None
     compare: str | None
     engines: int
-    engine_model: str
+    engine: str
+    engine_command: str | None
+    engine_model: str | None
     kv_blocks: int | None
     nats: str | None
     data: Path | None
+
+    @property
+    def real_engines(self) -> bool:
+        """Whether --compare starts engines whose time is the wall's."""
+        return self.engine != SIMULATED or self.engine_command is not None
 
 
 @click.command("bench", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -116,6 +125,14 @@ class BenchOptions:
 @click.option("--input-tokens-max", type=COUNT, metavar="N", help="Cut longer prompts here.")
 @click.option(
     "--output-tokens-max", "--max-tokens-cap", type=COUNT, metavar="N", help="Ask for no more output tokens than this."
+)
+@click.option(
+    "--shrink",
+    type=COUNT,
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Make prompts and answers N times shorter, with the same prefixes shared: for small models on small machines.",
 )
 @click.option(
     "--slo-ttft", type=POSITIVE, metavar="X", help="TTFT objective, engine seconds. Default: the fleet's, else 5."
@@ -156,7 +173,19 @@ class BenchOptions:
     "--engines", type=COUNT, metavar="N", default=4, show_default=True, help="With --compare: engines of each fleet."
 )
 @click.option(
-    "--engine-model", type=click.Choice(tuple(PROFILES)), default=DEFAULT_PROFILE, help="With --compare: their model."
+    "--engine",
+    type=click.Choice((SIMULATED, VLLM)),
+    default=SIMULATED,
+    show_default=True,
+    help="With --compare: simulated engines, or vLLM's CPU build (docs/engines.md).",
+)
+@click.option(
+    "--engine-command", metavar="TEXT", help="With --compare: start engines so, as pointsman up --engine-command does."
+)
+@click.option(
+    "--engine-model",
+    type=click.Choice(tuple(PROFILES)),
+    help=f"With --compare: their model. Default: {DEFAULT_PROFILE}, or that of the real engine.",
 )
 @click.option("--kv-blocks", type=COUNT, metavar="N", help="With --compare: KV cache of each engine, in its blocks.")
 @click.option("--nats", metavar="URL", help="The fleet on this nats-server, where several run.")
@@ -174,6 +203,7 @@ def bench_command(**values: object) -> None:
       pointsman bench --workload tools --requests 1000 --compare round_robin,dualmap
       pointsman bench --workload two_hot_prefixes --requests 1000 --rate 25 --compare pointsman+off,pointsman+dualmap_pair
       pointsman bench --url http://gpu:8000 --workload chat    one vLLM server, without Pointsman
+      pointsman bench --compare round_robin,pointsman --engine vllm --engines 2 --requests 100 --shrink 8    real engines
 
     Mooncake (FAST'25) published its traces in this format; Pointsman ships none.
     """
@@ -196,6 +226,12 @@ def _check(options: BenchOptions) -> None:
         raise click.UsageError(msg)
     if options.compare and options.url:
         msg = "--compare starts fleets of its own; leave --url away"
+        raise click.UsageError(msg)
+    if options.real_engines and not options.compare:
+        msg = "--engine and --engine-command are for the fleets that --compare starts"
+        raise click.UsageError(msg)
+    if options.real_engines and options.speed:
+        msg = "real engines run at their own speed; leave --speed away"
         raise click.UsageError(msg)
     _variants(options)
 
@@ -277,10 +313,20 @@ class _Bench:
         options = self._options
         if not options.compare:
             return [contextlib.nullcontext(self._running_server())]
-        arguments = ["--engine-model", options.engine_model, "--slo-ttft", str(options.slo_ttft or DEFAULT_SLO_TTFT_S)]
-        if options.kv_blocks:
-            arguments += ["--kv-blocks", str(options.kv_blocks)]
-        fleets = FreshFleets(engines=options.engines, speed=options.speed or COMPARED_SPEED, arguments=arguments)
+        told = {
+            "engine": options.engine,
+            "engine-command": options.engine_command,
+            "engine-model": options.engine_model,
+            "slo-ttft": options.slo_ttft,
+            "kv-blocks": options.kv_blocks,
+        }
+        arguments = [text for name, value in told.items() if value is not None for text in (f"--{name}", str(value))]
+        fleets = FreshFleets(
+            engines=options.engines,
+            speed=1.0 if options.real_engines else options.speed or COMPARED_SPEED,
+            arguments=arguments,
+            start_seconds_max=REAL_START_SECONDS_MAX if options.real_engines else START_SECONDS_MAX,
+        )
         return [self._fresh(fleets, variant) for variant in _variants(options)]
 
     @asynccontextmanager
@@ -327,6 +373,7 @@ class _Bench:
             slo_ttft_s=options.slo_ttft,
             api_key=options.api_key,
             output_tokens_max=options.output_tokens_max,
+            shrink=options.shrink,
             in_flight_max=options.in_flight_max,
             request_seconds_max=options.request_seconds_max,
         )
@@ -367,7 +414,9 @@ class _Bench:
     def _warn_of_long_prompts(self, requests: Sequence[WorkloadRequest], longest: int | None) -> None:
         """Requests that the model has no room for will be refused: better to say so before than after."""
         cap = self._options.output_tokens_max or sys.maxsize
-        over = sum(longest is not None and r.input_length + min(r.output_tokens, cap) > longest for r in requests)
+        shrink = self._options.shrink
+        lengths = [r.input_length // shrink + min(r.output_tokens // shrink, cap) for r in requests]
+        over = sum(longest is not None and length > longest for length in lengths)
         if over:
             text = f"{over} requests do not fit the model's {longest} tokens; consider --input-tokens-max"
             self._console.print(Text(text, style="yellow"), soft_wrap=True)

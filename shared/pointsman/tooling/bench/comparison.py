@@ -20,6 +20,8 @@ from pointsman.tooling.up.ports import free_ports
 from pointsman.tooling.up.scripts import console_script
 
 START_SECONDS_MAX = 90.0
+REAL_START_SECONDS_MAX = 1000.0
+"""Of fleets with real engines; `pointsman up` gives up first, with better words."""
 STOP_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.1
 OUTPUT_LINES_SHOWN = 15
@@ -56,12 +58,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshFleets:
-    """What the fleets of a comparison have in common. `arguments` go to `pointsman up` as they are; `directory`, where
-    one is given, is where a fleet's data and output stay, for one fleet."""
+    """What the fleets of a comparison have in common. `arguments` go to `pointsman up` as they are; `start_seconds_max`
+    is how long one may take to be ready; `directory`, where one is given, is where a fleet's data and output stay, for
+    one fleet."""
 
     engines: int
     speed: float
     arguments: Sequence[str] = ()
+    start_seconds_max: float = START_SECONDS_MAX
     directory: Path | None = None
 
     @asynccontextmanager
@@ -72,7 +76,7 @@ class FreshFleets:
             output = directory / "up.log"
             process = self._start(variant, data, output)
             try:
-                yield await _ready(process, data, output)
+                yield await _ready(process, data, output, self.start_seconds_max)
             finally:
                 await asyncio.shield(_stopped(process))
 
@@ -106,9 +110,9 @@ class FreshFleets:
             )
 
 
-async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path) -> FleetFile:
+async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:
     """Wait until the fleet has announced itself, which it does when all of it answers."""
-    deadline = time.monotonic() + START_SECONDS_MAX
+    deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
         if process.poll() is not None:
             msg = f"the fleet ended while it started (exit code {process.returncode}):\n{_last_lines(output)}"
@@ -117,7 +121,7 @@ async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path) -
             return find_fleet(data=data)
         except NoFleetError:
             await asyncio.sleep(POLL_SECONDS)
-    msg = f"the fleet was not ready within {START_SECONDS_MAX:.0f} s:\n{_last_lines(output)}"
+    msg = f"the fleet was not ready within {seconds_max:.0f} s:\n{_last_lines(output)}"
     raise FleetStartError(msg)
 
 

@@ -48,6 +48,8 @@ class Target:
     """Sent as `x-slo-ttft-ms` where given; else the fleet's own holds."""
     api_key: str | None = None
     output_tokens_max: Tokens | None = None
+    shrink: int = 1
+    """Prompts are made of every so many-th token, and answers so many times shorter; what prompts share, they still do."""
     in_flight_max: int = 1000
     request_seconds_max: float = 600.0
 
@@ -179,11 +181,13 @@ class LoadGenerator:
 
     def _body(self, request: WorkloadRequest) -> bytes:
         target = self._target
-        output_tokens = max(1, min(request.output_tokens, target.output_tokens_max or request.output_tokens))
+        wanted = request.output_tokens // target.shrink
+        output_tokens = max(1, min(wanted, target.output_tokens_max or wanted))
+        prompt = prompt_token_ids(request, vocab_size=target.vocab_size, seed=target.seed)
         return msgspec.json.encode(
             {
                 "model": target.model,
-                "prompt": prompt_token_ids(request, vocab_size=target.vocab_size, seed=target.seed),
+                "prompt": prompt[:: target.shrink],
                 "max_tokens": output_tokens,
                 "ignore_eos": True,
                 "temperature": 0,

@@ -29,6 +29,8 @@ FIRST_RESTART_WAIT_SECONDS = 0.5
 POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
+TAIL_BYTES = 16_384
+LAST_WORDS_MAX = 100
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
@@ -94,7 +96,9 @@ class ChildProcess(ABC):
     def log_tail(self) -> list[str]:
         """The last lines that it logged."""
         try:
-            lines = self.log_file.read_text(errors="replace").splitlines()
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return []
         return lines[-TAIL_LINES:]
@@ -112,16 +116,17 @@ class ServiceProcess(ChildProcess):
         self._process = self._spawn()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [str(console_script(self._plan.script)), *self._plan.arguments]
+        foreign = self._plan.foreign
+        program = self._plan.script if foreign else str(console_script(self._plan.script))
         with self.log_file.open("ab") as output:
             process = subprocess.Popen(
-                command,
+                [program, *self._plan.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | self._plan.environment,
                 process_group=0,
-                preexec_fn=lifeline(),
+                preexec_fn=lifeline(signal.SIGTERM) if foreign else lifeline(),
             )
         os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
         return process
@@ -131,9 +136,15 @@ class ServiceProcess(ChildProcess):
         try:
             status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
         except NoAnswerError:
+            self.waiting_for = self._last_words() if self._plan.foreign else ""
             return False
         self.waiting_for = "" if status == HTTPStatus.OK else _missing(body)
         return status == HTTPStatus.OK
+
+    def _last_words(self) -> str:
+        """What an engine, which says nothing over HTTP before it serves, last wrote to its log."""
+        said = [line for line in self.log_tail() if line.strip()]
+        return said[-1].strip()[:LAST_WORDS_MAX] if said else ""
 
 
 class NatsProcess(ChildProcess):

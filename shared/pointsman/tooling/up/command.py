@@ -25,17 +25,31 @@ from rich.text import Text
 from pointsman.adapters.providers.process import stop_all
 from pointsman.chassis.settings import command
 from pointsman.policies.routing import DEFAULT_ROUTING
+from pointsman.primitives import InstanceId
 from pointsman.tooling.discovery import FleetFile, FleetProcess, announce, data_dir_held
 from pointsman.tooling.up.child import START_ERRORS, NatsProcess, ServiceProcess
 from pointsman.tooling.up.display import StartDisplay, print_fleet
 from pointsman.tooling.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, processes
 from pointsman.tooling.up.ports import LOOPBACK, free_ports, is_free
 from pointsman.tooling.up.probe import NoAnswerError, accepts_connections, http_get
-from pointsman.tooling.up.runner import FleetRunner, FleetStartError
-from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked, scale_bounds
+from pointsman.tooling.up.runner import Condition, FleetRunner, FleetStartError
+from pointsman.tooling.up.settings import (
+    CPU_ENGINES,
+    SIMULATED_ENGINES,
+    EngineAddress,
+    FurtherPool,
+    UpSettings,
+    checked,
+    further_pools,
+    scale_bounds,
+)
+from pointsman.tooling.vllm_cpu import machine, recipe
+from pointsman.tooling.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
 
 ENGINE_ANSWER_SECONDS = 5.0
 REFRESH_SECONDS = 0.1
+STILL_STARTING_SECONDS = 20.0
+"""How often a start that takes long is told of where there is no live display."""
 SECRET_FILE = "secret"
 SECRET_BYTES = 32
 
@@ -49,29 +63,41 @@ def up_command(settings: UpSettings) -> None:
       pointsman up                                   4 simulated engines behind http://127.0.0.1:8080/v1
       pointsman up --engines 8 --speed 20            8 of them, 20 times faster than real time
       pointsman up --scale 4..8 --speed 20           from 4 to 8 of them, as many as the load needs
+      pointsman up --engines 2 --also coder=2 --lora poet                two models, a pool each; the first has an adapter
+      pointsman up --prefill 2 --decode 2            prompts at two of them, answers from two others
       pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
-      pointsman up --engine 'http://gpu:8000#kv=tcp://gpu:5557&replay=tcp://gpu:5558'       in front of vLLM
+
+    \b
+    With real engines (docs/engines.md):
+      pointsman up --engine vllm --engines 2         vLLM's CPU build and a small real model, made on the first use
+      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of an engine that runs
+      pointsman up --engines 2 --engine-command
+        'env CUDA_VISIBLE_DEVICES={index} vllm serve MODEL --port {port} --kv-events-config {kv_events}'
 
     Settings of single services come from their tables in the file that --config names ([scheduler], [worker], ...)
     or from their own POINTSMAN_* variables, which are handed through.
     """
     config: Path | None = click.get_current_context().params["config"]
-    sys.exit(
-        asyncio.run(
-            run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), Console(highlight=False))
-        )
-    )
+    console = Console(highlight=False)
+    if settings.kind is CPU_ENGINES:
+        checked(settings)
+        _, highest = scale_bounds(settings) or (0, settings.engines)
+        _make_engine(_home(settings), highest, console)
+    sys.exit(asyncio.run(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
     """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException for what cannot be started."""
     engines = checked(settings)
+    further = further_pools(settings)
     scale = scale_bounds(settings)
     if scale is not None:
         settings = replace(settings, engines=0)
+    if settings.split:
+        settings = replace(settings, engines=settings.prefill + settings.decode)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_port(settings)
-        *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines)) + 2)
+        *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines), further) + 2)
         settings = replace(settings, port=settings.port or http_port)
         plan = FleetPlan(
             settings=settings,
@@ -85,7 +111,11 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             ports=tuple(ports),
             engines=tuple(engines),
             scale=scale,
+            home=_home(settings) if settings.kind is CPU_ENGINES else None,
+            engine_threads=max(1, (os.cpu_count() or 1) // max(1, scale[1] if scale else settings.engines)),
+            further=tuple(further),
         )
+        await _check_models(further)
         await _check_nats(settings)
         return await _Session(plan, console).run()
 
@@ -106,6 +136,7 @@ class _Session:
             [*nats, *services], tell=self._tell, changed=self._announce, stop_others=self._stop_instances
         )
         self._running = False
+        self._model = plan.model
 
     async def run(self) -> int:
         """Start, keep and stop; 1 when the fleet could not be started."""
@@ -129,18 +160,54 @@ class _Session:
 
     async def _start(self) -> None:
         with self._start_display() as live:
-            ticking = asyncio.ensure_future(_tick(live))
+            ticking = asyncio.ensure_future(self._tick(live))
             try:
-                await self._runner.start(seconds_max=self._plan.settings.start_seconds_max)
+                await self._runner.start(seconds_max=self._plan.start_seconds_max)
             finally:
                 ticking.cancel()
+        self._model = self._model or await self._served_by_ours()
         self._running = True
         self._announce()
         print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
 
     async def _keep(self) -> None:
-        await self._runner.keep(restart=self._plan.settings.restart)
-        await self._stop.wait()
+        telling = asyncio.ensure_future(self._tell_what_is_known())
+        try:
+            await self._runner.keep(restart=self._plan.settings.restart)
+            await self._stop.wait()
+        finally:
+            telling.cancel()
+
+    async def _tell_what_is_known(self) -> None:
+        """Of simulated engines all is known; the module that asks about others costs time to import."""
+        if self._plan.settings.kind.simulated:
+            return
+        from pointsman.tooling.up.knowledge import tell_what_is_known
+
+        fleet = self._fleet_file()
+        engines = {InstanceId(process.name): process.url for process in fleet.of_role("engine")}
+        if engines:  # what a scaler starts later is in pointsman fleet
+            await tell_what_is_known(fleet.settings(), engines, self._started_at * fleet.speed, self._tell)
+
+    async def _served_by_ours(self) -> str:
+        """What an engine serves that was started with a command line of somebody else's; unknown while none runs."""
+        urls = [child.url for child in self._runner.children if child.role == "engine"]
+        return await _model_of(EngineAddress(urls[0])) if urls else ""
+
+    async def _tick(self, live: Live | None) -> None:
+        """Keep the display alive; elsewhere say now and then what is waited for."""
+        while live is not None:
+            live.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+        while True:
+            await asyncio.sleep(STILL_STARTING_SECONDS)
+            elapsed = time.time() - self._started_at
+            late = [
+                child for child in self._runner.children if self._runner.conditions[child.name] is not Condition.READY
+            ]
+            engines = [child for child in late if child.role == "engine"] or late
+            waiting = "; ".join(f"{child.name}: {child.waiting_for or 'does not answer yet'}" for child in engines)
+            self._tell(f"still starting after {elapsed:.0f} s: {waiting}", "")
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do the work, or leave it when asked to stop; whether it was done. Raises what the work raises."""
@@ -196,27 +263,27 @@ class _Session:
             FleetProcess(name=f"engine-{number}", role="engine", pid=0, url=engine.url)
             for number, engine in enumerate(plan.engines, 1)
         ]
+        running += [
+            FleetProcess(name=f"{further.pool}-engine-{number}", role="engine", pid=0, url=engine.url)
+            for further in plan.further
+            for number, engine in enumerate(further.addresses, 1)
+        ]
         return FleetFile(
             nats=plan.nats,
             ingress=plan.ingress_url,
             pool=settings.pool,
-            model=plan.model,
+            model=self._model,
             policy=settings.policy or _policy_in(plan.config),
             speed=settings.speed,
-            slo_ttft=settings.slo_ttft,
-            block_tokens=settings.block_tokens,
+            slo_ttft=plan.slo_ttft,
+            block_tokens=plan.block_tokens,
             secret_file=str(plan.data / SECRET_FILE),
             data=str(plan.data),
             pid=os.getpid(),
             started_at=self._started_at,
             processes=[*running, *own],
+            further={further.pool: further.model for further in plan.further},
         )
-
-
-async def _tick(live: Live | None) -> None:
-    while live is not None:
-        live.refresh()
-        await asyncio.sleep(REFRESH_SECONDS)
 
 
 @contextlib.contextmanager
@@ -247,14 +314,25 @@ async def _check_nats(settings: UpSettings) -> None:
 
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
-    """The model that the fleet serves: as asked for, or what the first engine says. Every engine must answer."""
+    """The model that the fleet serves: as asked for, or what the engines say; empty where they are yet to be started by
+    somebody else's command line. Every engine that runs must answer."""
     served = [await _model_of(engine) for engine in engines]
     if settings.model or not served:
-        return settings.model or SIMULATED_MODEL
+        unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
+        return settings.model or unasked.get(settings.kind, "")
     if len(set(served)) > 1:
         message = f"the engines serve different models ({', '.join(sorted(set(served)))}); a pool has one: see --model"
         raise click.ClickException(message)
     return served[0]
+
+
+async def _check_models(further: list[FurtherPool]) -> None:
+    """Every running engine must serve the model that it was named for."""
+    for pool in further:
+        for engine in pool.addresses:
+            if (served := await _model_of(engine)) != pool.model:
+                message = f"the engine {engine.url} serves {served}, not {pool.model}: see --also"
+                raise click.ClickException(message)
 
 
 async def _model_of(engine: EngineAddress) -> str:
@@ -269,6 +347,20 @@ async def _model_of(engine: EngineAddress) -> str:
         problem = "/v1/models names no model"
     message = f"the engine {engine.url} is of no use: {problem}"
     raise click.ClickException(message)
+
+
+def _home(settings: UpSettings) -> EngineHome:
+    return EngineHome(Path(settings.vllm_dir).resolve() if settings.vllm_dir else default_directory())
+
+
+def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
+    """Have vLLM's CPU build in its place, which takes minutes the first time. Raises click.ClickException, also where so
+    many engines do not fit this machine."""
+    try:
+        machine.check_can_run(engines)
+        recipe.make(home, tell=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
+    except (machine.UnsuitableMachineError, recipe.MakingError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _secret(settings: UpSettings, file: Path) -> str:

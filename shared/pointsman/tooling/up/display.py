@@ -20,7 +20,7 @@ ROLE_NOTES = {
     "rebalancer": "moves waiting requests",
     "scaler": "sizes the pool",
     "recorder": "archives the log into SQL",
-    "engine": "simulated engine",
+    "engine": "serves the model",
     "worker": "agent beside an engine",
 }
 
@@ -81,8 +81,11 @@ def _table(fleet: FleetFile, seconds: float) -> Table:
 
 
 def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
+    models = (
+        f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
+    )
     return [
-        ("API", f"{fleet.ingress}/v1   (any OpenAI client; model {fleet.model})"),
+        ("API", f"{fleet.ingress}/v1   (any OpenAI client; {models})"),
         ("Watch", "pointsman fleet --watch     pointsman tap     pointsman bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
         ("Logs", f"{fleet.data}/logs/NAME.log"),

@@ -6,39 +6,47 @@ what nobody asked for is left to the service's own default or its table in the s
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
+from pointsman.chassis.engine_command import EnginePlaces
 from pointsman.chassis.settings import environment
+from pointsman.contracts.fleet import Role
 from pointsman.tooling.discovery import LOCK_FILE
 from pointsman.tooling.up.ports import LOOPBACK
 from pointsman.tooling.up.scripts import console_script
-from pointsman.tooling.up.settings import EngineAddress, UpSettings
+from pointsman.tooling.up.settings import MODEL_PLACE, SIMULATED, EngineAddress, FurtherPool, UpSettings, words
+from pointsman.tooling.vllm_cpu.home import EngineHome
 
 SOCKET_PATH_MAX = 107
 """Longest path of a Unix socket, in bytes."""
 
 SIMULATED_MODEL = "pointsman-sim"
 ENGINE_BLOCK_TOKENS = 64
-"""Block size of a simulated engine, or its largest part that divides `block_tokens`."""
+"""Block size of an engine that is started here, or its largest part that divides `block_tokens`."""
 
-PORTS_EACH_ENGINE = 2
+PORTS_EACH_ENGINE = 4
+"""Its own, its worker's, and those of its KV events where they are told by TCP."""
+
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that follow the log: on a machine that is short of cores, requests come first. Not of a scaler
 that starts engines: they inherit it."""
 
-HOLD_WALL_SECONDS = 60.0
-"""How long requests wait for a first engine, where a scaler starts one."""
-
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
+KV_TRANSFER_GB_PER_S = 12.5
+"""How fast simulated engines hand KV caches over: a network of 100 Gbit/s."""
+
+FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
+"""What each pool but the first needs of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process to run. `ready_path` answers 200 once it can do its work."""
+    """One process to run. `ready_path` answers 200 once it can do its work. `script` is a console script of Pointsman, or,
+    where it is `foreign`, a program as a shell would find it."""
 
     name: str
     role: str
@@ -48,6 +56,7 @@ class ProcessPlan:
     arguments: tuple[str, ...] = ()
     ready_path: str = "/ready"
     niceness: int = 0
+    foreign: bool = False
 
     @property
     def probe_url(self) -> str:
@@ -79,10 +88,70 @@ class FleetPlan:
     scale: tuple[int, int] | None = None
     """Least and most instances that the scaler keeps; where it does, no engine is planned here."""
 
+    home: EngineHome | None = None
+    """Where vLLM's CPU build lies, if that is what is started; `engine_threads` is what each engine may compute with."""
+
+    engine_threads: int = 1
+
+    further: tuple[FurtherPool, ...] = ()
+    """Pools behind the same ingress."""
+
+    prefix: str = ""
+    """What the names of this pool's processes begin with."""
+
+    @property
+    def block_tokens(self) -> int:
+        return self.settings.block_tokens or self.settings.kind.block_tokens
+
+    @property
+    def slo_ttft(self) -> float:
+        return self.settings.slo_ttft or self.settings.kind.slo_ttft
+
+    @property
+    def engine_model(self) -> str:
+        return self.settings.engine_model or self.settings.kind.engine_model
+
+    @property
+    def start_seconds_max(self) -> float:
+        return self.settings.start_seconds_max or self.settings.kind.start_seconds_max
+
+    @property
+    def tokenizer(self) -> str | None:
+        """What the ingress tokenises with; None leaves it to the ingress's own setting."""
+        if self.settings.tokenizer is None and self.home is not None:
+            return str(self.home.model)
+        return self.settings.tokenizer or ("builtin" if self.settings.kind.simulated else None)
+
     @property
     def instances(self) -> Path:
         """Where the scaler's process provider keeps its instances."""
         return self.data / "instances"
+
+    def of_further(self, further: FurtherPool) -> "FleetPlan":
+        """The same plan, as it reads for one of the further pools."""
+        settings = replace(
+            self.settings,
+            pool=further.pool,
+            engines=further.engines,
+            schedulers=1,
+            prefill=0,
+            decode=0,
+            lora=(),
+            block_tokens=self.block_tokens,
+            engine=SIMULATED,
+            engine_command=None,
+            engine_args="",
+        )
+        return replace(
+            self,
+            settings=settings,
+            model=further.model,
+            engines=further.addresses,
+            scale=None,
+            home=None,
+            further=(),
+            prefix=f"{further.pool}-",
+        )
 
     @property
     def ingress_url(self) -> str:
@@ -90,29 +159,44 @@ class FleetPlan:
         return f"http://{host}:{self.settings.port}"
 
 
-def ports_needed(settings: UpSettings, engines: int) -> int:
-    return len(SERVICES) + settings.schedulers - 1 + PORTS_EACH_ENGINE * max(settings.engines, engines)
+def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPool] = ()) -> int:
+    first = len(SERVICES) + settings.schedulers - 1 + PORTS_EACH_ENGINE * max(settings.engines, engines)
+    return first + sum(len(FURTHER_SERVICES) + PORTS_EACH_ENGINE * pool.engines for pool in further)
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
     """The processes of the fleet but for the nats-server, in the order people want to read them."""
     ports = iter(plan.ports)
-    planned = [_service(plan, role, next(ports), name) for role in SERVICES for name in _names(plan, role)]
+    planned = _pool_processes(plan, SERVICES, ports)
+    for further in plan.further:
+        planned += _pool_processes(plan.of_further(further), FURTHER_SERVICES, ports)
+    return planned
+
+
+def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[int]) -> list[ProcessPlan]:
+    planned = [_service(plan, role, next(ports), name) for role in services for name in _names(plan, role)]
     for number in range(1, (len(plan.engines) or plan.settings.engines) + 1):
-        name = f"engine-{number}"
+        name = f"{plan.prefix}engine-{number}"
         if plan.engines:
             address = plan.engines[number - 1]
         else:
-            engine = _simulated_engine(plan, name, next(ports))
+            engine, address = _engine(plan, name, [next(ports) for _ in range(PORTS_EACH_ENGINE - 1)])
+            address = replace(address, role=_role(plan.settings, number))
             planned.append(engine)
-            address = EngineAddress(engine.url, *_sockets(plan, name))
         planned.append(_worker(plan, name, address, next(ports)))
     return planned
 
 
+def _role(settings: UpSettings, number: int) -> Role:
+    """What the engine with this number does: first come those that prefill."""
+    if not settings.split:
+        return "both"
+    return "prefill" if number <= settings.prefill else "decode"
+
+
 def _names(plan: FleetPlan, role: str) -> list[str]:
     others = range(2, plan.settings.schedulers + 1) if role == "scheduler" else ()
-    return [role, *(f"{role}-{number}" for number in others)]
+    return [plan.prefix + role, *(f"{role}-{number}" for number in others)]
 
 
 def _service(plan: FleetPlan, role: str, port: int, name: str) -> ProcessPlan:
@@ -138,14 +222,25 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
             "policy": settings.policy,
             "admission": settings.admission,
             "order": settings.order,
-            "hold_seconds": HOLD_WALL_SECONDS if plan.scale else None,
+            "hold_seconds": settings.kind.hold_seconds if plan.scale else None,
+            "rebind": settings.rebind,
         },
-        "rebalancer": {"rebalance": settings.rebalance},
+        "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
-        "ingress": {"slo_ttft": settings.slo_ttft, "tokenizer": None if plan.engines else "builtin"},
-        "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data)}"},
+        "ingress": {"slo_ttft": plan.slo_ttft, "tokenizer": plan.tokenizer} | _several(plan),
+        "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }
     return own.get(role, {})
+
+
+def _several(plan: FleetPlan) -> dict[str, object]:
+    """What the ingress is told of further pools."""
+    if not plan.further:
+        return {}
+    return {
+        "pools": (plan.settings.pool, *(further.pool for further in plan.further)),
+        "pool_tokenizer": tuple(f"{f.pool}={'' if f.addresses else 'builtin'}" for f in plan.further),
+    }
 
 
 def _scaling(plan: FleetPlan) -> dict[str, object]:
@@ -153,59 +248,85 @@ def _scaling(plan: FleetPlan) -> dict[str, object]:
     if plan.scale is None:
         return {}
     lowest, highest = plan.scale
-    engine = [str(console_script("pointsman-engine-sim")), *_engine_arguments(plan, "{port}", "{kv}", "{replay}")]
+    program, *arguments = engine_command(plan)
+    if plan.settings.kind.simulated:
+        program = str(console_script(program))
     return {
         "scaling": plan.settings.scaling,
         "provider": "process",
         "min_instances": lowest,
         "max_instances": highest,
-        "engine_command": shlex.join(engine),
-        "engine_model": plan.settings.engine_model,
+        "engine_command": shlex.join([program, *arguments]),
+        "engine_model": plan.engine_model,
         "engine_directory": plan.instances,
         "engine_guard": plan.data / LOCK_FILE,
     }
 
 
-def archive_file(data: Path) -> Path:
-    """Where the recorder's SQLite file lies."""
-    return data / "archive.sqlite"
+def archive_file(data: Path, prefix: str = "") -> Path:
+    """Where the recorder's SQLite file lies; `prefix` is that of a further pool."""
+    return data / f"{prefix}archive.sqlite"
 
 
-def _simulated_engine(plan: FleetPlan, name: str, port: int) -> ProcessPlan:
-    """Started like `vllm serve`: by flags, and knowing nothing of Pointsman."""
-    kv_endpoint, replay_endpoint = _sockets(plan, name)
-    arguments = _engine_arguments(plan, str(port), kv_endpoint, replay_endpoint)
-    return ProcessPlan(
+def _engine(plan: FleetPlan, name: str, ports: list[int]) -> tuple[ProcessPlan, EngineAddress]:
+    """An engine to start, by flags and knowing nothing of Pointsman; and where its worker finds it."""
+    port, kv_port, replay_port = ports
+    kv, replay = _sockets(plan, name)
+    places = EnginePlaces(instance=name, port=port, kv=kv, replay=replay, kv_port=kv_port, replay_port=replay_port)
+    command = engine_command(plan)
+    program, *arguments = places.filled(command)
+    simulated = plan.settings.kind.simulated
+    process = ProcessPlan(
         name=name,
         role="engine",
-        script="pointsman-engine-sim",
+        script=program,
         url=_url(port),
-        environment=environment({"config": plan.config}),
-        arguments=arguments,
+        environment=environment({"config": plan.config}) if simulated else {},
+        arguments=tuple(arguments),
         ready_path="/health",
+        foreign=not simulated,
     )
+    return process, EngineAddress(process.url, *places.sockets(command))
 
 
-def _engine_arguments(plan: FleetPlan, port: str, kv_endpoint: str, replay_endpoint: str) -> tuple[str, ...]:
-    events = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": kv_endpoint,
-        "replay_endpoint": replay_endpoint,
-    }
+def engine_command(plan: FleetPlan) -> list[str]:
+    """The command line of an engine that is started, its places not filled in yet (`chassis.engine_command`)."""
     settings = plan.settings
-    arguments = [
+    more = words("--engine-args", settings.engine_args)
+    if settings.engine_command is not None:
+        command = words("--engine-command", settings.engine_command)
+        return [part.replace(MODEL_PLACE, settings.model or "") for part in command] + more
+    if plan.home is not None:
+        arguments = ["--port", "{port}", *_cache_and_events(plan), *more]
+        return plan.home.serve_command(arguments, served_model=plan.model, threads=plan.engine_threads)
+    return [*_simulated_engine(plan), *more]
+
+
+def _simulated_engine(plan: FleetPlan) -> list[str]:
+    settings = plan.settings
+    command = [
+        "pointsman-engine-sim",
         *("--model", plan.model),
         *("--host", LOOPBACK),
-        *("--port", port),
-        *("--engine-model", settings.engine_model),
+        *("--port", "{port}"),
+        *("--engine-model", plan.engine_model),
         *("--speed", str(settings.speed)),
-        *("--block-size", str(gcd(settings.block_tokens, ENGINE_BLOCK_TOKENS))),
-        *("--kv-events-config", json.dumps(events)),
+        *_cache_and_events(plan),
     ]
-    if settings.kv_blocks is not None:
-        arguments += ["--num-gpu-blocks-override", str(settings.kv_blocks)]
-    return tuple(arguments)
+    if settings.split:
+        connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        command += ["--kv-transfer-config", json.dumps(connector), "--kv-transfer-gb-per-s", str(KV_TRANSFER_GB_PER_S)]
+    for adapter in settings.lora:
+        command += ["--lora-modules", f"{adapter}={adapter}"]
+    return command
+
+
+def _cache_and_events(plan: FleetPlan) -> list[str]:
+    """What the simulated engine and vLLM are told in the same words."""
+    told = ["--block-size", str(gcd(plan.block_tokens, ENGINE_BLOCK_TOKENS)), "--kv-events-config", "{kv_events}"]
+    if plan.settings.kv_blocks is not None:
+        told += ["--num-gpu-blocks-override", str(plan.settings.kv_blocks)]
+    return told
 
 
 def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -> ProcessPlan:
@@ -213,8 +334,11 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         "instance": instance,
         "engine_url": address.url,
         "kv_endpoint": address.kv_endpoint,
+        "dp_rank": address.dp_rank,
         "kv_replay_endpoint": address.kv_replay_endpoint,
-        "engine_model": plan.settings.engine_model,
+        "engine_model": plan.engine_model,
+        "role": address.role if address.role != "both" else None,
+        "kv_transfer_gb_per_s": KV_TRANSFER_GB_PER_S if plan.settings.split and plan.settings.kind.simulated else None,
     }
     return ProcessPlan(
         name=instance.replace("engine-", "worker-"),
@@ -232,7 +356,7 @@ def _common(plan: FleetPlan, host: str, port: int) -> dict[str, str]:
             "nats": plan.nats,
             "pool": settings.pool,
             "speed": settings.speed,
-            "block_tokens": settings.block_tokens,
+            "block_tokens": plan.block_tokens,
             "secret": plan.secret,
             "host": host,
             "port": port,

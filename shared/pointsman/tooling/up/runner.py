@@ -7,7 +7,7 @@ can write their last words; all of it within `STOP_SECONDS_MAX`.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from enum import Enum
 
 from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exit
@@ -17,11 +17,15 @@ READY_POLL_SECONDS = 0.1
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"ingress", "scaler"}), 1.4),
     (frozenset({"worker"}), 1.0),
-    (frozenset({"scheduler", "rebalancer", "engine"}), 1.0),
+    (frozenset({"scheduler", "rebalancer"}), 1.0),
     (frozenset({"recorder"}), 0.8),
     (frozenset({"nats"}), 0.5),
 )
 """Which roles stop together, and after how many seconds what is left of them is killed."""
+
+ENGINE_STOP_SECONDS = 2.3
+"""Engines have nothing more to say once their workers are gone: they stop beside all that comes after. A real one has
+processes of its own to end."""
 
 STOP_SECONDS_MAX = 5.0
 
@@ -68,8 +72,9 @@ class FleetRunner:
             await child.start()
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as waiting:
-                for child in self.children:
-                    waiting.create_task(self._until_ready(child))
+                watching = waiting.create_task(self._while_none_dies())
+                await asyncio.wait([waiting.create_task(self._until_ready(child)) for child in self.children])
+                watching.cancel()
         except TimeoutError:
             raise self._overdue(seconds_max) from None
         except ExceptionGroup as failures:
@@ -84,11 +89,14 @@ class FleetRunner:
     async def stop(self) -> None:
         """Stop everything within STOP_SECONDS_MAX; what does not listen is killed, and named."""
         self._stopping.set()
-        for roles, seconds in STOP_STAGES:
-            stopping = [self._stop_together([child for child in self.children if child.role in roles], seconds)]
-            if "worker" in roles and self._stop_others is not None:
-                stopping.append(self._stop_what_they_started(seconds))
-            await asyncio.gather(*stopping)
+        async with asyncio.TaskGroup() as beside:
+            for roles, seconds in STOP_STAGES:
+                stopping = [self._stop_together(self._of(roles), seconds)]
+                if "worker" in roles and self._stop_others is not None:
+                    stopping.append(self._stop_what_they_started(seconds))
+                await asyncio.gather(*stopping)
+                if "worker" in roles:
+                    beside.create_task(self._stop_together(self._of({"engine"}), ENGINE_STOP_SECONDS))
 
     def kill(self) -> None:
         """End everything now."""
@@ -101,6 +109,17 @@ class FleetRunner:
         if code is not None:
             message = f"{child.name} {described_exit(code)} before it was ready; its log is {child.log_file}"
             raise FleetStartError(message, child.log_tail())
+
+    async def _while_none_dies(self) -> None:
+        """Some are ready minutes before the last is; nobody should wait for that when one of them is dead."""
+        while True:
+            for child in self.children:
+                if self.conditions[child.name] is Condition.READY and (code := child.exit_code) is not None:
+                    message = (
+                        f"{child.name} {described_exit(code)} while others were starting; its log is {child.log_file}"
+                    )
+                    raise FleetStartError(message, child.log_tail())
+            await asyncio.sleep(READY_POLL_SECONDS)
 
     async def _settled(self, child: ChildProcess) -> int | None:
         """Wait until the process is ready (None) or has ended (its exit code)."""
@@ -151,6 +170,9 @@ class FleetRunner:
     def _became(self, child: ChildProcess, condition: Condition) -> None:
         self.conditions[child.name] = condition
         self._changed()
+
+    def _of(self, roles: Set[str]) -> list[ChildProcess]:
+        return [child for child in self.children if child.role in roles]
 
     async def _stop_what_they_started(self, seconds: float) -> None:
         """What is left after that ends by itself, when it sees that the fleet is gone."""

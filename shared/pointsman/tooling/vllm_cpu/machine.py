@@ -1,0 +1,80 @@
+"""What must be true of a machine before anything is installed on it: each refusal says what is missing and what helps."""
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+PYTHON_LOWEST = (3, 11)
+PYTHON_HIGHEST = (3, 14)
+DISK_BYTES_MIN = 6 * 1024**3
+"""The environment has 3.5 GB and the model 0.3 GB; installers keep a copy of what they download meanwhile."""
+
+MEMORY_BYTES_MIN = 3 * 1024**3
+"""One engine takes 2 to 2.5 GB, a KV cache of 1 GiB included, as it fills."""
+
+CPU_FLAGS = frozenset({"avx2", "avx512f"})
+
+ELSEWHERE = "docs/engines.md tells how Pointsman is put in front of engines elsewhere"
+
+
+class UnsuitableMachineError(Exception):
+    """This machine cannot run the CPU engine; the message says why and what helps."""
+
+
+def check_can_run(engines: int = 1) -> None:
+    """Raises UnsuitableMachineError where so many engines would not start."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        message = (
+            f"vLLM's CPU build is for Linux on x86-64, this is {platform.system()} on {platform.machine()}; {ELSEWHERE}"
+        )
+        raise UnsuitableMachineError(message)
+    if not CPU_FLAGS & _cpu_flags():
+        message = f"this processor has neither AVX2 nor AVX-512, which vLLM's CPU build needs; {ELSEWHERE}"
+        raise UnsuitableMachineError(message)
+    available = _memory_bytes()
+    needed = engines * MEMORY_BYTES_MIN
+    if available is not None and available < needed:
+        message = (
+            f"{_gib(available)} of memory are free, {_gib(needed)} are needed for {engines} such engine(s); {ELSEWHERE}"
+        )
+        raise UnsuitableMachineError(message)
+
+
+def check_can_make(directory: Path) -> None:
+    """Raises UnsuitableMachineError where the environment could not be made in `directory`."""
+    if not PYTHON_LOWEST <= sys.version_info[:2] <= PYTHON_HIGHEST:
+        lowest, highest = (".".join(map(str, version)) for version in (PYTHON_LOWEST, PYTHON_HIGHEST))
+        message = f"vLLM's CPU build needs Python {lowest} to {highest}, this is {platform.python_version()}"
+        raise UnsuitableMachineError(message)
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        message = f"{existing} cannot be written to; name another directory with --vllm-dir or POINTSMAN_VLLM_DIR"
+        raise UnsuitableMachineError(message)
+    free = shutil.disk_usage(existing).free
+    if free < DISK_BYTES_MIN:
+        message = f"{_gib(free)} are free at {existing}, {_gib(DISK_BYTES_MIN)} are needed; make room, or name another directory with --vllm-dir or POINTSMAN_VLLM_DIR"
+        raise UnsuitableMachineError(message)
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set(CPU_FLAGS)  # nobody says; the engine will
+    return {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+
+
+def _memory_bytes() -> int | None:
+    """What could be had now, or None where the kernel does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available = next((line for line in lines if line.startswith("MemAvailable:")), "")
+    return int(available.split()[1]) * 1024 if available else None
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.1f} GiB"
