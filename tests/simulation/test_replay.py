@@ -9,11 +9,12 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.fleet import InstanceSuspected
+from pointsman.contracts.fleet import InstanceSuspected, Role
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.dispatch import PolicySet, policy_set, recorded_policy_set
@@ -65,6 +66,23 @@ def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeo
     assert verdict.decisions > 100
     assert verdict.problems == []
     assert [term.term for term in verdict.terms] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [("prefill", "prefill", "decode", "decode"), ("prefill", "both", "decode", "prefill"), ("both", "decode")],
+)
+def test_pairs_of_prefill_and_decode_are_chosen_again_bit_for_bit(roles: tuple[Role, ...]) -> None:
+    for seed, routing in enumerate(("min_ttft", "pointsman", "dualmap")):
+        fleet = RecordedFleet(policies(seed, routing), seed=seed, roles=roles).live(400)
+        fleet.take_over()
+        fleet.live(400).write_all()
+
+        verdict = verify(fleet.entries)
+
+        assert str(verdict) == f"decisions {verdict.decisions:,}, identical {verdict.decisions:,}, different 0", seed
+        assert verdict.problems == []
+        assert decisions(fleet.entries, RequestHandedOver) or "prefill" not in roles
 
 
 def test_the_log_that_these_tests_forge_has_every_kind_of_decision(entries: list[LogEntry]) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.policies.dispatch import Dispatcher
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.state.decided import Decided
 from pointsman.state.speculation import Speculation
 from pointsman.state.state import State
 from pointsman.tooling.cli import main
+from pointsman_ingress.routing import Router
 from pointsman_torture.clocks import SkewedClock
-from pointsman_torture.loop import OWNER, Mortal, StalledError, VirtualLoop
+from pointsman_torture.loop import OWNER, EndlessStepError, Mortal, StalledError, VirtualLoop
 from pointsman_torture.network import Network, Weather
 from pointsman_torture.run import run_seed
 
@@ -82,8 +84,16 @@ def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: 
     pass
 
 
-def _never_relocating(_dispatcher: Dispatcher, _now: float) -> list[object]:
-    return []
+def _counting_again(_decided: Decided, _stamp: Stamp) -> bool:
+    return True
+
+
+def _forgetting_terms(router: Router, term: Term) -> None:
+    _hear_election(router, term)
+    router._term = Term(0)
+
+
+_hear_election = Router._elected
 
 
 @pytest.mark.parametrize(
@@ -92,8 +102,16 @@ def _never_relocating(_dispatcher: Dispatcher, _now: float) -> list[object]:
         (State, "_current", _ignoring_epochs),
         (State, "_next_cache_event", _applying_again),
         (Speculation, "promise", _promising_nothing),
+        (Decided, "first_time", _counting_again),
+        (Router, "_elected", _forgetting_terms),
     ],
-    ids=["the epoch is not looked at", "a repeated cache event counts again", "nothing is held on speculation"],
+    ids=[
+        "the epoch is not looked at",
+        "a repeated cache event counts again",
+        "nothing is held on speculation",
+        "a repeated decision counts again",
+        "an ingress heeds deposed leaders",
+    ],
 )
 def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: object) -> None:
     monkeypatch.setattr(owner, name, defect)
@@ -113,6 +131,30 @@ def test_time_jumps_to_what_is_due(loop: VirtualLoop) -> None:
 def test_a_loop_where_nothing_can_happen_any_more_says_so(loop: VirtualLoop) -> None:
     with pytest.raises(StalledError):
         loop.run_until_complete(asyncio.Event().wait())
+
+
+def test_a_step_that_does_not_end_is_told_of_and_broken_off(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman_torture.loop.STEP_CPU_SECONDS_MAX", 0.05)
+    told: list[str] = []
+
+    async def spin() -> None:
+        while True:
+            pass
+
+    with loop.breaking_endless_steps(told.append), pytest.raises(EndlessStepError):
+        loop.run_until_complete(spin())
+
+    assert "spin" in told[0]
+
+
+def test_a_machine_that_was_suspended_does_not_know_for_how_long(loop: VirtualLoop) -> None:
+    clock = SkewedClock(loop, speed=1.0)
+    before, date = clock.wall(), clock.unix
+    loop.run_until_complete(asyncio.sleep(10.0))
+    clock.asleep += 9.0
+
+    assert clock.wall() - before == pytest.approx(1.0, abs=0.1)
+    assert clock.unix - date == pytest.approx(10.0, abs=0.1)
 
 
 def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on(loop: VirtualLoop) -> None:

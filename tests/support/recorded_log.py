@@ -6,14 +6,15 @@ written can be folded and verified like any other log.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from random import Random
 from typing import Any
 
 from pointsman.contracts.codec import LogEvent, decode_event, encode
-from pointsman.contracts.decisions import LeaderElected, RequestGranted
-from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained
+from pointsman.contracts.commands import HandOverRequest
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
+from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained, Role
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import Dispatcher, PolicySet
@@ -32,8 +33,10 @@ ENGINES = [InstanceId(f"engine-{number}") for number in range(1, 5)]
 class RecordedFleet:
     """Four engines, of which three are there from the start, a leader and chance. `entries` is the log."""
 
-    def __init__(self, policies: PolicySet, seed: int) -> None:
+    def __init__(self, policies: PolicySet, seed: int, *, roles: Sequence[Role] = ()) -> None:
+        """`roles` of the engines, in their order, where they do not all do everything."""
         self.entries: list[LogEntry] = []
+        self._roles = dict(zip(ENGINES, roles, strict=False))
         self._policies = policies
         self._random = Random(seed)
         self._now = 1000.0
@@ -56,6 +59,8 @@ class RecordedFleet:
             (2, self._ask_again), (2, self._migrate), (2, self._fail), (1, self._drain), (1, self._undecodable),
             (1, self._restart_engine), (1, self._decide_alone), (1, self._abandon),
         ]  # fmt: skip
+        if self._roles:
+            happenings.append((16, self._hand_over))
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)
@@ -166,6 +171,24 @@ class RecordedFleet:
         ]
         self._decided(self._leader.migrate(MigrationPlan(self._state.sequence, tuple(moves)), self._now))
 
+    def _hand_over(self) -> None:
+        """A prefill is over; now and then nobody answers the ingress that says so."""
+        request = self._one(Stage.PREFILL)
+        if request is None or not request.decode:
+            return
+        if self._random.random() < 0.15:
+            self._append(
+                RequestHandedOver(
+                    at=self._now, request=request.id, source=request.instance, instance=request.decode,
+                    attempt=request.attempt, prefill=0.5,
+                )
+            )  # fmt: skip
+            return
+        command = HandOverRequest(
+            request=request.id, attempt=request.attempt, instance=request.instance, prefill=self._now
+        )
+        self._decided(self._leader.hand_over(command, self._now))
+
     def _check_silence(self) -> None:
         events = self._leader.check_liveness(self._now, heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0)
         for line in list(self._state.workload.lines):
@@ -179,8 +202,8 @@ class RecordedFleet:
         return self._random.choice(found) if found else None
 
     def _first_token(self) -> None:
-        request = self._one(Stage.PREFILL)
-        if request is not None and request.streaming:
+        request = self._one(Stage.HANDED_OVER) or self._one(Stage.PREFILL)
+        if request is not None and request.streaming and not request.decode:
             self._append(
                 PrefillFinished(at=self._now, request=request.id, instance=request.instance, ttft=1.0, prefill=0.5)
             )
@@ -209,7 +232,8 @@ class RecordedFleet:
     def _join(self, engine: InstanceId) -> None:
         self._epochs[engine] = self._epochs.get(engine, 0) + 1
         self._cache[engine] = 0
-        self._append(joined(engine, at=self._now, epoch=self._epochs[engine]))
+        role = {"role": self._roles[engine]} if engine in self._roles else {}
+        self._append(joined(engine, at=self._now, epoch=self._epochs[engine], **role))
 
     def _restart_engine(self) -> None:
         self._join(self._random.choice(ENGINES))

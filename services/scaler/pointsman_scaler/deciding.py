@@ -1,27 +1,35 @@
 """When the pool shall have another size: the policy's wish within its limits, as an event for the log."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pointsman.contracts.decisions import ScaleDecided
 from pointsman.policies.scaling import Limits, PoolSize, ScalingPolicy, Wish, limited
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, Sequence
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
-    """One scaler's way to decide. It remembers nothing: what was decided before is in the State."""
+    """One scaler's way to decide. It remembers nothing: what was decided before is in the State.
+
+    `dropped`: how many entries the log has lost before those in the State. There may be decisions among them, and none has
+    a higher number than its entry.
+    """
 
     policy: ScalingPolicy
     limits: Limits
     scaler: str
+    dropped: Callable[[], Sequence] = lambda: 0
 
     def decide(self, state: State, now: Seconds) -> ScaleDecided | None:
         """What to write now; None where the size stays."""
         wanted = state.scaling.wanted
         if wanted is None:
             return self.decision(state, self._first_wish(state), now)
+        if state.fleet.split:
+            return None  # who prefills and who decodes cannot stand in for each other: people size such a pool
         wish = self.policy.wish(state, PoolSize(ready=len(in_service(state)), wanted=wanted), now)
         found = limited(wish, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
@@ -29,6 +37,11 @@ class Decider:
     def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
         """The decision of a person."""
         return self.decision(state, Wish(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
+
+    def again(self, state: State, now: Seconds) -> ScaleDecided | None:
+        """The newest decision once more, for a log that is about to lose it."""
+        newest = state.scaling.decided
+        return self.decision(state, Wish(newest.wanted, newest.reason), now) if newest else None
 
     def outside(self, wanted: int) -> str:
         """Why the pool cannot have this size, or nothing."""
@@ -45,7 +58,7 @@ class Decider:
             current=len(in_service(state)),
             wanted=wish.wanted,
             reason=wish.reason,
-            number=state.scaling.number + 1,
+            number=max(state.scaling.number, self.dropped()) + 1,
             scaler=self.scaler,
         )
 

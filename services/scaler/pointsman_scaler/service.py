@@ -5,6 +5,9 @@ follows from the log and from what runs, whoever decided it (`reconciling`). One
 lease; others watch. The lease keeps two from doing the same work, not from doing harm: decisions are numbered, and every
 action may be repeated.
 
+Decisions are rare, and the log drops what is old. So the one who acts says the newest again when it lies in the older half
+of what is left: whoever starts then must find it.
+
 Without a scaler the pool keeps its size and serves on.
 """
 
@@ -17,7 +20,7 @@ from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.leadership import Leadership
 from pointsman.chassis.log_follower import LogFollower
-from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     DrainAnswered,
     DrainInstance,
@@ -35,13 +38,14 @@ from pointsman.ports import (
     EventLog,
     InstanceProvider,
     Lease,
+    LogMissingError,
     LogUnavailableError,
     NoResponderError,
     ProvidedInstance,
     ProviderError,
     Reply,
 )
-from pointsman.primitives import InstanceId, PoolName, Seconds, Term
+from pointsman.primitives import InstanceId, PoolName, Seconds, Sequence, Term
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.deciding import Decider
@@ -60,6 +64,8 @@ SETTLE_WALL_SECONDS: Seconds = 2.0
 GROWTH_WAIT_WALL_SECONDS: Seconds = 1.0
 GROWTH_WAIT_WALL_SECONDS_MAX: Seconds = 60.0
 """Pauses before starting engines again, while those that were started do not come to answer; they double."""
+LOG_CHECK_WALL_SECONDS: Seconds = 5.0
+"""How often it is looked whether the log is about to lose the newest decision."""
 SIZE = "size"
 LEAVING_REASON = "the pool shrinks"
 
@@ -94,7 +100,9 @@ class ScalerService:
         self._name = name
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, memories=policy.memories)
+        self._follower = LogFollower(
+            event_log, clock=clock, board=board, settings=pool, memories=policy.memories, heard=self._hear
+        )
         self._decider = Decider(
             policy=policy,
             limits=Limits(
@@ -106,7 +114,11 @@ class ScalerService:
                 pause_down_s=settings.pause_down_seconds,
             ),
             scaler=name,
+            dropped=lambda: self._follower.begun - 1,
         )
+        self._decided_at: Sequence = 0
+        """Where the newest decision is in the log."""
+        self._log_checked_at = clock.wall()
         self._census: Census | None = None
         self._leaving_since: dict[InstanceId, Seconds] = {}
         self._grows_after: Seconds = 0.0
@@ -163,6 +175,10 @@ class ScalerService:
             reported = sizes
             await self._clock.sleep_wall(REPORT_WALL_SECONDS)
 
+    def _hear(self, event: LogEvent) -> None:
+        if isinstance(event, ScaleDecided) and event is self.state.scaling.decided:
+            self._decided_at = self.state.sequence
+
     # Acting
 
     def _term_of_log(self) -> Term | None:
@@ -183,6 +199,8 @@ class ScalerService:
     async def _tick(self) -> None:
         """Decide if there is something to decide, then take the steps that are due."""
         decision = self._decider.decide(self.state, self._clock.now())
+        if decision is None and await self._may_be_lost():
+            decision = self._decider.again(self.state, self._clock.now())
         if decision is not None and not await self._write(decision):
             return
         try:
@@ -190,6 +208,17 @@ class ScalerService:
             await self._reconcile(provided)
         except ProviderError as error:
             self._in_trouble(str(error))
+
+    async def _may_be_lost(self) -> bool:
+        """Whether the newest decision is in the older half of a log that drops entries. Seldom asked, and then no."""
+        if self._clock.wall() - self._log_checked_at < LOG_CHECK_WALL_SECONDS:
+            return False
+        self._log_checked_at = self._clock.wall()
+        try:
+            extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError):
+            return False
+        return extent.first > 1 and self._decided_at < (extent.first + extent.last) / 2
 
     async def _reconcile(self, provided: list[ProvidedInstance]) -> None:
         """Raises ProviderError."""

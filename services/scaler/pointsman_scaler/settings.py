@@ -39,9 +39,8 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     )
     engine_command: str = setting(
         "",
-        "Process provider: an engine's command line. {port}, {kv}, {replay} and {instance} are filled in; for vLLM: "
-        'vllm serve MODEL --port {port} --kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
-        '"endpoint":"{kv}","replay_endpoint":"{replay}"}\'',
+        "Process provider: an engine's command line. {port}, {kv_events}, {index} and more are filled in "
+        "(docs/engines.md); for vLLM: vllm serve MODEL --port {port} --kv-events-config {kv_events}",
     )
     engine_model: str = setting(
         DEFAULT_PROFILE, "What the started engines are, for their workers.", choices=tuple(sorted(PROFILES))

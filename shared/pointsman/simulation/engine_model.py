@@ -155,8 +155,8 @@ class _Sequence:
     """
 
     __slots__ = (
-        "admission", "arrived_at", "blocks", "cached_tokens", "chain", "computed", "full", "generated", "id",
-        "max_tokens", "phase", "prompt_length", "since_tick", "target",
+        "admission", "arrived_at", "blocks", "cached_tokens", "chain", "computed", "full", "generated", "held", "id",
+        "max_tokens", "phase", "prompt_length", "received", "since_tick", "target",
     )  # fmt: skip
 
     def __init__(self, request: RequestId, chain: BlockChain, prompt_length: Tokens, max_tokens: Tokens, now: Seconds):
@@ -174,6 +174,8 @@ class _Sequence:
         self.blocks = 0
         self.full = 0
         self.since_tick = 0
+        self.received = 0
+        self.held = False
 
 
 class EngineModel:
@@ -210,13 +212,27 @@ class EngineModel:
         self._chunk_tokens = 0
         self._chunk_squares = 0
         self._preempted = False
+        self._kept: dict[RequestId, list[BlockHash]] = {}
+        """Blocks of requests that ended here and are to be fetched by another engine."""
         self._submitted = self._admitted = 0
         self._queries = self._hits = self._prompt_tokens = self._generated = self._preemptions = 0
 
     # What requests do
 
-    def submit(self, request: RequestId, prompt: Prompt, *, max_tokens: Tokens, now: Seconds) -> None:
+    def submit(
+        self,
+        request: RequestId,
+        prompt: Prompt,
+        *,
+        max_tokens: Tokens,
+        now: Seconds,
+        received: Tokens = 0,
+        held: bool = False,
+    ) -> None:
         """Queue a request; it can be scheduled from the next step that begins at or after `now`.
+
+        `received`: leading tokens of the prompt whose KV cache came from another engine; they are not computed, unless
+        the request is preempted. `held`: keep the prompt's whole blocks after its end, until `let_go`.
 
         Raises RequestTooLongError when it would not even fit alone, ValueError for an empty prompt, a `max_tokens`
         below 1, a known id, or hashes that do not cover the prompt's whole blocks.
@@ -225,6 +241,7 @@ class EngineModel:
         self._check(request, length, max_tokens)
         self._submitted += 1
         sequence = _Sequence(request, self._chain(prompt), length, max_tokens, now)
+        sequence.received, sequence.held = received, held
         self._sequences[request] = sequence
         self._waiting.append(sequence)
         self._cut_step(now)
@@ -242,6 +259,19 @@ class EngineModel:
             self._leave(sequence)
         self._end(sequence)
         return True
+
+    def let_go(self, request: RequestId) -> bool:
+        """Give back what was kept of a request after its end. False where nothing is."""
+        blocks = self._kept.pop(request, None)
+        if blocks is None:
+            return False
+        self.cache.release(blocks, private=0)
+        return True
+
+    def cached_tokens(self, prompt: Prompt) -> Tokens:
+        """How many of a prompt's tokens are in the cache now."""
+        hashes = self._chain(prompt).hashes
+        return self.cache.hit(hashes, blocks_max=len(hashes)) * self._block_size
 
     def reset_prefix_cache(self) -> bool:
         """Drop everything cached. False, and nothing happened, while a request holds blocks."""
@@ -348,13 +378,15 @@ class EngineModel:
         sequence.admission = self._admitted
         sequence.phase = _Phase.PREFILL
         sequence.blocks = sequence.full = len(hashes)
-        sequence.computed = len(hashes) * self._block_size
+        sequence.computed = local = len(hashes) * self._block_size
+        if sequence.received > local:
+            sequence.computed = min(sequence.received, sequence.target - 1)
         self._running[sequence.admission] = sequence
         self._prefilling.append(sequence)
         if sequence.cached_tokens < 0:
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = local
             self._queries += sequence.prompt_length
-            self._hits += sequence.computed
+            self._hits += local
 
     def _schedule_chunk(self, sequence: _Sequence) -> None:
         begin = sequence.computed
@@ -385,7 +417,7 @@ class EngineModel:
         self._leave(sequence)
         sequence.phase = _Phase.WAITING
         sequence.target = sequence.prompt_length + sequence.generated
-        sequence.computed = 0
+        sequence.computed = sequence.received = 0
         self._waiting.appendleft(sequence)
         self._preempted = True
         self._preemptions += 1
@@ -454,8 +486,7 @@ class EngineModel:
         while self._endings and self._next_ending() <= self._tick:
             _, admission = heappop(self._endings)
             sequence = self._decoding[admission]
-            self._leave(sequence)
-            self._end(sequence)
+            self._finish(sequence)
             finished.append(sequence.id)
         return finished
 
@@ -479,8 +510,7 @@ class EngineModel:
             else:
                 decoded.append(sequence.id)
             if sequence.generated == sequence.max_tokens:
-                self._leave(sequence)
-                self._end(sequence)
+                self._finish(sequence)
                 finished.append(sequence.id)
             else:
                 self._start_decoding(sequence)
@@ -516,6 +546,14 @@ class EngineModel:
             self._prefilling.remove(sequence)
         self.cache.release(sequence.chain.hashes[: sequence.full], private=sequence.blocks - sequence.full)
         sequence.blocks = sequence.full = 0
+
+    def _finish(self, sequence: _Sequence) -> None:
+        """All its tokens are there."""
+        if sequence.held:
+            kept = self._kept[sequence.id] = sequence.chain.hashes[: sequence.full]
+            self.cache.hold(kept)
+        self._leave(sequence)
+        self._end(sequence)
 
     def _end(self, sequence: _Sequence) -> None:
         sequence.phase = _Phase.ENDED

@@ -22,15 +22,17 @@ from typing_extensions import override
 from pointsman.contracts.block_keys import pack_keys, unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
     Settings,
 )
-from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported, Role
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from pointsman.policies.chance import uniform
 from pointsman.policies.dispatch import Dispatcher, policy_set
@@ -81,6 +83,10 @@ class Scenario:
     slo_ttft_s: Seconds = 5.0
     prefill_only: bool = True
     """Answers of one token: the prefill-bound model. False: decoding shares the engine."""
+    split: tuple[int, int] = (0, 0)
+    """The first so many instances only prefill, the next so many only decode; all others do everything."""
+    kv_transfer_gb_per_s: float = 12.5
+    """How fast a decode instance fetches KV caches, 1e9 bytes a second."""
     kv_capacity_tokens: Tokens | None = None
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384
@@ -298,11 +304,28 @@ class _Simulation:
                 kv_capacity_tokens=capacity,
                 max_model_len=capacity,
                 prefill=self._profile.prefill_cost,
+                role=self._role(number),
+                decode=self._profile.decode_cost if self._splits else None,
+                transfer_tokens_per_s=self._transfer_tokens_per_s if self._splits else 0.0,
             ),
             now,
         )
         self._carry_out(self._dispatcher.relocate_pending(now), now)
         self._note_size(now)
+
+    @property
+    def _splits(self) -> bool:
+        return self._scenario.split != (0, 0)
+
+    @property
+    def _transfer_tokens_per_s(self) -> float:
+        return self._scenario.kv_transfer_gb_per_s * 1e9 / self._profile.kv_bytes_per_token
+
+    def _role(self, number: int) -> Role:
+        prefill, decode = self._scenario.split
+        if number < prefill:
+            return "prefill"
+        return "decode" if number < prefill + decode else "both"
 
     def _leave(self, engine: _Engine, now: Seconds, reason: str) -> None:
         self._apply(InstanceLeft(at=now, instance=engine.id, epoch=engine.epoch, reason=reason), now)
@@ -334,8 +357,8 @@ class _Simulation:
         # one is refused by `_submit`.
         inside = [(r.id, r.stage) for r in self._state.workload.requests.values() if r.instance == engine.id]
         for request_id, stage in inside:
-            if stage in (Stage.PREFILL, Stage.DECODING):
-                self._lose(request_id, engine, now, retry=stage is Stage.PREFILL)
+            if stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+                self._lose(request_id, engine, now, retry=stage is not Stage.DECODING)
         self._at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
         if failure.back_at is not None:
             self._at(failure.back_at, lambda at: self._join(failure.instance, at))
@@ -402,6 +425,10 @@ class _Simulation:
                 case RequestGranted():
                     self._row(event.request).granted_at = now
                     self._send(event.request, event.instance, now)
+                case RequestHandedOver():
+                    self._fetch(event, now)
+                case HandOverRefused():
+                    self._give_up(event, now)
                 case RequestRejected():
                     self._end(event.request, now, "rejected", event.reason)
                 case _:
@@ -428,8 +455,55 @@ class _Simulation:
             return
         command = self._commands[request_id]
         prompt = HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
-        engine.model.submit(request_id, prompt, max_tokens=self._row(request_id).output_tokens, now=now)
+        hands_over = self._hands_over(request_id)
+        tokens = 1 if hands_over else self._row(request_id).output_tokens
+        engine.model.submit(request_id, prompt, max_tokens=tokens, now=now, held=hands_over)
         self._turn(engine, now)
+
+    def _hands_over(self, request_id: RequestId) -> bool:
+        """Whether it is prefilled where it is, to be decoded elsewhere."""
+        return self._splits and bool(self._state.workload.requests[request_id].decode)
+
+    def _hand_over(self, engine: _Engine, ended: PrefillEnded, now: Seconds) -> None:
+        """Its prefill is over: the ingress asks where it goes on."""
+        request = self._state.workload.requests[ended.request]
+        self._row(ended.request).cached_tokens = ended.cached_tokens
+        command = HandOverRequest(
+            request=request.id, attempt=request.attempt, instance=engine.id, prefill=now - request.granted_at
+        )
+        self._carry_out(self._dispatcher.hand_over(command, now), now)
+
+    def _give_up(self, event: HandOverRefused, now: Seconds) -> None:
+        """Nobody decodes it: its ingress tells the client."""
+        self._engines[event.source].model.let_go(event.request)
+        failed = RequestFailed(at=now, request=event.request, reason=event.reason, status=429, instance=event.source)
+        self._apply(failed, now)
+        self._end(event.request, now, "rejected", event.reason)
+
+    def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
+        """The KV cache is on its way; when it has come, the decode begins."""
+        source, target, command = (
+            self._engines[event.source],
+            self._engines[event.instance],
+            self._commands[event.request],
+        )
+        prompt = HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
+        missing = max(0, prompt.length - target.model.cached_tokens(prompt))
+
+        def come(at: Seconds) -> None:
+            source.model.let_go(event.request)
+            request = self._state.workload.requests.get(event.request)
+            if request is None or request.attempt != event.attempt or request.instance != event.instance:
+                return
+            if not (source.alive and target.alive):
+                self._lose(event.request, target, at, retry=True)
+                return
+            row = self._row(event.request)
+            row.instance = target.id
+            target.model.submit(request.id, prompt, max_tokens=row.output_tokens, now=at, received=prompt.length)
+            self._turn(target, at)
+
+        self._at(now + missing / self._transfer_tokens_per_s, come)
 
     def _lose(self, request_id: RequestId, engine: _Engine, now: Seconds, *, retry: bool) -> None:
         """An engine failed a request: another place, or the end."""
@@ -472,9 +546,15 @@ class _Simulation:
         self._turn(engine, now)
 
     def _answer(self, engine: _Engine, result: StepResult, now: Seconds) -> None:
+        handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}
         for ended in result.first_tokens:
-            self._first_token(engine, ended, now)
+            if ended.request in handed_over:
+                self._hand_over(engine, ended, now)
+            else:
+                self._first_token(engine, ended, now)
         for request_id in result.finished:
+            if request_id in handed_over:
+                continue
             row = self._row(request_id)
             assert row.first_token_at is not None
             tokens = row.output_tokens
@@ -496,8 +576,10 @@ class _Simulation:
 
     def _first_token(self, engine: _Engine, ended: PrefillEnded, now: Seconds) -> None:
         row = self._row(ended.request)
-        row.first_token_at, row.cached_tokens, row.instance = now, ended.cached_tokens, engine.id
-        granted_at = self._state.workload.requests[ended.request].granted_at
+        request = self._state.workload.requests[ended.request]
+        row.first_token_at, row.instance, granted_at = now, engine.id, request.granted_at
+        if not request.prefilled_by:
+            row.cached_tokens = ended.cached_tokens
         event = PrefillFinished(
             at=now, request=ended.request, instance=engine.id, ttft=now - row.arrived_at, prefill=now - granted_at
         )

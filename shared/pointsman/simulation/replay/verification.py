@@ -21,11 +21,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     LeaderElected,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -315,6 +317,8 @@ class _Tenure:
         match event:
             case RequestArrived():
                 dispatcher.route(self._command(event), now)
+            case RequestHandedOver() | HandOverRefused():
+                dispatcher.hand_over(_handed_over(event), now)
             case RequestPlaced() | RequestRejected():
                 known = self._state.workload.requests.get(event.request)
                 if known is not None:
@@ -368,13 +372,16 @@ class _Tenure:
 
     def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
         """What was asked for by one command; each of its moves was made or refused."""
-        moves = []
+        moves: list[Migration] = []
         for _, event in self._tape:
+            if isinstance(event, RequestGranted) and moves and moves[-1].rebind and moves[-1].request == event.request:
+                continue  # what was re-bound is granted before the next move is looked at
             if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
                 break
             if event.reason == reason_to_relocate(event.source):
                 break
-            moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason))
+            rebind = event.rebound if isinstance(event, RequestMigrated) else event.rebind
+            moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason, rebind))
         return MigrationPlan(first.planned_as_of, tuple(moves), first.plan, first.policy)
 
     def _take_as_given(self, event: LogEvent) -> None:
@@ -415,9 +422,14 @@ class _Tenure:
         )
 
 
+def _handed_over(event: RequestHandedOver | HandOverRefused) -> HandOverRequest:
+    """The command that said that a prefill was over."""
+    return HandOverRequest(request=event.request, attempt=event.attempt, instance=event.source, prefill=event.prefill)
+
+
 def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
     """Whether two events answer the same question, however differently."""
-    placed = RequestPlaced | RequestRejected
+    placed = RequestPlaced | RequestRejected | RequestHandedOver | HandOverRefused
     if isinstance(recorded, placed) and isinstance(recomputed, placed):
         return recorded.request == recomputed.request
     if type(recorded) is not type(recomputed):

@@ -1,7 +1,8 @@
 """Answers as vLLM writes them. What is the same in every chunk of a stream is rendered once per request."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,6 +35,19 @@ def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens | None) -> dict[
     }
 
 
+class Frames(Protocol):
+    """How a stream is written: `before` anything was computed, then `opening` with the first text, then the rest."""
+
+    before: bytes
+    opening: bytes
+
+    def text(self, json_text: str, *, last: bool) -> bytes: ...
+
+    def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes:
+        """What follows the last text. `numbers`: the usage, where it is to be said."""
+        ...
+
+
 class ChunkFrames:
     """Server-sent events of one streamed answer."""
 
@@ -43,6 +57,7 @@ class ChunkFrames:
         """`opening`: the choice of a first chunk without text, if there is one. `delta`: the choice of all others, in
         which `_TEXT_MARK` stands for the text."""
         self._heading = {"id": heading.id, "object": object_name, "created": heading.created, "model": heading.model}
+        self.before = b""
         self.opening = b"" if opening is None else self._event([opening])
         self._head, self._tail = self._around_text(delta, finish_reason=None)
         _, self._last_tail = self._around_text(delta, finish_reason=FINISH_REASON)
@@ -51,8 +66,8 @@ class ChunkFrames:
         """A chunk with this text, which is escaped already."""
         return self._head + json_text.encode() + (self._last_tail if last else self._tail)
 
-    def usage(self, numbers: dict[str, Any]) -> bytes:
-        return self._event([], usage=numbers)
+    def ending(self, _text: str, numbers: dict[str, Any] | None) -> bytes:
+        return (b"" if numbers is None else self._event([], usage=numbers)) + DONE
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + encode({**self._heading, "choices": choices, **more}) + b"\n\n"
@@ -73,29 +88,26 @@ def chat_frames(heading: Heading) -> ChunkFrames:
     return ChunkFrames(heading, object_name="chat.completion.chunk", opening=opening, delta=delta)
 
 
-def whole_completion(heading: Heading, text: str, numbers: dict[str, Any]) -> bytes:
+def whole_completion(
+    heading: Heading, text: str, numbers: dict[str, Any], transfer: dict[str, Any] | None = None
+) -> bytes:
+    """`transfer`: the `kv_transfer_params` that say where its KV cache can be fetched."""
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": FINISH_REASON, "stop_reason": None}
-    return _whole(heading, "text_completion", choice, numbers)
+    return _whole(heading, "text_completion", choice, numbers, transfer)
 
 
-def whole_chat(heading: Heading, text: str, numbers: dict[str, Any]) -> bytes:
+def whole_chat(heading: Heading, text: str, numbers: dict[str, Any], transfer: dict[str, Any] | None = None) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH_REASON, "stop_reason": None}
-    return _whole(heading, "chat.completion", choice, numbers)
+    return _whole(heading, "chat.completion", choice, numbers, transfer)
 
 
-def model_list(model: str, *, created: int, max_model_len: Tokens) -> bytes:
-    card = {
-        "id": model,
-        "object": "model",
-        "created": created,
-        "owned_by": "pointsman-engine-sim",
-        "root": model,
-        "parent": None,
-        "max_model_len": max_model_len,
-        "permission": [],
-    }
-    return encode({"object": "list", "data": [card]})
+def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Mapping[str, str]) -> bytes:
+    """`adapters`: path by name."""
+    common = {"object": "model", "created": created, "owned_by": "pointsman-engine-sim", "permission": []}
+    base = {"id": model, **common, "root": model, "parent": None, "max_model_len": max_model_len}
+    cards = [{"id": name, **common, "root": path, "parent": model} for name, path in adapters.items()]
+    return encode({"object": "list", "data": [base, *cards]})
 
 
 def error_event(body: bytes) -> bytes:
@@ -103,7 +115,13 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _whole(heading: Heading, object_name: str, choice: dict[str, Any], numbers: dict[str, Any]) -> bytes:
+def _whole(
+    heading: Heading,
+    object_name: str,
+    choice: dict[str, Any],
+    numbers: dict[str, Any],
+    transfer: dict[str, Any] | None,
+) -> bytes:
     return encode(
         {
             "id": heading.id,
@@ -115,6 +133,6 @@ def _whole(heading: Heading, object_name: str, choice: dict[str, Any], numbers: 
             "system_fingerprint": None,
             "usage": numbers,
             "prompt_logprobs": None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": transfer,
         }
     )

@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,8 +17,15 @@ from pointsman.adapters.tokenizer import ChatTemplateError, Tokenizer, Unsupport
 from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.primitives import Tokens
 from pointsman.simulation.block_cache import PromptIdentity
-from pointsman.tooling.engine_sim import answers, openai_bodies
-from pointsman.tooling.engine_sim.engine import EngineStoppedError, Generation, RequestAbortedError, SimulatedEngine
+from pointsman.tooling.engine_sim import answers, embeddings, openai_bodies, responses
+from pointsman.tooling.engine_sim.engine import (
+    EngineStoppedError,
+    Generation,
+    RequestAbortedError,
+    SimulatedEngine,
+    prompt_hash,
+)
+from pointsman.tooling.engine_sim.kv_transfer import TRANSFER_PATH, KvTransfer
 from pointsman.tooling.engine_sim.metrics import EngineMetrics
 from pointsman.tooling.engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
 
@@ -46,6 +53,8 @@ class ServedModel:
     stream_interval: Tokens = 1
     prompt_tokens_details: bool = True
     api_key: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters that are there from the start: path by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +63,43 @@ class _Answer:
 
     generation: Generation
     prompt_tokens: Tokens
-    frames: answers.ChunkFrames
-    whole: Callable[[answers.Heading, str, dict[str, object]], bytes]
+    frames: answers.Frames
+    whole: Callable[[answers.Heading, str, dict[str, object], dict[str, object] | None], bytes]
     heading: answers.Heading
     stream: bool
     stream_usage: bool
+    held: bool = False
+    """Whether its blocks are kept for another engine, which the answer tells where they are."""
+    usage: Callable[..., dict[str, object]] = answers.usage
 
 
 class EngineApp:
     """The ASGI application."""
 
     def __init__(
-        self, engine: SimulatedEngine, *, tokenizer: Tokenizer, metrics: EngineMetrics, served: ServedModel
+        self,
+        engine: SimulatedEngine,
+        *,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        served: ServedModel,
+        transfer: KvTransfer | None = None,
     ) -> None:
+        """`transfer`: the engine's connector; without one `kv_transfer_params` mean nothing, as with vLLM."""
         self._engine = engine
+        self._transfer = transfer
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._served = served
+        self._adapters = dict(served.adapters)
         self._started = int(time.time())
         self._answered = 0
+        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._blocks_asked}} if transfer else {}
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions": {"POST": self._chat},
+            "/v1/responses": {"POST": self._response},
+            "/v1/embeddings": {"POST": self._embeddings},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -84,6 +108,9 @@ class EngineApp:
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics_page},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
+            "/v1/load_lora_adapter": {"POST": self._load_adapter},
+            "/v1/unload_lora_adapter": {"POST": self._unload_adapter},
+            **side_channel,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,32 +139,72 @@ class EngineApp:
         self._check_model(body.model)
         prompt = openai_bodies.prompt_of(body)
         tokens = await self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        heading = self._heading(scope, "cmpl")
-        generation = self._submit(body, tokens, body.max_tokens, openai_bodies.COMPLETION_TOKENS_DEFAULT)
+        heading = self._heading(scope, "cmpl", body.model)
+        generation, held = await self._submit(body, tokens, body.max_tokens, openai_bodies.COMPLETION_TOKENS_DEFAULT)
         frames, whole = answers.completion_frames(heading), answers.whole_completion
         await self._answer(
             receive,
             send,
-            _Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage),
+            _Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held),
         )
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = openai_bodies.parse_chat(await _read(receive))
         self._check_model(body.model)
         tokens = await self._encode(self._rendered(body), add_special_tokens=False)
-        heading = self._heading(scope, "chatcmpl")
+        heading = self._heading(scope, "chatcmpl", body.model)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        generation = self._submit(body, tokens, asked, openai_bodies.CHAT_TOKENS_DEFAULT)
+        generation, held = await self._submit(body, tokens, asked, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = answers.chat_frames(heading), answers.whole_chat
         await self._answer(
             receive,
             send,
-            _Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage),
+            _Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held),
         )
 
-    def _submit(
-        self, body: CompletionBody | ChatBody, tokens: list[int], asked: Tokens | None, default: Tokens
-    ) -> Generation:
+    async def _response(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = responses.parse_response(await _read(receive))
+        self._check_model(body.model)
+        chat = ChatBody(
+            messages=responses.messages_of(body),
+            tools=responses.tools_of(body),
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        tokens = await self._encode(self._rendered(chat), add_special_tokens=True)
+        heading = self._heading(scope, "resp", body.model)
+        generation, _ = await self._submit(body, tokens, body.max_output_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
+        frames, whole = responses.ResponseFrames(heading), responses.whole_response
+        stream = body.wants_stream
+        await self._answer(
+            receive,
+            send,
+            _Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=responses.usage),
+        )
+
+    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What an engine does for a prompt until its first token is what an embedding takes."""
+        body = embeddings.parse_embeddings(await _read(receive))
+        self._check_model(body.model)
+        vectors, total = [], 0
+        for prompt in embeddings.prompts_of(body):
+            tokens = await self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+            generation, _ = await self._submit(CompletionBody(model=body.model), tokens, 1, 1)
+            try:
+                async with self._aborted_when_gone(receive, generation):
+                    await generation.reached(1)
+            except EngineStoppedError as error:
+                raise ApiError(503, str(error), kind="ServiceUnavailableError") from error
+            finally:
+                self._engine.abort(generation)
+            vectors.append(embeddings.vector(prompt_hash(tokens), body.dimensions))
+            total += len(tokens)
+        heading = self._heading(scope, "embd", body.model)
+        await send_whole(send, 200, embeddings.whole_embeddings(heading, vectors, body.encoding_format, total), JSON)
+
+    async def _submit(
+        self, body: openai_bodies.Generate, tokens: list[int], asked: Tokens | None, default: Tokens
+    ) -> tuple[Generation, bool]:
+        """The generation, and whether its blocks are held for another engine."""
         openai_bodies.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         max_tokens = openai_bodies.output_tokens(
             asked=asked, default=default, prompt=len(tokens), max_model_len=self._served.max_model_len
@@ -145,8 +212,19 @@ class EngineApp:
         if body.min_tokens is not None and body.min_tokens > max_tokens:
             message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body.min_tokens}."
             raise ApiError(400, message, param="min_tokens")
-        identity = PromptIdentity(cache_salt=body.cache_salt or "")
-        return self._engine.submit(tokens, max_tokens=max_tokens, identity=identity)
+        lora = body.model if body.model in self._adapters else ""
+        identity = PromptIdentity(lora=lora or "", cache_salt=body.cache_salt or "")
+        if self._transfer is None or not body.kv_transfer_params:
+            return self._engine.submit(tokens, max_tokens=max_tokens, identity=identity), False
+        params = openai_bodies.transfer_params(body.kv_transfer_params)
+        received = 0
+        if params.do_remote_prefill:
+            missing = max(0, len(tokens) - self._engine.cached_tokens(tokens, identity))
+            await self._transfer.fetch(params, missing)
+            received = len(tokens)
+        held = bool(params.do_remote_decode) and not body.wants_stream
+        generation = self._engine.submit(tokens, max_tokens=max_tokens, identity=identity, received=received, held=held)
+        return generation, held
 
     async def _answer(self, receive: Receive, send: Send, answer: _Answer) -> None:
         generation = answer.generation
@@ -162,12 +240,17 @@ class EngineApp:
         generation = answer.generation
         await generation.reached(_EVERYTHING)
         text = generation.passage.text(0, generation.tokens)
-        await send_whole(send, 200, answer.whole(answer.heading, text, self._usage(answer)), JSON)
+        place = None
+        if answer.held and self._transfer is not None:
+            place = self._transfer.offer(generation.request, answer.prompt_tokens)
+        await send_whole(send, 200, answer.whole(answer.heading, text, self._usage(answer), place), JSON)
 
     async def _stream(self, send: Send, answer: _Answer) -> None:
         """One chunk for what is new whenever there is enough of it; the first token and the end never wait."""
         generation, frames = answer.generation, answer.frames
         await send(_STREAM_START)
+        if frames.before:
+            await send({"type": "http.response.body", "body": frames.before, "more_body": True})
         sent, opening = 0, frames.opening
         while not generation.finished or sent == 0:
             await generation.reached(sent + self._served.stream_interval if sent else 1)
@@ -179,13 +262,14 @@ class EngineApp:
             sent, opening = known, b""
 
     def _stream_end(self, answer: _Answer) -> bytes:
-        usage = answer.frames.usage(self._usage(answer)) if answer.stream_usage else b""
-        return usage + answers.DONE
+        generation = answer.generation
+        text = generation.passage.text(0, generation.tokens)
+        return answer.frames.ending(text, self._usage(answer) if answer.stream_usage else None)
 
     def _usage(self, answer: _Answer) -> dict[str, object]:
         generation = answer.generation
         cached = generation.cached_tokens if self._served.prompt_tokens_details else None
-        return answers.usage(prompt=answer.prompt_tokens, completion=generation.tokens, cached=cached)
+        return answer.usage(prompt=answer.prompt_tokens, completion=generation.tokens, cached=cached)
 
     async def _fail(self, send: Send, answer: _Answer, error: ApiError) -> None:
         if answer.stream:
@@ -213,7 +297,9 @@ class EngineApp:
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         served = self._served
-        body = answers.model_list(served.name, created=self._started, max_model_len=served.max_model_len)
+        body = answers.model_list(
+            served.name, created=self._started, max_model_len=served.max_model_len, adapters=self._adapters
+        )
         await send_whole(send, 200, body, JSON)
 
     async def _tokenize(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -252,6 +338,29 @@ class EngineApp:
             log.warning("prefix_cache_not_reset", reason="requests are running")
         await send_whole(send, 200, b"", JSON)
 
+    async def _blocks_asked(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._transfer is not None
+        held = self._transfer.asked(openai_bodies.parse_fetch(await _read(receive)))
+        await send_whole(send, 200 if held else 404, b"", JSON)
+
+    async def _load_adapter(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        body = openai_bodies.parse_adapter(await _read(receive))
+        if not body.lora_path:
+            raise ApiError(400, "Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
+        if body.lora_name in self._adapters:
+            message = f"The lora adapter '{body.lora_name}' has already been loaded."
+            raise ApiError(400, message, kind="InvalidUserInput")
+        self._adapters[body.lora_name] = body.lora_path
+        text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        await send_whole(send, 200, text.encode(), "text/plain; charset=utf-8")
+
+    async def _unload_adapter(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        body = openai_bodies.parse_adapter(await _read(receive))
+        if self._adapters.pop(body.lora_name, None) is None:
+            raise ApiError(404, f"The lora adapter '{body.lora_name}' cannot be found.", kind="NotFoundError")
+        text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        await send_whole(send, 200, text.encode(), "text/plain; charset=utf-8")
+
     # Parts of the above
 
     def _authorised(self, scope: Scope) -> bool:
@@ -261,15 +370,15 @@ class EngineApp:
         return hmac.compare_digest(given, b"Bearer " + self._served.api_key.encode())
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._served.name:
+        if name is not None and name != self._served.name and name not in self._adapters:
             raise openai_bodies.unknown_model(name)
 
-    def _heading(self, scope: Scope, prefix: str) -> answers.Heading:
+    def _heading(self, scope: Scope, prefix: str, model: str | None) -> answers.Heading:
         """Named after the client's `x-request-id` where there is one."""
         self._answered += 1
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given.decode("latin-1") or f"{self._started:x}{self._answered:08x}"
-        return answers.Heading(f"{prefix}-{identity}", int(time.time()), self._served.name)
+        return answers.Heading(f"{prefix}-{identity}", int(time.time()), model or self._served.name)
 
     def _rendered(self, body: ChatBody | TokenizeBody) -> str:
         if not body.messages:

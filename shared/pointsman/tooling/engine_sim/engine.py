@@ -133,7 +133,15 @@ class SimulatedEngine:
         self._overdue_steps = 0
         self._warn_at = 0.0
 
-    def submit(self, tokens: list[int], *, max_tokens: Tokens, identity: PromptIdentity) -> Generation:
+    def submit(
+        self,
+        tokens: list[int],
+        *,
+        max_tokens: Tokens,
+        identity: PromptIdentity,
+        received: Tokens = 0,
+        held: bool = False,
+    ) -> Generation:
         """Raises RequestTooLongError or ValueError, see `EngineModel.submit`."""
         self._submitted += 1
         now = self._clock.now()
@@ -141,7 +149,7 @@ class SimulatedEngine:
             RequestId(str(self._submitted)), self._wording.passage(prompt_hash(tokens)), submitted_at=now
         )
         prompt = TokenPrompt(tokens, generation.passage.ids, identity)
-        self._model.submit(generation.request, prompt, max_tokens=max_tokens, now=now)
+        self._model.submit(generation.request, prompt, max_tokens=max_tokens, now=now, received=received, held=held)
         self._generations[generation.request] = generation
         self._work.set()
         return generation
@@ -151,6 +159,14 @@ class SimulatedEngine:
         if self._generations.pop(generation.request, None) is not None:
             self._model.abort(generation.request, self._clock.now())
             generation.fail(RequestAbortedError())
+
+    def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
+        """How many tokens of a prompt are cached."""
+        return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
+
+    def let_go(self, request: RequestId) -> bool:
+        """Give back the blocks that were kept of a request; see `EngineModel.submit`."""
+        return self._model.let_go(request)
 
     def reset_prefix_cache(self) -> bool:
         """False when requests are running: then nothing is dropped."""
@@ -218,6 +234,11 @@ class SimulatedEngine:
             self._timings.finished(result.ended_at - generation.submitted_at)
         if result.changes and self._publisher is not None:
             self._publisher.publish(result.changes)
+
+
+def _nothing(_start: int, _stop: int) -> list[int]:
+    """What a prompt is followed by that is only looked up."""
+    return []
 
 
 def prompt_hash(tokens: list[int]) -> int:

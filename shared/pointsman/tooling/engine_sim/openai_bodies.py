@@ -40,7 +40,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _Generate(msgspec.Struct, frozen=True, kw_only=True):
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -54,6 +54,7 @@ class _Generate(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def wants_stream(self) -> bool:
@@ -64,12 +65,12 @@ class _Generate(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class CompletionBody(_Generate, frozen=True, kw_only=True):
+class CompletionBody(Generate, frozen=True, kw_only=True):
     prompt: msgspec.Raw = msgspec.Raw(b"null")
     echo: bool | None = None
 
 
-class ChatBody(_Generate, frozen=True, kw_only=True):
+class ChatBody(Generate, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -97,10 +98,36 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+class AdapterBody(msgspec.Struct, frozen=True, kw_only=True):
+    """To load an adapter, or without its path to unload it."""
+
+    lora_name: str
+    lora_path: str = ""
+
+
+class FetchBody(msgspec.Struct, frozen=True):
+    """One engine to another: do you still have these blocks? With `done`: I have them, let go of them."""
+
+    request: str
+    done: bool = False
+
+
+class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`kv_transfer_params` as a request brings them; those of vLLM that a simulation needs."""
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | str | None = None
+
+
 _completion = msgspec.json.Decoder(CompletionBody)
 _chat = msgspec.json.Decoder(ChatBody)
 _tokenize = msgspec.json.Decoder(TokenizeBody)
 _detokenize = msgspec.json.Decoder(DetokenizeBody)
+_fetch = msgspec.json.Decoder(FetchBody)
+_adapter = msgspec.json.Decoder(AdapterBody)
 _one_prompt: msgspec.json.Decoder[str | list[int] | None] = msgspec.json.Decoder(str | list[int] | None)
 _several_texts = msgspec.json.Decoder(list[str])
 _several_token_prompts = msgspec.json.Decoder(list[list[int]])
@@ -108,8 +135,8 @@ _several_token_prompts = msgspec.json.Decoder(list[list[int]])
 
 def parse_completion(body: bytes) -> CompletionBody:
     """Raises ApiError."""
-    parsed: CompletionBody = _decoded(_completion, body)
-    _check_sampling(parsed)
+    parsed: CompletionBody = decoded(_completion, body)
+    check_sampling(parsed)
     if parsed.echo:
         raise ApiError(400, "echo is not supported by the simulated engine", param="echo")
     return parsed
@@ -117,8 +144,8 @@ def parse_completion(body: bytes) -> CompletionBody:
 
 def parse_chat(body: bytes) -> ChatBody:
     """Raises ApiError."""
-    parsed: ChatBody = _decoded(_chat, body)
-    _check_sampling(parsed)
+    parsed: ChatBody = decoded(_chat, body)
+    check_sampling(parsed)
     if parsed.max_completion_tokens is not None:
         _check_at_least_one("max_completion_tokens", parsed.max_completion_tokens)
     return parsed
@@ -126,7 +153,7 @@ def parse_chat(body: bytes) -> ChatBody:
 
 def parse_tokenize(body: bytes) -> TokenizeBody:
     """Raises ApiError."""
-    parsed: TokenizeBody = _decoded(_tokenize, body)
+    parsed: TokenizeBody = decoded(_tokenize, body)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise ApiError(400, "give either prompt or messages", kind="Bad Request")
     return parsed
@@ -134,8 +161,28 @@ def parse_tokenize(body: bytes) -> TokenizeBody:
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:
     """Raises ApiError."""
-    parsed: DetokenizeBody = _decoded(_detokenize, body)
+    parsed: DetokenizeBody = decoded(_detokenize, body)
     return parsed
+
+
+def parse_adapter(body: bytes) -> AdapterBody:
+    """Raises ApiError."""
+    parsed: AdapterBody = decoded(_adapter, body)
+    return parsed
+
+
+def parse_fetch(body: bytes) -> FetchBody:
+    """Raises ApiError."""
+    parsed: FetchBody = decoded(_fetch, body)
+    return parsed
+
+
+def transfer_params(told: dict[str, Any]) -> TransferParams:
+    """Raises ApiError."""
+    try:
+        return msgspec.convert(told, TransferParams)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from error
 
 
 def prompt_of(body: CompletionBody) -> str | list[int]:
@@ -178,7 +225,8 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model `{name}` does not exist.", kind="NotFoundError", param="model")
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """The body. Raises ApiError."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -202,7 +250,8 @@ def _only(raw: msgspec.Raw) -> str | list[int]:
     return prompts[0]
 
 
-def _check_sampling(body: _Generate) -> None:
+def check_sampling(body: Generate) -> None:
+    """Raises ApiError for what no engine takes, and for several choices."""
     if (body.n or 1) != 1 or (body.best_of or 1) != 1:
         raise ApiError(400, "the simulated engine gives one choice: n and best_of must be 1", param="n")
     if body.max_tokens is not None:

@@ -11,12 +11,14 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.chassis.health import HttpServer
 from pointsman.chassis.supervision import Supervisor
+from pointsman.ports import Clock
 from pointsman.primitives import Tokens
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.engine_sim.app import EngineApp, ServedModel
 from pointsman.tooling.engine_sim.engine import SimulatedEngine
 from pointsman.tooling.engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
+from pointsman.tooling.engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
 from pointsman.tooling.engine_sim.metrics import EngineMetrics
 from pointsman.tooling.engine_sim.settings import EngineSimSettings
 from pointsman.tooling.engine_sim.wording import Wording
@@ -44,25 +46,36 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
     model = engine_model(settings)
     publisher = _publisher(settings)
     metrics = EngineMetrics(model, model_name=settings.model)
-    engine = SimulatedEngine(
-        model, clock=ScaledClock(settings.speed), wording=wording, publisher=publisher, timings=metrics
-    )
-    app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model))
+    clock = ScaledClock(settings.speed)
+    engine = SimulatedEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
+    transfer = _transfer(settings, clock, engine)
+    app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)
     http = HttpServer(app, host=settings.host, port=settings.port)
     supervisor.start(engine.run(), name="engine-steps")
     if publisher is not None:
         supervisor.start(publisher.run(), name="event-replays")
     async with _listening(supervisor, http, engine):
         server = EngineServer(http=http, host=settings.host, model=model, publisher=publisher)
+        if transfer is not None:
+            transfer.url = server.url
         log.info("engine_ready", url=server.url, events=server.events_endpoint, replay=server.replay_endpoint)
-        yield server
+        try:
+            yield server
+        finally:
+            if transfer is not None:
+                await transfer.close()
 
 
 def check(settings: EngineSimSettings) -> None:
     """Raises ValueError for settings with which no engine could start."""
     ScaledClock(settings.speed)
     engine_model(settings)
+    _adapters(settings)
     parse_kv_events_config(settings.kv_events_config)
+    parse_kv_transfer_config(settings.kv_transfer_config)
+    if settings.kv_transfer_gb_per_s <= 0 or settings.kv_hold_seconds <= 0:
+        msg = "--kv-transfer-gb-per-s and --kv-hold-seconds must be positive"
+        raise ValueError(msg)
 
 
 def engine_model(settings: EngineSimSettings) -> EngineModel:
@@ -113,6 +126,19 @@ def _publisher(settings: EngineSimSettings) -> KvEventPublisher | None:
     return KvEventPublisher(config, block_size=settings.block_size, faults=faults)
 
 
+def _transfer(settings: EngineSimSettings, clock: Clock, engine: SimulatedEngine) -> KvTransfer | None:
+    if parse_kv_transfer_config(settings.kv_transfer_config) is None:
+        return None
+    bytes_per_token = PROFILES[settings.engine_model].kv_bytes_per_token
+    return KvTransfer(
+        clock=clock,
+        let_go=engine.let_go,
+        block_size=settings.block_size,
+        seconds_per_token=bytes_per_token / (settings.kv_transfer_gb_per_s * 1e9),
+        hold_seconds=settings.kv_hold_seconds,
+    )
+
+
 def _served(settings: EngineSimSettings, model: EngineModel) -> ServedModel:
     return ServedModel(
         name=settings.model,
@@ -120,7 +146,17 @@ def _served(settings: EngineSimSettings, model: EngineModel) -> ServedModel:
         stream_interval=max(1, settings.stream_interval),
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         api_key=settings.api_key,
+        adapters=_adapters(settings),
     )
+
+
+def _adapters(settings: EngineSimSettings) -> dict[str, str]:
+    """Raises ValueError."""
+    told = {name: path for name, equals, path in (text.partition("=") for text in settings.lora_modules) if equals}
+    if len(told) < len(settings.lora_modules):
+        msg = f"--lora-modules: each is NAME=PATH, and no name comes twice: {' '.join(settings.lora_modules)}"
+        raise ValueError(msg)
+    return told
 
 
 def _max_model_len(wanted: Tokens, model: EngineModel) -> Tokens:

@@ -9,6 +9,9 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 @dataclass(frozen=True, kw_only=True)
 class EngineSimSettings(ProcessSettings):
     model: str = setting("pointsman-sim", "Name under which the model is served.")
+    lora_modules: tuple[str, ...] = setting(
+        (), "NAME=PATH: a LoRA adapter to serve under NAME; the path is never looked at. May be given several times."
+    )
     engine_model: str = setting(
         DEFAULT_PROFILE, "Which model on which hardware to take the times and the memory of.", choices=tuple(PROFILES)
     )
@@ -23,6 +26,15 @@ class EngineSimSettings(ProcessSettings):
         "",
         "JSON as vLLM's: enable_kv_cache_events, publisher (zmq), endpoint, replay_endpoint, topic, buffer_steps, hwm. An "
         "endpoint with '*' or '::', ipc:// or inproc:// is bound, any other is connected. Port '*' takes a free one.",
+    )
+    kv_transfer_config: str = setting(
+        "",
+        "JSON as vLLM's: kv_connector (any name) and kv_role. With it the engine hands KV caches over and fetches them, as "
+        "the `kv_transfer_params` of a request say.",
+    )
+    kv_transfer_gb_per_s: float = setting(12.5, "How fast KV caches are fetched from others, 1e9 bytes a second.")
+    kv_hold_seconds: float = setting(
+        30.0, "Engine seconds for which a KV cache is kept for another engine to fetch, as by vLLM's NIXL connector."
     )
     enable_prompt_tokens_details: bool = setting(True, "Report cached tokens in `usage`.")
     api_key: str = setting("", "When set, /v1 needs it as bearer token.", secret=True)

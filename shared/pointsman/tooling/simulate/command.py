@@ -95,6 +95,7 @@ class SimulateOptions:
     instances: int
     engine_model: str
     prefill_only: bool
+    split: tuple[int, int]
     kv_tokens: int | None
     slo_ttft: float
     load_lag: float
@@ -110,6 +111,17 @@ class SimulateOptions:
     jobs: int
     json_file: Path | None
     plot: Path | None
+
+
+def _split(_context: click.Context, _parameter: click.Parameter, told: str | None) -> tuple[int, int]:
+    """Prefill and decode instances in a flag's value. Raises click.BadParameter."""
+    if told is None:
+        return AS_SIMULATED.split
+    prefill, plus, decode = told.partition("+")
+    if not (plus and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+        msg = f"'{told}' is not P+D, two numbers of at least 1; write for instance 4+4"
+        raise click.BadParameter(msg)
+    return int(prefill), int(decode)
 
 
 NOT_NEGATIVE = click.FloatRange(min=0)
@@ -184,6 +196,12 @@ SHARE = click.FloatRange(min=0, max=1)
     default=AS_SIMULATED.prefill_only,
     show_default=True,
     help="Answers of one token (the prefill-bound model), or whole ones that share the engine with prefills.",
+)
+@click.option(
+    "--split",
+    metavar="P+D",
+    callback=_split,
+    help="The first P instances only prefill and the next D only decode; implies --decode. Others do everything.",
 )
 @click.option("--kv-tokens", type=COUNT, metavar="N", help="KV cache of each engine. Default: the engine model's.")
 @click.option(
@@ -398,13 +416,17 @@ def _scenario(options: SimulateOptions) -> Scenario:
     if any(wanted < 1 for _, wanted in options.scale):
         msg = "--scale: at least one instance must remain"
         raise click.UsageError(msg)
+    if sum(options.split) > options.instances:
+        msg = f"--split {'+'.join(map(str, options.split))} needs {sum(options.split)} instances; see --instances"
+        raise click.UsageError(msg)
     return Scenario(
         instances=options.instances,
         profile=options.engine_model,
         rebalancing=options.rebalance,
         eviction=options.eviction,
         slo_ttft_s=options.slo_ttft,
-        prefill_only=options.prefill_only,
+        prefill_only=options.prefill_only and options.split == AS_SIMULATED.split,
+        split=options.split,
         kv_capacity_tokens=options.kv_tokens,
         load_lag_s=options.load_lag,
         event_delay_s=options.event_delay,

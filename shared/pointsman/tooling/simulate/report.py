@@ -176,6 +176,8 @@ def headline(result: CellResult, seeds: int) -> Text:
     """What was simulated, for above the tables; `result` is any of the runs."""
     cell, scenario = result.cell, result.cell.scenario
     engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
+    if scenario.split != (0, 0):
+        engine = f"{scenario.split[0]} prefill, {scenario.split[1]} decode"
     facts = [
         f"{cell.source.name}: {cell.warmup + result.report.requests} requests, the first {cell.warmup} not counted",
         f"{scenario.instances} instances of {scenario.profile} ({engine})",

@@ -1,0 +1,207 @@
+"""Both steps of a split request over HTTP, with engines and a scheduler that do as the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.primitives import Term
+from tests.support.fake_engine import Behaviour, eventually, running_engine
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+
+PLACE = {"do_remote_prefill": True, "remote_request_id": "there-1", "remote_host": "h", "remote_port": 1}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """Engine one prefills, engine two decodes."""
+    async with world_with() as opened:
+        opened.scheduler.engines = {ONE: opened.one.url}
+        opened.scheduler.decoders = {TWO: opened.two.url}
+        opened.one.transfer_params = PLACE
+        yield opened
+
+
+async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(world: World) -> None:
+    body = {**STREAM, "min_tokens": 2, "logprobs": 1, "a_field_of_tomorrow": {"x": [None]}}
+    async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
+        content = await answer.text()
+
+    assert content.endswith("data: [DONE]\n\n")
+    assert answer.headers["x-pointsman-instance"] == TWO
+    assert answer.headers["x-pointsman-prefill-instance"] == ONE
+    (first,), (second,) = world.one.received, world.two.received
+    assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"
+    assert first.fields["kv_transfer_params"]["do_remote_decode"] is True
+    assert (first.fields["stream"], first.fields["max_tokens"]) == (False, 1)
+    assert not {"min_tokens", "logprobs", "stream_options"} & set(first.fields)
+    assert first.fields["a_field_of_tomorrow"] == {"x": [None]}
+    assert second.fields == {**body, "kv_transfer_params": PLACE}
+    (command,) = world.scheduler.handed_over
+    assert (command.request, command.instance) == ("mine", ONE)
+    assert command.prefill > 0
+    token, end = await world.events()
+    assert isinstance(token, PrefillFinished)
+    assert isinstance(end, RequestFinished)
+    assert token.instance == end.instance == TWO
+    assert end.cached_tokens == world.one.cached_tokens
+
+
+async def test_a_chat_that_is_not_streamed_is_split_too(world: World) -> None:
+    world.two.cached_tokens = 500
+    async with world.post(CHAT, {**HELLO, "max_completion_tokens": 3}) as answer:
+        await answer.read()
+
+    assert (answer.status, answer.headers["x-pointsman-cached-tokens"]) == (200, "64")
+    asked = world.one.received[0].fields
+    assert (asked["max_tokens"], asked["max_completion_tokens"]) == (1, 1)
+
+
+@pytest.mark.parametrize("place", [None, {}])
+async def test_without_parameters_the_body_reaches_who_decodes_byte_for_byte(world: World, place: Any) -> None:
+    world.one.transfer_params = place
+    body = b' {"model":"m",  "prompt":[1,2,3], "max_tokens":2}\n'
+    async with world.post(COMPLETIONS, body) as answer:
+        await answer.read()
+
+    assert world.two.received[0].body == body
+
+
+@pytest.mark.parametrize("several", [{"n": 2}, {"prompt": [[1, 2], [3, 4]]}, {"prompt": ["a", "b"]}])
+async def test_what_cannot_be_split_is_done_by_who_decodes(world: World, several: dict[str, Any]) -> None:
+    async with world.post(COMPLETIONS, {**TOKENS, **several}) as answer:
+        await answer.read()
+
+    assert world.one.received == []
+    assert world.two.received[0].fields == {**TOKENS, **several}
+    assert [command.prefill for command in world.scheduler.handed_over] == [0.0]
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.BREAKS_OFF])
+async def test_a_prefill_that_fails_is_placed_again_elsewhere(world: World, behaviour: Behaviour) -> None:
+    world.one.script.append(behaviour)
+    async with running_engine() as three:
+        world.scheduler.engines = {ONE: world.one.url, "engine-3": three.url}  # type: ignore[dict-item]
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            await answer.read()
+
+        assert (answer.status, answer.headers["x-pointsman-prefill-instance"]) == (200, "engine-3")
+    assert [command.excluded for command in world.scheduler.asked] == [[], [ONE]]
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.RESETS_AFTER_HEAD])
+async def test_who_fails_to_decode_before_the_first_token_is_left_out(world: World, behaviour: Behaviour) -> None:
+    world.two.script.append(behaviour)
+    async with running_engine() as three:
+        world.scheduler.decoders = {TWO: world.two.url, "engine-3": three.url}  # type: ignore[dict-item]
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            content = await answer.text()
+
+        assert (answer.headers["x-pointsman-instance"], len(three.received)) == ("engine-3", 1)
+    assert content.count("data: [DONE]") == 1
+    assert [command.excluded for command in world.scheduler.asked] == [[], [TWO]]
+    assert len(world.one.received) == 2
+
+
+async def test_failures_of_either_engine_are_bounded_together(world: World) -> None:
+    world.one.script.extend([Behaviour.ANSWERS, Behaviour.ERRS])
+    world.two.script.append(Behaviour.ERRS)
+    world.scheduler.decoders = {TWO: world.two.url, ONE: world.one.url}
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        assert answer.status == 503
+
+    assert [command.excluded for command in world.scheduler.asked] == [[], [TWO], [TWO, ONE]]
+
+
+async def test_a_stream_that_breaks_off_after_the_first_token_ends_with_an_error(world: World) -> None:
+    world.two.script.append(Behaviour.BREAKS_OFF)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        content = await answer.text()
+
+    assert '"code":"engine_failed"' in content
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFailed)
+    assert (end.reason, end.instance) == ("engine_broke_off", TWO)
+
+
+async def test_a_request_that_nobody_can_decode_any_more_is_refused_after_its_prefill(world: World) -> None:
+    world.scheduler.hand_over_rejection = (429, "slo_tpot", 3.0)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        await answer.read()
+
+    assert (answer.status, answer.headers["x-pointsman-reject-reason"]) == (429, "slo_tpot")
+    assert not world.two.received
+    (end,) = await world.events()
+    assert isinstance(end, RequestFailed)
+    assert (end.reason, end.status, end.instance) == ("slo_tpot", 429, ONE)
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+async def test_without_a_word_from_the_leader_it_goes_on_as_planned_and_the_log_says_so(
+    world: World, unknown: bool
+) -> None:
+    world.scheduler.silent_at_hand_over = not unknown
+    world.scheduler.hand_over_rejection = (503, "unknown_request", 0.0) if unknown else None
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        await answer.read()
+
+    assert (answer.status, answer.headers["x-pointsman-instance"]) == (200, TWO)
+    told = (await world.events())[0]
+    assert isinstance(told, RequestHandedOver)
+    assert (told.source, told.instance, told.stamp) == (ONE, TWO, None)
+
+
+async def test_what_the_prefill_engine_refuses_the_client_is_told(world: World) -> None:
+    world.one.script.append(Behaviour.REFUSES)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        assert (answer.status, (await answer.json())["error"]["message"]) == (400, "the engine says no")
+
+    (end,) = await world.events()
+    assert isinstance(end, RequestFailed)
+    assert (end.reason, end.instance) == ("engine_refused", ONE)
+
+
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+async def test_a_client_that_hangs_up_ends_the_work_of_either_engine(world: World, step: str) -> None:
+    engine, where = (world.one, ONE) if step == "prefill" else (world.two, TWO)
+    engine.script.append(Behaviour.HANGS)
+    asking = world.post(COMPLETIONS, STREAM)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.4), asking:
+            pass
+
+    await eventually(lambda: engine.given_up == 1)
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestCancelled)
+    assert (end.reason, end.instance) == ("client_gone", where)
+
+
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+async def test_a_new_leader_is_told_where_a_request_is(world: World, step: str) -> None:
+    world.scheduler.grant_fields = {"term": Term(1)}
+    engine = world.one if step == "prefill" else world.two
+    engine.script.append(Behaviour.HANGS)
+    asking = asyncio.create_task(_ask(world))
+    await eventually(lambda: engine.received)
+    elected = LeaderElected(at=0.0, term=Term(2), scheduler="another", as_of=0)
+    await world.log.elect(elected, after=0)
+    await eventually(lambda: world.board.ready)
+    async with asyncio.timeout(5.0):
+        while not (told := await world.events()):  # noqa: ASYNC110 - the log can only be read
+            await asyncio.sleep(0.02)
+    asking.cancel()
+
+    if step == "prefill":
+        assert isinstance(told[0], RequestGranted)
+        assert (told[0].instance, told[0].decode, told[0].stamp) == (ONE, TWO, None)
+    else:
+        assert isinstance(told[0], RequestHandedOver)
+        assert (told[0].source, told[0].instance, told[0].stamp) == (ONE, TWO, None)
+
+
+async def _ask(world: World) -> None:
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        await answer.read()

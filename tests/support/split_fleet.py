@@ -1,0 +1,192 @@
+"""A fleet with prefill and decode on instances of their own, in one process: scheduler, workers and an ingress over the
+in-memory log, in front of engines that are reached over real sockets, simulated here or real ones that run already."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.log_link import Link
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.codec import LogEvent
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, PoolName
+from pointsman.tooling.engine_sim.server import EngineServer, engine_server
+from pointsman.tooling.engine_sim.settings import EngineSimSettings
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_worker.engine import HttpEngine
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
+from tests.support.engine_sim import FREE_PORTS
+from tests.support.fake_engine import eventually
+
+POOL = PoolName("default")
+SPEED = 10.0
+CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+JOIN_SECONDS_MAX = 20.0
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """Where an engine is reached, by HTTP and for its KV events, and what its worker is told beyond that."""
+
+    url: str
+    kv: str
+    replay: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SplitFleet:
+    """The fleet, from outside."""
+
+    url: str
+    broker: MemoryBroker
+    clock: ScaledClock
+    scheduler: SchedulerService
+    client: aiohttp.ClientSession
+
+    async def ask(self, path: str, request: str, body: Mapping[str, Any]) -> tuple[Mapping[str, str], Any]:
+        """The headers of an answer, and what it says: JSON, or a stream as text. Objectives are such that all are met."""
+        headers = {"x-request-id": request, "x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "10000"}
+        async with self.client.post(self.url + path, json=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            return answer.headers, await (answer.text() if body.get("stream") else answer.json())
+
+    async def entries(self) -> list[LogEntry]:
+        """Everything in the log."""
+        log = self.broker.client(self.clock, name="reader").log
+        last = (await log.extent()).last
+        found: list[LogEntry] = []
+        async for entry in log.read(1):
+            assert isinstance(entry, LogEntry)
+            found.append(entry)
+            if entry.sequence >= last:
+                break
+        return found
+
+    async def life_of(self, request: str) -> list[LogEvent]:
+        events = [entry.event for entry in await self.entries()]
+        return [event for event in events if event is not None and getattr(event, "request", "") == request]
+
+
+@asynccontextmanager
+async def split_fleet(
+    engines: Mapping[str, EnginePlace], *, speed: float = 1.0, block_tokens: int = 64, tokenizer: str = "builtin"
+) -> AsyncIterator[SplitFleet]:
+    """A fleet in front of these engines, all of which have joined."""
+    clock, broker = ScaledClock(speed), MemoryBroker(POOL)
+    told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
+    async with AsyncExitStack() as stack:
+        supervisor = await stack.enter_async_context(Supervisor())
+        scheduler = await _scheduler(broker, clock, supervisor, told)
+        stack.push_async_callback(scheduler.resign)
+        for name, place in engines.items():
+            await _worker(stack, broker, clock, name, place, told)
+        known = scheduler.state.fleet
+        await eventually(
+            lambda: len(known.instances) == len(engines) and all(i.answered for i in known.instances),
+            seconds=JOIN_SECONDS_MAX,
+        )
+        url = await _ingress(stack, broker, clock, {**told, "tokenizer": tokenizer})
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield SplitFleet(url, broker, clock, scheduler, client)
+
+
+@asynccontextmanager
+async def simulated_split_fleet(
+    roles: Mapping[str, str],
+) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
+    """The same in front of simulated engines, one for each role; their models can be looked into."""
+    servers: dict[str, EngineServer] = {}
+    async with AsyncExitStack() as stack:
+        supervisor = await stack.enter_async_context(Supervisor())
+        for name in roles:
+            settings = EngineSimSettings(
+                speed=SPEED, block_size=64, kv_events_config=FREE_PORTS, kv_transfer_config=CONNECTOR
+            )
+            servers[name] = await stack.enter_async_context(engine_server(settings, supervisor))
+        places = {
+            name: EnginePlace(
+                server.url,
+                server.events_endpoint or "",
+                server.replay_endpoint or "",
+                {"role": roles[name], "kv_transfer_gb_per_s": 12.5},
+            )
+            for name, server in servers.items()
+        }
+        yield await stack.enter_async_context(split_fleet(places, speed=SPEED)), servers
+
+
+async def _scheduler(
+    broker: MemoryBroker, clock: ScaledClock, supervisor: Supervisor, told: dict[str, Any]
+) -> SchedulerService:
+    link, board = broker.client(clock, name="s"), HealthBoard()
+    service = SchedulerService(
+        event_log=link.log,
+        commands=link.commands,
+        lease=link.lease,
+        checkpoints=link.checkpoints,
+        clock=clock,
+        board=board,
+        settings=SchedulerSettings(**told),
+        policies=policy_set(routing="min_ttft"),
+        name="s",
+    )
+    supervisor.start(service.run(), name="fold")
+    supervisor.start(service.keep_house(), name="house")
+    await eventually(lambda: board.ready and service.leading)
+    return service
+
+
+async def _worker(
+    stack: AsyncExitStack,
+    broker: MemoryBroker,
+    clock: ScaledClock,
+    name: str,
+    place: EnginePlace,
+    told: dict[str, Any],
+) -> None:
+    link = broker.client(clock, name=f"worker {name}")
+    engine = await stack.enter_async_context(HttpEngine(place.url))
+    service = WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=HealthBoard(),
+        settings=WorkerSettings(**told, **place.settings, engine_url=place.url, report_seconds=0.1),
+        instance=InstanceId(name),
+        engine=engine,
+        events=ZmqKvEvents(KvEndpoint(place.kv, place.replay)),
+    )
+    beside = await stack.enter_async_context(Supervisor())  # ends before what it asks is closed
+    beside.start(service.run(), name=f"worker-{name}")
+
+
+async def _ingress(stack: AsyncExitStack, broker: MemoryBroker, clock: ScaledClock, told: dict[str, Any]) -> str:
+    link, board = broker.client(clock, name="ingress-1"), HealthBoard()
+    own = await stack.enter_async_context(Supervisor())
+    settings = IngressSettings(name="ingress-1", probe=False, **told)
+    links = {POOL: Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)}
+    app = await stack.enter_async_context(assembled(settings, links, clock=clock, board=board, supervisor=own))
+    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    serving = asyncio.create_task(server.serve())
+
+    async def stop() -> None:
+        server.should_exit = True
+        await serving
+
+    stack.push_async_callback(stop)
+    await eventually(lambda: server.started and board.ready)
+    return f"http://127.0.0.1:{server.bound_port}"
