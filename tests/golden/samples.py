@@ -10,6 +10,9 @@ from pointsman.contracts.commands import (
     DrainAnswered,
     DrainInstance,
     FleetDescribed,
+    FollowAnswered,
+    FollowRequests,
+    HandOverRequest,
     InstanceDescribed,
     MigrateRequests,
     MigrationAnswered,
@@ -22,13 +25,17 @@ from pointsman.contracts.commands import (
     RouteRequest,
     ScaleAnswered,
     ScalePool,
+    SentRequest,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
     Candidate,
+    DecodeCandidate,
+    HandOverRefused,
     LeaderElected,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -38,6 +45,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
+    DecodeCost,
     InstanceDraining,
     InstanceJoined,
     InstanceLeft,
@@ -67,6 +75,14 @@ EPOCH = Epoch(1767225600000)
 CANDIDATE = Candidate(
     instance=ENGINE, hit_blocks=2, uncached_tokens=17, queue_seconds=0.5, prefill_seconds=0.25, predicted_ttft=0.75
 )
+DECODE_CANDIDATE = DecodeCandidate(
+    instance=InstanceId("engine-3"),
+    requests=4,
+    predicted_tpot=0.03,
+    free_tokens=80000,
+    transfer_tokens=76,
+    transfer_seconds=0.002,
+)
 PATIENCE = Patience(heard_since=1767225590.5, suspect_after=3.0, leave_after=30.0)
 SETTINGS: dict[str, bool | float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
 
@@ -90,6 +106,10 @@ EVENTS: list[LogEvent] = [
         speed=4.0,
         engine_version="0.32.0",
         cache="unknown",
+        role="decode",
+        decode=DecodeCost(step_s=0.03, per_request_s=0.0001, per_context_token_s=1e-7),
+        transfer_tokens_per_s=38000.0,
+        dp_rank=1,
     ),
     InstanceReported(
         at=AT,
@@ -103,6 +123,8 @@ EVENTS: list[LogEvent] = [
         blocks=2,
         digest=2**64 - 2,
         undecodable=1,
+        adapters=["poet"],
+        aliases=["m-latest"],
     ),
     InstanceProbed(at=AT, instance=ENGINE, epoch=EPOCH, parity=True, detail="chat"),
     InstanceSuspected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, silent_seconds=3.5, patience=PATIENCE),
@@ -141,8 +163,37 @@ EVENTS: list[LogEvent] = [
         candidates=[CANDIDATE],
         attempt=2,
         excluded=[InstanceId("engine-2")],
+        decode=InstanceId("engine-3"),
+        decode_reason="30.0 ms a token beside 4 others, 76 tokens to fetch",
+        decode_candidates=[DECODE_CANDIDATE],
+        transfer_seconds=0.002,
     ),
-    RequestGranted(at=AT, stamp=STAMP, request=REQUEST, instance=ENGINE, attempt=2),
+    RequestGranted(
+        at=AT, stamp=STAMP, request=REQUEST, instance=ENGINE, attempt=2, decode=InstanceId("engine-3"), rebind=True
+    ),
+    RequestHandedOver(
+        at=AT,
+        stamp=STAMP,
+        request=REQUEST,
+        source=ENGINE,
+        instance=InstanceId("engine-3"),
+        attempt=2,
+        prefill=0.25,
+        reason="as planned",
+        candidates=[DECODE_CANDIDATE],
+    ),
+    HandOverRefused(
+        at=AT,
+        stamp=STAMP,
+        request=REQUEST,
+        source=ENGINE,
+        attempt=2,
+        reason="slo_tpot",
+        detail="too slow",
+        retry_after=1.0,
+        prefill=0.25,
+        candidates=[DECODE_CANDIDATE],
+    ),
     RequestMigrated(
         at=AT,
         stamp=STAMP,
@@ -158,6 +209,9 @@ EVENTS: list[LogEvent] = [
         policy="dualmap_pair",
         planned_as_of=40,
         benefit=1.5,
+        decode=InstanceId("engine-3"),
+        rebound=True,
+        wasted=0.5,
     ),
     MigrationRefused(
         at=AT,
@@ -171,6 +225,7 @@ EVENTS: list[LogEvent] = [
         policy="dualmap_pair",
         planned_as_of=40,
         benefit=1.5,
+        rebind=True,
     ),
     RequestRejected(
         at=AT,
@@ -184,6 +239,7 @@ EVENTS: list[LogEvent] = [
         candidates=[CANDIDATE],
         attempt=2,
         excluded=[InstanceId("engine-2")],
+        decode_candidates=[DECODE_CANDIDATE],
     ),
     PrefillFinished(at=AT, request=REQUEST, instance=ENGINE, ttft=0.75, prefill=0.25),
     RequestFinished(
@@ -196,6 +252,7 @@ EVENTS: list[LogEvent] = [
         cached_tokens=128,
         ttft=0.75,
         tpot=0.05,
+        predicted_cached_tokens=64,
     ),
     RequestFailed(at=AT, request=REQUEST, reason="engine went away", status=502, instance=ENGINE),
     RequestCancelled(at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE),
@@ -248,9 +305,31 @@ COMMANDS: list[AnyCommand] = [
         predicted_ttft=0.75,
         knowledge="exact",
         term=Term(3),
+        decode=InstanceId("engine-3"),
+        decode_url="http://127.0.0.1:8103",
+        prefilled_by=InstanceId("engine-2"),
+        dp_rank=1,
+        rebind=True,
     ),
     RouteRejected(
         request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5, term=Term(3)
+    ),
+    HandOverRequest(request=REQUEST, attempt=2, instance=ENGINE, prefill=0.25),
+    FollowRequests(requests=[SentRequest(request=REQUEST, attempt=2, instance=InstanceId("engine-2"))]),
+    FollowAnswered(
+        rebound=[
+            RouteGranted(
+                request=REQUEST,
+                attempt=2,
+                instance=ENGINE,
+                url="http://127.0.0.1:8101",
+                hit_tokens=0,
+                predicted_ttft=5.5,
+                knowledge="exact",
+                term=Term(3),
+            )
+        ],
+        term=Term(3),
     ),
     CancelRequest(request=REQUEST, reason="client went away"),
     CancelAnswered(request=REQUEST, ended=True),
@@ -272,6 +351,7 @@ COMMANDS: list[AnyCommand] = [
                 digest=5,
                 doubt="none",
                 correction=1.25,
+                role="decode",
             )
         ],
         pool="default",
@@ -289,7 +369,14 @@ COMMANDS: list[AnyCommand] = [
         term=Term(3),
         as_of=40,
         moves=[
-            PlannedMove(request=REQUEST, source=InstanceId("engine-2"), target=ENGINE, benefit=1.5, reason="overloaded")
+            PlannedMove(
+                request=REQUEST,
+                source=InstanceId("engine-2"),
+                target=ENGINE,
+                benefit=1.5,
+                reason="overloaded",
+                rebind=True,
+            )
         ],
     ),
     MigrationAnswered(

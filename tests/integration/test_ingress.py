@@ -5,122 +5,29 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker, MemoryLog
-from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.log_link import Link
-from pointsman.chassis.supervision import Supervisor
-from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestCancelled,
-    RequestEvent,
     RequestFailed,
     RequestFinished,
 )
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, Term
 from pointsman.tooling import bench_gateway
 from pointsman_ingress import probe, routing
-from pointsman_ingress.main import assembled
-from pointsman_ingress.settings import IngressSettings
 from tests.support.events import joined, reported
-from tests.support.fake_engine import Behaviour, FakeEngine, eventually, running_engine
-from tests.support.fake_scheduler import FakeScheduler
-
-POOL = PoolName("default")
-ONE, TWO = InstanceId("engine-1"), InstanceId("engine-2")
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-TOKENS = {"model": "m", "prompt": list(range(200)), "max_tokens": 3}
-STREAM = {**TOKENS, "stream": True, "stream_options": {"include_usage": True}}
-
-
-@dataclass
-class World:
-    """An ingress with two engines and a scheduler around it."""
-
-    url: str
-    log: MemoryLog
-    broker: MemoryBroker
-    scheduler: FakeScheduler
-    one: FakeEngine
-    two: FakeEngine
-    client: aiohttp.ClientSession
-    board: HealthBoard
-
-    def post(self, path: str, body: Any, **headers: str) -> Any:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.client.post(
-            self.url + path, data=BytesIO(data), headers={k.replace("_", "-"): v for k, v in headers.items()}
-        )
-
-    async def events(self) -> list[RequestEvent]:
-        """What the ingress wrote about requests."""
-        await self.log.flush(1.0)
-        extent = await self.log.extent()
-        found: list[RequestEvent] = []
-        if extent.last == 0:
-            return found
-        async for entry in self.log.read():
-            event = getattr(entry, "event", None)
-            if isinstance(event, RequestEvent):
-                found.append(event)
-            if getattr(entry, "sequence", 0) >= extent.last:
-                break
-        return found
-
-
-async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
-    clock = ScaledClock(settings.speed)
-    broker = MemoryBroker(POOL)
-    link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
-    log = rest.log
-    one = await stack.enter_async_context(running_engine())
-    two = await stack.enter_async_context(running_engine())
-    scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
-    await stack.enter_async_context(scheduler)
-    for instance, engine in ((ONE, one), (TWO, two)):
-        await log.append(joined(instance, at=clock.now(), url=engine.url, max_model_len=1000))
-    supervisor = await stack.enter_async_context(Supervisor())
-    board = HealthBoard()
-    app = await stack.enter_async_context(
-        assembled(
-            settings,
-            Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease),
-            clock=clock,
-            board=board,
-            supervisor=supervisor,
-        )
-    )
-    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
-    serving = asyncio.create_task(server.serve())
-    stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and board.ready)
-    client = await stack.enter_async_context(aiohttp.ClientSession())
-    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board)
-
-
-async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
-    server.should_exit = True
-    await serving
-
-
-@asynccontextmanager
-async def world_with(**settings: Any) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield await open_world(stack, IngressSettings(**{"probe": False, "name": "ingress-1", **settings}))
+from tests.support.fake_engine import Behaviour, eventually
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
 
 
 @pytest.fixture
@@ -176,13 +83,66 @@ async def test_a_stream_passes_through_and_its_first_and_last_bytes_are_in_the_l
     assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (200, 3, 64)
 
 
-async def test_a_stream_without_usage_finishes_with_unknown_counts(world: World) -> None:
-    async with world.post(COMPLETIONS, {**TOKENS, "stream": True}) as answer:
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "of_tomorrow": 1}])
+async def test_the_usage_of_a_stream_is_learned_without_the_client_seeing_it(world: World, options: Any) -> None:
+    body = {**TOKENS, "stream": True, "stream_options": options, "text": "né\u0301"}
+    async with world.post(COMPLETIONS, body if options is not None else {**TOKENS, "stream": True}) as answer:
+        content = await answer.text()
+
+    assert (content.count("data: "), "usage" in content) == (4, False)
+    assert content.endswith("data: [DONE]\n\n")
+    sent = world.one.received[0].fields
+    assert sent.pop("stream_options") == {**(options or {}), "include_usage": True}
+    assert sent == {name: value for name, value in body.items() if name in sent}
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (200, 3, 64)
+
+
+async def test_a_stream_whose_usage_is_not_asked_for_finishes_with_unknown_counts() -> None:
+    async with world_with(stream_usage=False) as world:
+        async with world.post(COMPLETIONS, {**TOKENS, "stream": True}) as answer:
+            await answer.read()
+
+        end = (await world.events())[-1]
+        assert "stream_options" not in world.one.received[0].fields
+    assert isinstance(end, RequestFinished)
+    assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (-1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("granted", "predicted"), [({"term": Term(1)}, 128), ({}, -1), ({"term": Term(1), "prefilled_by": TWO}, -1)]
+)
+async def test_an_end_says_what_hit_was_predicted_where_that_can_be_compared(
+    world: World, granted: dict[str, Any], predicted: int
+) -> None:
+    world.scheduler.grant_fields = granted
+    async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
 
     end = (await world.events())[-1]
     assert isinstance(end, RequestFinished)
-    assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (-1, -1, -1)
+    assert (end.predicted_cached_tokens, end.cached_tokens) == (predicted, 64)
+
+
+@pytest.mark.parametrize("several", [{"n": 2}, {"prompt": ["one", "two"]}])
+async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine_reports(
+    world: World, several: dict[str, Any]
+) -> None:
+    async with world.post(COMPLETIONS, {**TOKENS, **several}) as answer:
+        await answer.read()
+
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.predicted_cached_tokens == -1
+
+
+async def test_a_grant_for_one_rank_of_an_engine_names_the_rank(world: World) -> None:
+    world.scheduler.grant_fields = {"dp_rank": 1}
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        await answer.read()
+
+    assert world.one.received[0].headers["x-data-parallel-rank"] == "1"
 
 
 async def test_the_openai_client_works_with_it(world: World) -> None:
@@ -227,7 +187,40 @@ async def test_a_chat_whose_tokens_can_only_be_guessed_is_served_and_says_so(wor
 
     assert answer.status == 200
     assert answer.headers["x-pointsman-knowledge"] == "degraded"
+    assert answer.headers["x-pointsman-prefix"] == "none; guessed"
     assert not world.scheduler.asked[0].exact
+
+
+async def test_of_a_chat_with_a_picture_the_beginning_is_known_and_the_client_told_so() -> None:
+    system = {"role": "system", "content": "You look at pictures and say what you see. " * 10}
+    picture = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
+    asks = {"role": "user", "content": [{"type": "text", "text": "What is it? " * 20}, picture]}
+    beginning = Tokenizer.builtin().encode(f"<|im_start|>system\n{system['content']}<|im_end|>\n<|im_start|>user")
+    async with world_with(tokenizer="builtin", block_tokens=16) as world:
+        async with world.post(CHAT, {"model": "m", "messages": [system, asks]}) as answer:
+            await answer.read()
+        async with world.post(CHAT, {"model": "m", "messages": [system, {"role": "user", "content": "x"}]}) as other:
+            await other.read()
+
+        with_picture, text = world.scheduler.asked
+    assert (answer.headers["x-pointsman-prefix"], answer.headers["x-pointsman-knowledge"]) == (
+        "partial; image_url",
+        "degraded",
+    )
+    assert (with_picture.exact, text.exact) == (False, True)
+    assert len(with_picture.keys) // KEY_BYTES == len(beginning) // 16
+    assert text.keys.startswith(with_picture.keys)
+
+
+async def test_an_engine_that_renders_is_asked_with_the_very_same_body(world: World) -> None:
+    world.one.renders = world.two.renders = True
+    body = json.dumps({**HELLO, "chat_template": "{{ messages }}", "reasoning_effort": "low"}).encode()
+    async with world.post(CHAT, body) as answer:
+        await answer.read()
+
+    assert answer.headers["x-pointsman-prefix"] == "exact"
+    assert world.scheduler.asked[0].prompt_tokens == len(body)
+    assert [r.body for r in (*world.one.received, *world.two.received) if r.path.endswith("/render")] == [body]
 
 
 async def test_a_tokenizer_of_its_own_spares_the_engine_the_question() -> None:

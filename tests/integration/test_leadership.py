@@ -57,6 +57,18 @@ class PausableClock(ScaledClock):
         await self._runs.wait()
 
 
+class SuspendableClock(ScaledClock):
+    """Of a machine that was suspended: it stood still, and does not know for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands_at: float | None = None
+
+    @override
+    def wall(self) -> float:
+        return super().wall() if self.stands_at is None else self.stands_at
+
+
 @dataclass
 class World:
     broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
@@ -228,6 +240,21 @@ async def test_a_leader_that_stood_still_decides_nothing_more_and_follows() -> N
         assert state_digest(one.state) == state_digest(await world.folded())
         terms = [event.stamp.term for event in await world.events() if event.stamp]
         assert terms == sorted(terms)
+
+
+async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_that_another_was_elected() -> None:
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    suspended = SuspendableClock()
+    async with world.scheduler("one", suspended) as one:
+        await world.route("before", [1])
+        suspended.stands_at = suspended.wall()
+        elected = LeaderElected(at=world.clock.now(), term=Term(2), scheduler="two", as_of=0)
+        await world.client.log.elect(elected, after=one.state.elected)
+        await eventually(lambda: one.state.term == 2)
+
+        assert one.leading is None
+        assert one._leadership.holds, "by its clock"
 
 
 async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_would_end() -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 from typing_extensions import override
 
 from pointsman.adapters.providers.static import StaticProvider
@@ -292,6 +293,25 @@ async def test_requests_wait_for_a_pool_that_sleeps_and_wake_it() -> None:
 
     assert isinstance(answer, RouteGranted)
     assert len(provider.started) == 2
+
+
+async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_higher_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman_scaler.service.LOG_CHECK_WALL_SECONDS", 0.1)
+    async with pool() as (world, provider):
+        first, late = (scaler_of(world, provider, name) for name in ("s1", "s2"))
+        async with running(first):
+            await scale(world, 2)
+            await eventually(lambda: first.state.scaling.is_applied)
+            before = first.state.scaling.number
+            world.broker.drop_before(world.broker.extent.last)
+            await eventually(lambda: first.state.scaling.number > before)
+            async with running(late):
+                await eventually(lambda: late.state.scaling.wanted == 2 and late.state.scaling.is_applied)
+
+        assert late.state.scaling.number == first.state.scaling.number
+        assert provider.stopped == []
 
 
 async def test_a_static_provider_leaves_everything_to_people() -> None:

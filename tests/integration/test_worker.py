@@ -42,7 +42,7 @@ from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
-from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, HttpEngine
+from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
@@ -610,9 +610,14 @@ async def test_the_engine_is_described_and_its_load_read_from_vllms_pages() -> N
         said = await engine.describe()
 
         assert facts == EngineFacts(
-            model="m", max_model_len=4096, version="0.32.0", block_tokens=16, kv_capacity_tokens=16_000
+            model="m",
+            max_model_len=4096,
+            version="0.32.0",
+            block_tokens=16,
+            kv_capacity_tokens=16_000,
+            further_names=FurtherNames(adapters=("poet",)),
         )
-        assert load == EngineLoad(waiting=4, running=7, kv_usage=0.25)
+        assert load == EngineLoad(waiting=4, running=7, kv_usage=0.25, further_names=facts.further_names)
         assert said.kv_capacity_tokens == 900
 
 

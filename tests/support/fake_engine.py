@@ -31,6 +31,8 @@ class Behaviour(StrEnum):
     """Closes in the middle of a stream, or of a body."""
     HANGS = "hangs"
     """Never says anything."""
+    HANGS_AFTER_HEAD = "hangs_after_head"
+    """Sends the status and headers of a stream and then nothing."""
     HANGS_AFTER_FIRST = "hangs_after_first"
     """Streams one chunk and then nothing."""
 
@@ -55,9 +57,16 @@ class FakeEngine:
     output_tokens: int = 3
     cached_tokens: int = 64
     has_tokenize: bool = True
+    renders: bool = False
+    """Whether it has /v1/chat/completions/render: the tokens are then the bytes of the body."""
+    says: dict[str, dict[str, Any] | list[bytes]] = field(default_factory=dict)
+    """By path, in place of the usual: a whole answer, or the pieces of a stream. Paths beyond those of completions and
+    chats are only there where something is said on them."""
     script: deque[Behaviour] = field(default_factory=deque)
     received: list[Received] = field(default_factory=list)
     given_up: int = 0
+    transfer_params: dict[str, Any] | None = None
+    """What it says of its KV cache where it is asked to prefill for another."""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -77,17 +86,32 @@ class FakeEngine:
         tokens = list(text.encode())
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 1000})
 
+    async def render(self, request: web.Request) -> web.Response:
+        if not self.renders:
+            return web.Response(status=404)
+        body = await request.read()
+        self.received.append(Received(request.path, body, {k.lower(): v for k, v in request.headers.items()}))
+        return web.json_response({"request_id": "r", "token_ids": list(body), "features": None})
+
     async def _behave(self, behaviour: Behaviour, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         match behaviour:
+            case Behaviour.ANSWERS if request.path in self.says:
+                return await self._say(request, self.says[request.path])
+            case Behaviour.ANSWERS if request.path not in ("/v1/completions", "/v1/chat/completions"):
+                return web.json_response({"detail": "Not Found"}, status=404)
             case Behaviour.ANSWERS if asked.get("stream"):
                 return await self._stream(request, asked)
             case Behaviour.ANSWERS:
-                return web.json_response({"id": "x", "choices": [{"text": "answer"}], "usage": self._usage(asked)})
+                answer = {"id": "x", "choices": [{"text": "answer"}], "usage": self._usage(asked)}
+                return web.json_response(answer | {"kv_transfer_params": self.transfer_params})
             case Behaviour.REFUSES:
                 return web.json_response({"error": {"message": "the engine says no", "code": 400}}, status=400)
             case Behaviour.ERRS:
                 return web.Response(status=500, text="engine down")
             case Behaviour.HANGS:
+                await asyncio.Event().wait()
+            case Behaviour.HANGS_AFTER_HEAD:
+                await self._head(request)
                 await asyncio.Event().wait()
             case Behaviour.RESETS:
                 _transport(request).abort()
@@ -106,6 +130,15 @@ class FakeEngine:
                     await asyncio.Event().wait()
                 _transport(request).abort()
         return web.Response(status=500)
+
+    async def _say(self, request: web.Request, answer: dict[str, Any] | list[bytes]) -> web.StreamResponse:
+        if isinstance(answer, dict):
+            return web.json_response(answer)
+        stream = await self._head(request)
+        for piece in answer:
+            await stream.write(piece)
+            await asyncio.sleep(0)
+        return stream
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         stream = await self._head(request)
@@ -138,7 +171,10 @@ async def running_engine() -> AsyncIterator[FakeEngine]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/completions", engine.complete)
     app.router.add_post("/v1/chat/completions", engine.complete)
+    for path in ("/v1/responses", "/v1/embeddings", "/detokenize"):
+        app.router.add_post(path, engine.complete)
     app.router.add_post("/tokenize", engine.tokenize)
+    app.router.add_post("/v1/chat/completions/render", engine.render)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -6,7 +6,9 @@ request that was still held back is ended by the scheduler.
 
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from pointsman.contracts import subjects
 from pointsman.contracts.codec import AnyCommand
@@ -15,6 +17,9 @@ from pointsman.contracts.commands import (
     CancelRequest,
     DescribeFleet,
     FleetDescribed,
+    FollowAnswered,
+    FollowRequests,
+    HandOverRequest,
     RouteGranted,
     RouteRejected,
     RouteRequest,
@@ -32,11 +37,26 @@ class FakeScheduler:
         self.rejection: tuple[int, str, float] | None = None
         """Status, reason and retry-after (engine seconds) for every request, or None to grant."""
         self.knowledge = "exact"
+        self.grant_fields: dict[str, Any] = {}
+        """What grants say beyond the usual."""
+        self.decoders: dict[InstanceId, str] = {}
+        """Who decodes what the others prefill: URL by instance, in order of preference; none where nothing is split."""
+        self.hand_over_rejection: tuple[int, str, float] | None = None
+        self.silent_at_hand_over = False
+        self.handed_over: list[HandOverRequest] = []
+        self.rebinds: dict[InstanceId, InstanceId] = {}
+        """Where requests are to go that are at an instance."""
+        self.term = Term(0)
+        """Of what it says about them."""
+        self.silent_follows = 0
+        """So many more questions about them are not answered."""
+        self.followed: list[FollowRequests] = []
         self.ended: set[str] = set()
         """Ids of requests that have ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
         self._granted: set[RequestId] = set()
+        self._grants: dict[RequestId, RouteGranted] = {}
         self._commands = commands
         self._pool = pool
         self._open = AsyncExitStack()
@@ -44,6 +64,8 @@ class FakeScheduler:
     async def __aenter__(self) -> Self:
         for subject, handler in (
             (subjects.route_subject(self._pool), self._route),
+            (subjects.handover_subject(self._pool), self._hand_over),
+            (subjects.follow_subject(self._pool), self._follow),
             (subjects.cancel_subject(self._pool), self._cancel),
             (subjects.fleet_view_subject(self._pool), self._describe),
         ):
@@ -70,7 +92,7 @@ class FakeScheduler:
         if not left:
             return self._reject(command, 503, "no_engines", 1.0)
         self._granted.add(command.request)
-        return RouteGranted(
+        granted = RouteGranted(
             request=command.request,
             attempt=command.attempt,
             instance=left[0],
@@ -79,6 +101,45 @@ class FakeScheduler:
             predicted_ttft=0.25,
             knowledge=self.knowledge,
         )
+        decoder = next((instance for instance in self.decoders if instance not in command.excluded), None)
+        if decoder is not None:
+            granted = msgspec.structs.replace(granted, decode=decoder, decode_url=self.decoders[decoder])
+        elif self.decoders:
+            return self._reject(command, 503, "no_instance", 1.0)
+        granted = msgspec.structs.replace(granted, **self.grant_fields)
+        self._grants[command.request] = granted
+        return granted
+
+    async def _hand_over(self, command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, HandOverRequest)
+        self.handed_over.append(command)
+        if self.silent_at_hand_over:
+            return
+        if self.hand_over_rejection is not None:
+            status, reason, retry_after = self.hand_over_rejection
+            await reply(
+                RouteRejected(
+                    request=command.request, attempt=command.attempt, status=status, reason=reason,
+                    detail="the test says so", retry_after=retry_after,
+                )
+            )  # fmt: skip
+            return
+        planned = self._grants[command.request]
+        fields = {"decode": InstanceId(""), "decode_url": "", "prefilled_by": planned.instance}
+        await reply(msgspec.structs.replace(planned, instance=planned.decode, url=planned.decode_url, **fields))
+
+    async def _follow(self, command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, FollowRequests)
+        self.followed.append(command)
+        if self.silent_follows:
+            self.silent_follows -= 1
+            return
+        moved = [(sent, self.rebinds[sent.instance]) for sent in command.requests if sent.instance in self.rebinds]
+        rebound = [
+            msgspec.structs.replace(self._grants[sent.request], instance=to, url=self.engines[to], rebind=False)
+            for sent, to in moved
+        ]
+        await reply(FollowAnswered(rebound=rebound, term=self.term))
 
     def _reject(self, command: RouteRequest, status: int, reason: str, retry_after: float) -> RouteRejected:
         return RouteRejected(

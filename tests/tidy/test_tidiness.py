@@ -16,7 +16,13 @@ from pointsman.contracts.codec import LogEvent
 ROOT = Path(__file__).parents[2]
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/*.md"), *ROOT.glob("deploy/**/*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("services/*/*.md"),
+        *ROOT.glob("shared/*/*.md"),
+        *ROOT.glob("deploy/**/*.md"),
+    ]
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 

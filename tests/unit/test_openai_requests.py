@@ -125,7 +125,12 @@ def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain()
         parse_chat(chat(chat_template="{{ messages }}")),
     ]
 
-    assert [asked.prompt.text_only for asked in certain if isinstance(asked.prompt, Chat)] == [True, False, False]
+    chats = [asked.prompt for asked in certain if isinstance(asked.prompt, Chat)]
+    assert [(chat.foreign, chat.template) for chat in chats] == [
+        ("", None),
+        ("image_url", None),
+        ("", "{{ messages }}"),
+    ]
 
 
 def test_objectives_come_from_either_family_of_headers() -> None:

@@ -123,7 +123,8 @@ def test_whoever_folds_the_log_would_decide_the_same(policy: RoutingPolicy) -> N
         for event in leader.route(command, float(number)):
             follower.state.apply(event)
 
-    decided, rebuilt = (place(dispatcher, "next", prompt(1, 12), now=20.0) for dispatcher in (leader, follower))
+    successor = Dispatcher(follower.state, follower.policies, term=Term(leader.term + 1))
+    decided, rebuilt = (place(dispatcher, "next", prompt(1, 12), now=20.0) for dispatcher in (leader, successor))
 
     assert replace(decided, stamp=None) == replace(rebuilt, stamp=None)
 

@@ -1,7 +1,7 @@
 """The fold: order, duplicates, epochs, doubts and promises."""
 
 from pointsman.contracts.block_keys import pack_keys
-from pointsman.contracts.cache import CacheSnapshot, Run
+from pointsman.contracts.cache import CacheCleared, CacheSnapshot, Run
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.policies.dispatch import Dispatcher, policy_set
@@ -94,6 +94,34 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
     assert placed == {A: 3}
     assert state.hits(keys(1, 2, 3)) == {A: 2}
     assert state.speculation.blocks(A) == 0
+
+
+def test_a_block_that_is_evicted_soon_after_its_prompt_was_computed_does_not_stay_promised() -> None:
+    state = state_with(joined("a"))
+    Dispatcher(state, policy_set(), term=Term(1)).route(route("r", [1, 2, 3]), now=0.0)
+    state.apply(first_token("r", "a", at=1.0))
+    state.apply(stored("a", 1, [1, 2, 3], at=1.0))
+    state.apply(removed("a", 2, [3], at=1.1))
+
+    assert state.hits(keys(1, 2, 3)) == {A: 2}
+    assert state.speculation.blocks(A) == 0
+
+
+def test_a_cleared_cache_takes_with_it_what_was_computed_but_not_what_is_still_to_be() -> None:
+    state = state_with(joined("a"), joined("b"))
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    for request, prompt in (("computed", [1, 2]), ("to be computed", [8, 9])):
+        dispatcher.route(route(request, prompt), now=0.0)
+    placed = {
+        request: state.workload.requests[RequestId(request)].instance for request in ("computed", "to be computed")
+    }
+    instance = placed["computed"]
+    state.apply(first_token("computed", instance, at=1.0))
+    state.apply(stored(instance, 1, [1, 2], at=1.0))
+    state.apply(CacheCleared(at=1.1, instance=instance, epoch=Epoch(1), sequence=2))
+
+    assert state.hits(keys(1, 2)) == {}
+    assert state.hits(keys(8, 9)) == {placed["to be computed"]: 2}
 
 
 def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:

@@ -2,7 +2,8 @@
 
 It changes nothing itself. A plan is one immutable value, made by a policy from the State as of one log entry; the
 leader looks at each of its moves again on what it knows by then, makes or refuses it, and writes that down. So a
-rebalancer that is dead, slow or doubled does no harm.
+rebalancer that is dead, slow or doubled does no harm. Where it is told to, it also plans to take overdue requests out of their
+engines (`rebalancing.rebinding`); those moves come last in a plan.
 
 It plans soon after something that may have overloaded an instance, and every so often because time alone does too (an
 engine that stalls, an objective that comes near). After a plan it waits until what the leader knew when it answered has
@@ -25,6 +26,7 @@ from pointsman.contracts.requests import PrefillFinished
 from pointsman.contracts.subjects import migrate_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.off import Off
+from pointsman.policies.rebalancing.rebinding import Rebinding, Window
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
 from pointsman.primitives import PoolName, Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
@@ -71,6 +73,8 @@ class RebalancerService:
         self._commands = commands
         self._clock = clock
         self._policy = policy
+        self._rebind = settings.rebind
+        self._window = Window()
         self._name = name
         self._pool_settings = pool
         self._subject = migrate_subject(PoolName(settings.pool))
@@ -92,8 +96,8 @@ class RebalancerService:
         await self._follower.run()
 
     async def rebalance(self) -> None:
-        """Plan and ask, for ever; with the policy `off`, not at all."""
-        if isinstance(self._policy, Off):
+        """Plan and ask, for ever; with the policy `off` and nothing to re-bind, not at all."""
+        if isinstance(self._policy, Off) and not self._rebind:
             return
         while True:
             await _at_most(REGULARLY_WALL_SECONDS, self._caused)
@@ -112,6 +116,7 @@ class RebalancerService:
             self._known = max(self._known, (stamp.term, stamp.number))
         if isinstance(event, LeaderElected):
             self._compare_settings(event)
+            self._window = _window_of(event)
         if isinstance(event, CAUSES):
             if self._cause_at is None:
                 self._cause_at = event.at
@@ -132,7 +137,12 @@ class RebalancerService:
         state = self._follower.state
         if not self._follower.caught_up:
             return MigrationPlan(state.sequence), None
-        plan = self._policy.plan(state, self._clock.now())
+        now = self._clock.now()
+        plan = self._policy.plan(state, now)
+        if self._rebind:
+            busy = {migration.target for migration in plan.migrations}
+            rebinds = Rebinding(state, now, self._window).plan(busy=busy)
+            plan = replace(plan, migrations=(*plan.migrations, *rebinds))
         self._plans += bool(plan.migrations)
         return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), cause_at
 
@@ -179,10 +189,18 @@ def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
         term=term,
         as_of=plan.as_of,
         moves=[
-            PlannedMove(request=m.request, source=m.source, target=m.target, benefit=m.benefit, reason=m.reason)
+            PlannedMove(
+                request=m.request, source=m.source, target=m.target, benefit=m.benefit, reason=m.reason, rebind=m.rebind
+            )
             for m in plan.migrations
         ],
     )
+
+
+def _window_of(elected: LeaderElected) -> Window:
+    """What the leader gives an engine at once."""
+    told, usual = elected.settings, Window()
+    return Window(int(told.get("prefill_window_tokens", usual.tokens)), int(told.get("running_max", usual.running_max)))
 
 
 async def _at_most(seconds: Seconds, event: asyncio.Event) -> None:

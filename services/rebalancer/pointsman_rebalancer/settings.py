@@ -12,5 +12,10 @@ class RebalancerSettings(FleetSettings, ProcessSettings):
     rebalance_settings: tuple[str, ...] = setting(
         (), "Setting of the rebalancing policy as NAME=VALUE; may be repeated. docs/policies.md names them."
     )
+    rebind: bool = setting(
+        False,
+        "Also plan to take overdue requests out of an engine before their first token, to start again elsewhere; the "
+        "scheduler must be told --rebind too. The prefill done for them is lost, and counted.",
+    )
     hot_share: float = setting(1.0, "As the scheduler is told: what is hot decides which instances a prefix maps to.")
     cold_share: float = setting(0.5, "As the scheduler is told.")

@@ -21,6 +21,7 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
             pending_max=settings.pending_max,
             hold_seconds=settings.hold_seconds * settings.speed,
             hold_max=settings.hold_max,
+            rebind=settings.rebind,
         )
     except UnknownPolicyError as error:
         raise click.BadParameter(str(error), param_hint="--policy-settings") from error

@@ -41,6 +41,8 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         digest=state.index.digest(instance.id),
         doubt=instance.doubt,
         correction=round(state.correction(instance.id), 3),
+        role=instance.role,
+        prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
     )
 
 
@@ -64,6 +66,7 @@ class FleetGauges:
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
         telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
+        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.prediction_error(instance.id) or 0.0)
         for knowledge in Knowledge:
             telemetry.INSTANCE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
 
@@ -73,6 +76,7 @@ class FleetGauges:
             telemetry.INSTANCE_PREFILL,
             telemetry.INSTANCE_DECODING,
             telemetry.INSTANCE_BLOCKS,
+            telemetry.INSTANCE_PREDICTION_ERROR,
         ):
             gauge.remove(instance)
         for knowledge in Knowledge:

@@ -2,7 +2,8 @@
 
 A checkpoint fits if it was written by the same fold (`CheckpointLabel.form`), of the same log, of an entry that the log
 still holds and holds unchanged. If none does the fold begins with an empty State at the oldest entry that is left; what
-was known before that is gone, and comes back as workers report and are asked for snapshots.
+was known before that is gone, and comes back as workers report and are asked for snapshots. So where the log has lost its
+beginning, checkpoints that cannot be read at the moment are waited for.
 
 A life of a fold ends where the log does not lead on from what was read: `LogBrokenError`. The next begins here again.
 """
@@ -36,10 +37,16 @@ from pointsman.state.state import State
 log = structlog.get_logger()
 
 RETRY_WALL_SECONDS: Seconds = 0.1
+CHECKPOINT_WAIT_WALL_SECONDS: Seconds = 30.0
+"""How long a start waits for checkpoints that cannot be read, where without one something would be lost."""
 
 
 class LogBrokenError(Exception):
     """The log does not lead on from what was folded: begin anew."""
+
+
+class _LookAgainError(Exception):
+    """No checkpoint can be had now, and one may soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,7 @@ class Following:
 
     async def begin(self) -> Beginning:
         """Waits for as long as the log does not answer."""
-        extent = await self._extent()
-        found = await self._newest_fitting(extent)
+        extent, found = await self._extent_and_checkpoint()
         if found is not None:
             label, state = found
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
@@ -110,17 +116,42 @@ class Following:
             broken = f"the log went on differently before the checkpoint at {label.as_of}"
             raise LogBrokenError(broken)
 
+    async def _extent_and_checkpoint(self) -> tuple[LogExtent, tuple[CheckpointLabel, State] | None]:
+        deadline = self._clock.wall() + CHECKPOINT_WAIT_WALL_SECONDS
+        while True:
+            extent = await self._extent()
+            try:
+                return extent, await self._newest_fitting(extent)
+            except _LookAgainError as error:
+                log.warning("checkpoints_unavailable", problem=str(error))
+                if extent.first <= 1 or self._clock.wall() > deadline:
+                    return extent, None
+                self._board.missing(self._part, f"no checkpoint can be read: {error}")
+            await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
+        """Raises _LookAgainError."""
+        replaced = ""
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
-                state = None if problem else await self._read(label)
+                content = None if problem else await self._checkpoints.load(label)
+                state = self._decoded(label, content) if content is not None else None
                 if state is not None:
                     return label, state
+                if (not problem and content is None) or self._is_newer_than(extent, label):
+                    replaced = "a newer one was taken meanwhile"
                 log.info("checkpoint_passed_over", as_of=label.as_of, problem=problem or "it could not be read")
         except StoreUnavailableError as error:
-            log.warning("checkpoints_unavailable", problem=str(error))
+            raise _LookAgainError(str(error)) from error
+        if replaced:
+            raise _LookAgainError(replaced)
         return None
+
+    def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:
+        """Whether it would fit, but was taken after the log was asked how far it goes."""
+        same = (label.form, label.identity) == (self.form, extent.identity)
+        return same and label not in self._unfit and label.as_of > extent.last
 
     def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
         if label in self._unfit:
@@ -133,11 +164,7 @@ class Following:
             return f"the log holds entries {extent.first} to {extent.last}"
         return ""
 
-    async def _read(self, label: CheckpointLabel) -> State | None:
-        """Raises StoreUnavailableError."""
-        content = await self._checkpoints.load(label)
-        if content is None:
-            return None
+    def _decoded(self, label: CheckpointLabel, content: bytes) -> State | None:
         try:
             return decode_state(content)
         except UnreadableStateError as error:

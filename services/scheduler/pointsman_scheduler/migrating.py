@@ -48,6 +48,10 @@ class MigrationDesk:
         self._remember(answer)
         for move in answer.moves:
             telemetry.MIGRATIONS.labels(move.refusal or "applied").inc()
+        for event in events:
+            if isinstance(event, RequestMigrated) and event.rebound:
+                telemetry.REBOUND.inc()
+                telemetry.REBIND_WASTED_SECONDS.inc(event.wasted)
         return events, answer
 
     def _refusal(self, command: MigrateRequests) -> tuple[str, str]:
@@ -86,7 +90,7 @@ class MigrationDesk:
 
 
 def _plan_of(command: MigrateRequests) -> MigrationPlan:
-    moves = tuple(Migration(m.request, m.source, m.target, m.benefit, m.reason) for m in command.moves)
+    moves = tuple(Migration(m.request, m.source, m.target, m.benefit, m.reason, m.rebind) for m in command.moves)
     return MigrationPlan(command.as_of, moves, command.plan, command.policy)
 
 

@@ -25,20 +25,26 @@ from pointsman.contracts.commands import (
     CancelRequest,
     DescribeFleet,
     DrainInstance,
+    FollowAnswered,
+    FollowRequests,
+    HandOverRequest,
     MigrateRequests,
     ResyncCache,
     RouteGranted,
     RouteRejected,
     RouteRequest,
+    SentRequest,
     UndrainInstance,
 )
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import HandOverRefused, LeaderElected, RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
     drain_subject,
     fleet_view_subject,
+    follow_subject,
+    handover_subject,
     migrate_subject,
     resync_subject,
     route_subject,
@@ -160,8 +166,11 @@ class SchedulerService:
 
     @property
     def leading(self) -> Dispatcher | None:
-        """The dispatcher, while this scheduler may decide."""
-        return self.dispatcher if self._leadership.holds else None
+        """The dispatcher, while this scheduler may decide: not once it has read of a later term, whatever its clock says of
+        the lease. A machine that was suspended does not know for how long."""
+        dispatcher = self.dispatcher
+        may = dispatcher is not None and self.state.term <= dispatcher.term and self._leadership.holds
+        return dispatcher if may else None
 
     async def run(self) -> None:
         """Follow, lead, follow again; ends only by cancellation or failure."""
@@ -254,14 +263,17 @@ class SchedulerService:
         life.create_task(self._keep_lease(), name="keep-lease")
         self._settled.clear()
         await self._serve(route_subject(self._pool), self._on_route)
+        await self._serve(handover_subject(self._pool), self._on_hand_over)
+        await self._serve(follow_subject(self._pool), self._on_follow)
         await self._serve(cancel_subject(self._pool), self._on_cancel)
         await self._serve(migrate_subject(self._pool), self._on_migrate)
         await self._serve(drain_subject(self._pool), self._on_drain)
         await self._serve(fleet_view_subject(self._pool), self._on_describe)
         elected, fence = await self._be_elected()
         await self._folded_to(fence.elected)
-        dispatcher = self._lead(elected.term, fence)
-        await self._publish(dispatcher.relocate_pending(self._clock.now()))  # who drained while nobody led
+        self._lead(elected.term, fence)
+        if self.leading is not None:
+            await self._publish(self.leading.relocate_pending(self._clock.now()))  # who drained while nobody led
 
     async def _keep_lease(self) -> None:
         """Raises DeposedError."""
@@ -294,17 +306,16 @@ class SchedulerService:
             settings=self._policies.settings,
         )
 
-    def _lead(self, term: Term, fence: Fence) -> Dispatcher:
+    def _lead(self, term: Term, fence: Fence) -> None:
         state = self.state
         self._listen_from_now()
         self._hearing.begin()
         self._fence = fence
-        dispatcher = self.dispatcher = Dispatcher(state, self._policies, term=term)
+        self.dispatcher = Dispatcher(state, self._policies, term=term)
         self._migrations = MigrationDesk(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
-        return dispatcher
 
     async def _stop_serving(self) -> None:
         self.dispatcher = None
@@ -340,8 +351,16 @@ class SchedulerService:
             self._hearing.heard()
             touched = self._instance_of(event)
             self.state.apply(event, entry.sequence)
+            if isinstance(event, LeaderElected):
+                self._hear_election(event)
             if self.leading is not None:
                 await self._react(self.leading, event, touched)
+
+    def _hear_election(self, event: LeaderElected) -> None:
+        """Another leads: what was decided here and is not written yet never will be, and this life ends at the next look
+        at the lease."""
+        if self._fence is not None and self.dispatcher is not None and event.term > self.dispatcher.term:
+            self._fence.broken = self._fence.broken or f"{event.scheduler} was elected for term {event.term}"
 
     def _is_own(self, event: LogEvent) -> bool:
         """Whether this is a decision of ours, applied when it was made, that comes back through the log."""
@@ -395,6 +414,66 @@ class SchedulerService:
         if request.stage not in WAITING and request.attempt == command.attempt:
             return self._granted(request)
         return []
+
+    async def _on_hand_over(self, command: AnyCommand, reply: Reply) -> None:
+        await self._settled.wait()
+        dispatcher = self.leading
+        if dispatcher is None or not isinstance(command, HandOverRequest):
+            return
+        events = dispatcher.hand_over(command, self._clock.now())
+        await self._publish(events)
+        request = self.state.workload.requests.get(command.request)
+        answer: RouteGranted | RouteRejected | None = None
+        if request is None or request.attempt != command.attempt or not request.prefilled_by:
+            answer = self._not_handed_over(command)
+        elif request.handed_to_nobody:
+            answer = next((self._refused_late(event) for event in events if isinstance(event, HandOverRefused)), None)
+        else:
+            answer = self._grant_of(request)
+        if answer is not None:  # else its instance is gone already: going there, its ingress will see
+            await reply(answer)
+
+    def _not_handed_over(self, command: HandOverRequest) -> RouteRejected:
+        """Why the request goes nowhere. Of a prefill that we do not know, its ingress knows more than we."""
+        end = self.state.workload.end_of(command.request)
+        reason, detail = "unknown_request", f"nothing is known of a prefill at {command.instance}"
+        if end is not None:
+            reason, detail = "already_ended", f"the request has ended already ({end})"
+        return RouteRejected(
+            request=command.request,
+            attempt=command.attempt,
+            status=_status_of(reason),
+            reason=reason,
+            detail=detail,
+            retry_after=0.0,
+            term=self._term,
+        )
+
+    def _refused_late(self, event: HandOverRefused) -> RouteRejected:
+        telemetry.DECISIONS.labels(self._policies.routing.name, event.reason).inc()
+        return RouteRejected(
+            request=event.request,
+            attempt=event.attempt,
+            status=_status_of(event.reason),
+            reason=event.reason,
+            detail=event.detail,
+            retry_after=event.retry_after,
+            term=self._term,
+        )
+
+    async def _on_follow(self, command: AnyCommand, reply: Reply) -> None:
+        await self._settled.wait()
+        if self.leading is None or not isinstance(command, FollowRequests):
+            return
+        grants = (self._rebound_to(sent) for sent in command.requests)
+        await reply(FollowAnswered(rebound=[grant for grant in grants if grant is not None], term=self._term))
+
+    def _rebound_to(self, sent: SentRequest) -> RouteGranted | None:
+        """Where a request is to go that its ingress still has at `sent.instance`; None where it stays there."""
+        request = self.state.workload.requests.get(sent.request)
+        if request is None or request.attempt != sent.attempt or request.rebound_from != sent.instance:
+            return None
+        return self._grant_of(request) if request.stage not in WAITING else None
 
     async def _on_cancel(self, command: AnyCommand, reply: Reply) -> None:
         await self._settled.wait()
@@ -462,11 +541,19 @@ class SchedulerService:
         return []
 
     def _granted(self, request: Request) -> list[Answer]:
-        instance = self.state.fleet.get(request.instance)
         waiter = self._waiters.pop(request.id, None)
-        if waiter is None or instance is None:
+        answer = self._grant_of(request)
+        if waiter is None or answer is None:
             return []
-        answer = RouteGranted(
+        return [(waiter.reply, answer)]
+
+    def _grant_of(self, request: Request) -> RouteGranted | None:
+        """Where the request is to go now; None where that instance is gone."""
+        instance = self.state.fleet.get(request.instance)
+        if instance is None:
+            return None
+        decoder = self.state.fleet.get(request.decode)
+        return RouteGranted(
             request=request.id,
             attempt=request.attempt,
             instance=instance.id,
@@ -475,8 +562,12 @@ class SchedulerService:
             predicted_ttft=request.placed_at - request.arrived_at + request.predicted_ttft,
             knowledge=_knowledge_for(request, instance),
             term=self._term,
+            decode=request.decode,
+            decode_url=decoder.url if decoder else "",
+            prefilled_by=request.prefilled_by,
+            dp_rank=instance.dp_rank,
+            rebind=request.rebind,
         )
-        return [(waiter.reply, answer)]
 
     def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> list[Answer]:
         waiter = self._waiters.pop(request, None)
@@ -485,7 +576,7 @@ class SchedulerService:
         answer = RouteRejected(
             request=request,
             attempt=waiter.attempt,
-            status=503 if reason in UNAVAILABLE else 429,
+            status=_status_of(reason),
             reason=reason,
             detail=detail,
             retry_after=retry_after,
@@ -521,8 +612,8 @@ class SchedulerService:
         settings, now, wall = self._settings, self._clock.now(), self._clock.wall()
         events: list[LogEvent] = []
         for request in list(self.state.workload.requests.values()):
-            if request.stage in WAITING:
-                waiter = self._waiters.get(request.id)
+            waiter = self._waiters.get(request.id)
+            if request.stage in WAITING and not (request.rebound_from and waiter is None):
                 heard = max(waiter.heard if waiter else 0.0, self._listens_since_wall)
                 if wall - heard > settings.waiter_seconds:
                     events += dispatcher.cancel(request.id, "its ingress no longer asks for it", now)
@@ -540,6 +631,10 @@ class SchedulerService:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError) as error:
             log.warning("resync_unanswered", instance=instance, problem=str(error))
+
+
+def _status_of(reason: str) -> int:
+    return 503 if reason in UNAVAILABLE else 429
 
 
 def _knowledge_for(request: Request, instance: Instance) -> str:

@@ -13,7 +13,7 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
     policy_settings: tuple[str, ...] = setting(
         (),
-        "Setting of the routing policy as NAME=VALUE, of the others as admission.NAME=VALUE and order.NAME=VALUE; may be "
+        "Setting of the routing policy as NAME=VALUE, of others as admission.NAME=VALUE, order.NAME=VALUE, pair.NAME=VALUE; may be "
         "repeated. docs/policies.md names them.",
     )
     admission: str = setting(DEFAULT_ADMISSION, "Admission policy.", choices=tuple(sorted(ADMISSION_POLICIES)))
@@ -42,6 +42,11 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
         "Wall seconds for which arrivals wait while no instance is ready, for a scaler to start one; 0 answers 503 at once.",
     )
     hold_max: int = setting(1_000, "Requests that may wait so.")
+    rebind: bool = setting(
+        False,
+        "Let a rebalancer that was told --rebind take overdue requests out of an engine before their first token, to start "
+        "again elsewhere. The prefill done for them is lost, and counted.",
+    )
     waiter_seconds: float = setting(
         10.0, "Wall seconds after which a waiting request whose ingress no longer asks is cancelled."
     )

@@ -10,6 +10,9 @@ from pointsman.contracts.commands import (
     DrainAnswered,
     DrainInstance,
     FleetDescribed,
+    FollowAnswered,
+    FollowRequests,
+    HandOverRequest,
     MigrateRequests,
     MigrationAnswered,
     ResyncAnswered,
@@ -22,9 +25,11 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     LeaderElected,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -66,6 +71,8 @@ LogEvent = (
     | RequestArrived
     | RequestPlaced
     | RequestGranted
+    | RequestHandedOver
+    | HandOverRefused
     | RequestMigrated
     | MigrationRefused
     | RequestRejected
@@ -84,6 +91,9 @@ AnyCommand = (
     RouteRequest
     | RouteGranted
     | RouteRejected
+    | HandOverRequest
+    | FollowRequests
+    | FollowAnswered
     | CancelRequest
     | CancelAnswered
     | ResyncCache

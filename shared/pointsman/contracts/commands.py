@@ -5,6 +5,7 @@ Every command may arrive twice: the second time is answered like the first.
 
 import msgspec
 
+from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Term, Tokens
 
 
@@ -15,7 +16,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 class RouteRequest(Command, frozen=True, kw_only=True):
     """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
     the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
-    instances in `excluded` asks for another place after an engine failed before its first byte."""
+    instances in `excluded` asks for another place after an engine failed before its first byte. Instances without the
+    request's LoRA adapter are excluded from the start."""
 
     request: RequestId
     ingress: str
@@ -45,6 +47,16 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     knowledge: str
     term: Term = Term(0)
     """Of the leader that granted it; 0 where nobody leads. One of an earlier term than the newest known is void."""
+    decode: InstanceId = InstanceId("")
+    """Where to send it after its prefill at `instance`, unless `cmd.handover` is answered otherwise; empty where
+    `instance` does all of it."""
+    decode_url: str = ""
+    prefilled_by: InstanceId = InstanceId("")
+    """In an answer to `cmd.handover`: `instance` decodes what this one has prefilled."""
+    dp_rank: int = ANY_RANK
+    """Which of the engine's data-parallel ranks is to serve it."""
+    rebind: bool = False
+    """Until the engine answers, ask by `cmd.follow` whether it is to go elsewhere."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
@@ -58,6 +70,37 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     retry_after: Seconds
     term: Term = Term(0)
     """Of the leader that refused it, as in RouteGranted."""
+
+
+class HandOverRequest(Command, frozen=True, kw_only=True):
+    """`cmd.handover`: `instance` has prefilled this request, `prefill` seconds after it was sent there; where shall it be
+    decoded? Answered with a RouteGranted whose `prefilled_by` is set, or with a RouteRejected."""
+
+    request: RequestId
+    attempt: int
+    instance: InstanceId
+    prefill: Seconds
+
+
+class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that was sent to an engine which has not answered yet."""
+
+    request: RequestId
+    attempt: int
+    instance: InstanceId
+
+
+class FollowRequests(Command, frozen=True, kw_only=True):
+    """`cmd.follow`: which of these requests, all granted with `rebind`, are to go elsewhere? Repeated while they wait."""
+
+    requests: list[SentRequest]
+
+
+class FollowAnswered(Command, frozen=True, kw_only=True):
+    """Where those are to go that were re-bound; all others stay. `term`: as in RouteGranted."""
+
+    rebound: list[RouteGranted] = []
+    term: Term = Term(0)
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
@@ -92,13 +135,18 @@ class ResyncAnswered(Command, frozen=True, kw_only=True):
 
 
 class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One waiting request that should wait elsewhere. `benefit`: seconds by which its first token is expected sooner."""
+    """One waiting request that should wait elsewhere. `benefit`: seconds by which its first token is expected sooner.
+
+    `rebind`: it is in the engine of `source` and has no first token; it should be aborted there and start again at `target`.
+    `benefit` is then what is left after the work that is lost by it.
+    """
 
     request: RequestId
     source: InstanceId
     target: InstanceId
     benefit: Seconds
     reason: str
+    rebind: bool = False
 
 
 class MigrateRequests(Command, frozen=True, kw_only=True):
@@ -208,6 +256,9 @@ class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
     digest: int = 0
     doubt: str = ""
     correction: float = 1.0
+    role: Role = "both"
+    prediction_error: float = -1.0
+    """Median absolute error of the newest prefill predictions, as a share; -1 before there was one."""
 
 
 class FleetDescribed(Command, frozen=True, kw_only=True):

@@ -24,6 +24,22 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ttft: Seconds
 
 
+class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as it was weighed to decode a request that another one prefills.
+
+    `requests` decode there or will; `predicted_tpot` is what each of them should get with this one more, None where
+    nobody can tell. `free_tokens` of its KV cache are left, beside what those need; -1 where its size is not known.
+    `transfer_tokens` of the prompt it would have to fetch, in `transfer_seconds`.
+    """
+
+    instance: InstanceId
+    requests: int
+    predicted_tpot: Seconds | None
+    free_tokens: Tokens
+    transfer_tokens: Tokens
+    transfer_seconds: Seconds
+
+
 class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     """The request waits in this instance's queue. Its blocks count as held there until proven otherwise."""
 
@@ -39,6 +55,12 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     candidates: list[Candidate]
     attempt: int = 1
     excluded: list[InstanceId] = []
+    decode: InstanceId = InstanceId("")
+    """Where the answer is to be decoded; empty where that is `instance` itself. So are the next three then."""
+    decode_reason: str = ""
+    decode_candidates: list[DecodeCandidate] = []
+    transfer_seconds: Seconds = 0.0
+    """Of `predicted_ttft`, what fetching the KV cache takes."""
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
@@ -50,10 +72,45 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
 
     instance: InstanceId
     attempt: int = 1
+    decode: InstanceId = InstanceId("")
+    """Where the answer is to be decoded, where an ingress says so of a request that another instance prefills."""
+    rebind: bool = False
+    """Whether its ingress asks, until the engine answers, if it is to go elsewhere: only then may it be re-bound."""
+
+
+class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
+    """The prefill is over at `source`, and the request goes on at `instance`, which fetches the KV cache and decodes.
+
+    The leader looks at the decode load again at this moment, so `instance` may be another than planned. Without the
+    leader's stamp an ingress says where the request is: no leader answered, so it went where that was planned.
+    `prefill`: seconds since the ingress sent it to `source`; 0 where it was not sent there, because such a request cannot
+    be split, or where that was not said.
+    """
+
+    source: InstanceId
+    instance: InstanceId
+    attempt: int = 1
+    prefill: Seconds = 0.0
+    reason: str = ""
+    candidates: list[DecodeCandidate] = []
+
+
+class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
+    """The prefill is over at `source`, and nobody who decodes can take the request any more. No end: since it was granted,
+    that is for its ingress to write, which is told `reason` and `retry_after`. `prefill` as in RequestHandedOver."""
+
+    source: InstanceId
+    attempt: int
+    reason: str
+    detail: str
+    retry_after: Seconds
+    prefill: Seconds = 0.0
+    candidates: list[DecodeCandidate] = []
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
-    """A waiting request moved to another instance's queue.
+    """A waiting request moved to another instance's queue, or, where `rebound`, one that was in an engine already and has
+    no first token: its ingress aborts it there and sends it to the new instance, where its RequestGranted comes next.
 
     `plan` and what follows it are a rebalancer's: its plan's id, its policy, what it saw of the log, and how many seconds
     sooner it expected the first token. Empty where the leader moved the request by itself.
@@ -70,6 +127,11 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     policy: str = ""
     planned_as_of: Sequence = 0
     benefit: Seconds = 0.0
+    decode: InstanceId = InstanceId("")
+    """As in RequestPlaced, for the new instance."""
+    rebound: bool = False
+    wasted: Seconds = 0.0
+    """Where `rebound`: prefill that the engine at `source` is thought to have done for it, in vain now; taken off `benefit`."""
 
 
 class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
@@ -84,6 +146,8 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
     policy: str
     planned_as_of: Sequence
     benefit: Seconds
+    rebind: bool = False
+    """Whether it was to be re-bound: taken out of an engine."""
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
@@ -97,6 +161,8 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     candidates: list[Candidate]
     attempt: int = 1
     excluded: list[InstanceId] = []
+    decode_candidates: list[DecodeCandidate] = []
+    """Who was weighed to decode it, where prefill and decode are split."""
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
@@ -125,7 +191,7 @@ class WritesLost(Event, frozen=True, kw_only=True):
 class ScaleDecided(Event, frozen=True, kw_only=True):
     """From now on the pool shall have `wanted` instances. Subject `pm.<pool>.scale`, written by the scaler.
 
-    `number` is dense over the whole log: of two decisions with one number, which two scalers may make at once, the first
+    `number` grows over the whole log: of two decisions with one number, which two scalers may make at once, the first
     in the log counts. `current` is what was there when it was decided, `scaler` who did.
     """
 

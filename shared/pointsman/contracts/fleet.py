@@ -27,6 +27,27 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     floor_s: Seconds = 0.0
 
 
+class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one decode step, in which each request that decodes gets a token:
+
+    `step_s + per_request_s * requests + per_context_token_s * (tokens in the KV caches of all of them)`
+
+    (The weights are read once a step, each request's KV cache too.)
+    """
+
+    step_s: Seconds
+    per_request_s: Seconds = 0.0
+    per_context_token_s: Seconds = 0.0
+
+
+Role = Literal["both", "prefill", "decode"]
+"""What an instance does of a request: all of it, its prompt only, or its answer only, from a KV cache that it fetches."""
+
+
+ANY_RANK = -1
+"""In place of a data-parallel rank: the engine has one, or chooses itself."""
+
+
 class FleetEvent(Event, frozen=True, kw_only=True):
     instance: InstanceId
     epoch: Epoch
@@ -49,12 +70,21 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     speed: float = 1.0
     engine_version: str = ""
     cache: Literal["empty", "unknown", "no_events"] = "empty"
+    role: Role = "both"
+    decode: DecodeCost | None = None
+    """What decoding costs there; None where nobody said."""
+    transfer_tokens_per_s: float = 0.0
+    """How fast it fetches the KV cache of a prompt from another instance, alone; 0: not known, and taken for no time."""
+    dp_rank: int = ANY_RANK
+    """Which data-parallel rank of the engine at `url` this is: each has a cache of its own."""
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     """Once a second: load as the engine reports it, and what its cache should contain.
 
-    `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch.
+    `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch. `adapters` (LoRA) and
+    `aliases` are further names under which the engine takes requests at the moment; an adapter changes what the model
+    computes, and so the keys, an alias does not.
     """
 
     serving: bool
@@ -65,6 +95,8 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     blocks: int
     digest: int
     undecodable: int = 0
+    adapters: list[str] = []
+    aliases: list[str] = []
 
 
 class InstanceProbed(FleetEvent, frozen=True, kw_only=True):

@@ -52,6 +52,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     cached_tokens: Tokens
     ttft: Seconds
     tpot: Seconds
+    predicted_cached_tokens: Tokens = -1
+    """What `cached_tokens` was expected to be when the request was granted; -1 where the two cannot be compared."""
 
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):

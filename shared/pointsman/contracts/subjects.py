@@ -3,7 +3,14 @@
 import re
 
 from pointsman.contracts.cache import CacheEvent
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, ScaleApplied, ScaleDecided, WritesLost
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestGranted,
+    RequestHandedOver,
+    ScaleApplied,
+    ScaleDecided,
+    WritesLost,
+)
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import RequestEvent
@@ -38,6 +45,14 @@ def fleet_subject(pool: PoolName, instance: InstanceId | str) -> str:
 
 def route_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.route"
+
+
+def handover_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.handover"
+
+
+def follow_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.follow"
 
 
 def cancel_subject(pool: PoolName) -> str:
@@ -102,7 +117,7 @@ def message_id(event: Event) -> str | None:
         return f"{kind}.{event.instance}.{event.epoch}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None
-    if isinstance(event, RequestGranted):
+    if isinstance(event, RequestGranted | RequestHandedOver):
         return f"{kind}.{event.request}.{event.attempt}.{event.instance}"
     if isinstance(event, RequestEvent):
         return f"{kind}.{event.request}"

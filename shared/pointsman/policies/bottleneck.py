@@ -13,6 +13,10 @@ from pointsman.state.workload import Line
 STALL_SECONDS = 3.0
 """T of the paper, in engine time."""
 
+FORSAKEN_SECONDS = 10.0
+"""Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.rebinding`), unless
+it gives a first token before. After that it is tried again."""
+
 
 def stalled_seconds(line: Line, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
     """How long the instance has finished no prefill although it should have; 0 while that is at most `after`."""
@@ -22,6 +26,8 @@ def stalled_seconds(line: Line, now: Seconds, *, after: Seconds = STALL_SECONDS)
         since = max(line.working_since, next(iter(line.pending.values())).placed_at)
     else:
         since = now
+    if line.forsaken_at and now - line.forsaken_at <= FORSAKEN_SECONDS:
+        since = min(since, line.forsaken_since)
     elapsed = now - since
     return elapsed if elapsed > after else 0.0
 

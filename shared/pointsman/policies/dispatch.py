@@ -6,17 +6,19 @@ clock and no I/O: the scheduler service drives it in real time, the simulator in
 Fresh accounting is worth more than any formula: a placement is booked before the next request is looked at.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import msgspec
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -27,11 +29,14 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSu
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.pairing import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.rebinding import Rebinding, Rebound, Window
 from pointsman.policies.rebalancing.recheck import Objection, Recheck
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
+from pointsman.policies.routing.base import Choice
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
@@ -39,10 +44,11 @@ from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
-P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy)
+P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing)
 
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
+PAIRING_PREFIX = "pair."
 
 
 class UnknownPolicyError(ValueError):
@@ -66,6 +72,9 @@ class PolicySet:
     """Engine seconds for which arrivals wait while no instance is ready, because a scaler may start one; 0: none does."""
     hold_max: int = 1_000
     """Requests that may wait so."""
+    pairing: Pairing = DEFAULT_PAIRING
+    rebind: bool = False
+    """Whether a rebalancer may have requests taken out of an engine before their first token (`rebalancing.rebinding`)."""
 
     def memories(self) -> tuple[Memory, ...]:
         """Fresh memories for a State that these policies will read."""
@@ -78,12 +87,14 @@ class PolicySet:
             **self.routing.settings,
             **{ADMISSION_PREFIX + name: value for name, value in self.admission.settings.items()},
             **{ORDERING_PREFIX + name: value for name, value in self.ordering.settings.items()},
+            **{PAIRING_PREFIX + name: value for name, value in self.pairing.settings.items()},
             "admission": self.admission.name,
             "ordering": self.ordering.name,
             "prefill_window_tokens": self.prefill_window_tokens,
             "running_max": self.running_max,
             "pending_max": self.pending_max,
             **({"hold_seconds": self.hold_seconds, "hold_max": self.hold_max} if self.hold_seconds else {}),
+            **({"rebind": True} if self.rebind else {}),
         }
 
 
@@ -98,10 +109,11 @@ def policy_set(
     pending_max: int = 10_000,
     hold_seconds: Seconds = 0.0,
     hold_max: int = 1_000,
+    rebind: bool = False,
 ) -> PolicySet:
-    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.` or `order.`
-    are for the other two. Raises UnknownPolicyError."""
-    own, for_admission, for_ordering = _split(settings or {})
+    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.`, `order.` or
+    `pair.` are for the others. Raises UnknownPolicyError."""
+    own, for_admission, for_ordering, for_pairing = _split(settings or {})
     return PolicySet(
         routing=_made("routing policy", routing, ROUTING_POLICIES, own),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, for_admission),
@@ -111,6 +123,8 @@ def policy_set(
         pending_max=pending_max,
         hold_seconds=hold_seconds,
         hold_max=hold_max,
+        pairing=_made("way of pairing", "pair", {"pair": Pairing}, for_pairing),
+        rebind=rebind,
     )
 
 
@@ -133,6 +147,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     try:
         bounds = {name: int(rest.pop(name)) for name in ("prefill_window_tokens", "running_max", "pending_max")}
         hold_seconds, hold_max = float(rest.pop("hold_seconds", 0.0)), int(rest.pop("hold_max", 1_000))
+        rebind = bool(rest.pop("rebind", False))
         return policy_set(
             routing=routing,
             admission=str(rest.pop("admission")),
@@ -140,6 +155,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
             settings=rest,
             hold_seconds=hold_seconds,
             hold_max=hold_max,
+            rebind=rebind,
             **bounds,
         )
     except KeyError as error:
@@ -152,13 +168,13 @@ def reason_to_relocate(instance: InstanceId) -> str:
     return f"{instance} takes no requests any more"
 
 
-def _split(settings: Settings) -> tuple[Settings, Settings, Settings]:
-    """Settings of the routing, the admission and the ordering policy, their prefixes taken off."""
-    parts: dict[str, Settings] = {"": {}, ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}}
+def _split(settings: Settings) -> tuple[Settings, Settings, Settings, Settings]:
+    """Settings of the routing, the admission and the ordering policy and of pairing, their prefixes taken off."""
+    parts: dict[str, Settings] = {ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}, PAIRING_PREFIX: {}, "": {}}
     for name, value in settings.items():
-        prefix = next(p for p in (ADMISSION_PREFIX, ORDERING_PREFIX, "") if name.startswith(p))
+        prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
-    return parts[""], parts[ADMISSION_PREFIX], parts[ORDERING_PREFIX]
+    return parts[""], parts[ADMISSION_PREFIX], parts[ORDERING_PREFIX], parts[PAIRING_PREFIX]
 
 
 def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
@@ -254,14 +270,58 @@ class Dispatcher:
         touched: set[InstanceId] = set()
         recheck = Recheck(self.state, now)
         for migration in plan.migrations:
+            if migration.rebind:
+                touched |= self._rebind(migration, plan, now, events)
+                continue
             offered = recheck.judge(migration)
             if isinstance(offered, Objection):
                 self._refuse_move(migration, offered, plan, now, events)
+                continue
+            decode = self._decode_after_move(self.state.workload.requests[migration.request], offered.instance, now)
+            if decode is None:
+                nobody = Objection("target_unavailable", f"nobody could decode what {offered.instance} prefills")
+                self._refuse_move(migration, nobody, plan, now, events)
             else:
-                self._make_move(migration, offered, plan, now, events)
+                self._make_move(migration, offered, decode, plan, now, events)
                 touched |= {migration.source, migration.target}
         for instance in sorted(touched):
             self._grant_next(instance, now, events)
+        return events
+
+    def _rebind(
+        self, migration: Migration, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
+    ) -> set[InstanceId]:
+        """Take a request out of its engine and grant it at its target at once, or refuse that. Gives the instances whose
+        windows have changed."""
+        policies = self.policies
+        window = Window(policies.prefill_window_tokens, policies.running_max)
+        judged: Rebound | Objection = Objection("rebind_off", "the scheduler was not told --rebind")
+        if policies.rebind:
+            judged = Rebinding(self.state, now, window).judge(migration)
+        if isinstance(judged, Objection):
+            self._refuse_move(migration, judged, plan, now, events)
+            return set()
+        self._make_move(migration, judged.option, NOWHERE, plan, now, events, wasted=judged.wasted)
+        self._grant(self.state.workload.requests[migration.request], now, events)
+        return {migration.source, migration.target}
+
+    def hand_over(self, command: HandOverRequest, now: Seconds) -> list[LogEvent]:
+        """A prefill is over at an instance that does not decode it: send it on, or refuse it where the load of those who
+        decode no longer allows it. No events where it was handed over, or ended, before. Who was refused may ask again."""
+        request = self.state.workload.requests.get(command.request)
+        if request is None or request.instance != command.instance or request.attempt != command.attempt:
+            return []
+        if request.stage is not Stage.PREFILL and not request.handed_to_nobody:
+            return []
+        chosen = self.policies.pairing.choose(
+            self._seen, request, now, excluded=request.excluded, planned=request.decode
+        )
+        events: list[LogEvent] = []
+        if isinstance(chosen, NoDecoder):
+            self._refuse_hand_over(request, command, chosen, now, events)
+        else:
+            self._send_on(request, command, chosen, now, events)
+        self._grant_next(command.instance, now, events)
         return events
 
     def drain(self, instance: InstanceId, reason: str, now: Seconds, *, leaving: bool) -> list[LogEvent]:
@@ -391,18 +451,21 @@ class Dispatcher:
     def _place(self, request: Request, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> None:
         policies = self.policies
         excluded = list(command.excluded)
-        view = PoolView(self._seen, request, now, excluded=command.excluded)
+        decoder = self._decoder_for(request, now, command.excluded)
+        view = self._view(request, now, command.excluded, decoder)
         try:
             choice = policies.routing.choose(view)
         except NoInstance as answer:
             if not self._may_hold(request, now):
-                self._reject(request, command, Refusal("no_instance", str(answer), 1.0), [], now, events)
+                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), 1.0)
+                self._reject(request, command, refusal, [], now, events, decoder=decoder)
             return
-        admitted = self._refuse_full() or policies.admission.admit(view, choice)
+        admitted = self._admit(view, choice, decoder)
         if isinstance(admitted, Refusal):
-            self._reject(request, command, admitted, choice.considered, now, events)
+            self._reject(request, command, admitted, choice.considered, now, events, decoder=decoder)
             return
-        choice, option = admitted, admitted.option
+        choice, pair = admitted
+        option = choice.option
         self._decide(
             events,
             lambda s: RequestPlaced(
@@ -414,13 +477,112 @@ class Dispatcher:
                 uncached_tokens=option.uncached_tokens,
                 queue_seconds=option.queue_seconds,
                 prefill_seconds=option.work_seconds,
-                predicted_ttft=option.predicted_ttft,
+                predicted_ttft=_predicted_ttft(option, pair),
                 policy=policies.routing.name,
                 settings=self._settings,
                 reason=choice.reason,
                 candidates=[o.as_candidate() for o in choice.considered],
                 attempt=command.attempt,
                 excluded=excluded,
+                decode=pair.decode,
+                decode_reason=pair.reason,
+                decode_candidates=pair.considered,
+                transfer_seconds=pair.transfer_seconds,
+            ),
+        )
+
+    # Who decodes, where prefill and decode are split
+
+    def _decoder_for(
+        self, request: Request, now: Seconds, excluded: Collection[InstanceId], *, check: bool = True
+    ) -> Decoder | NoDecoder | None:
+        """Who would decode what another instance prefills; None where every instance does all of a request."""
+        if not self._seen.fleet.split:
+            return None
+        return self.policies.pairing.choose(self._seen, request, now, excluded=excluded, check=check)
+
+    def _view(
+        self,
+        request: Request,
+        now: Seconds,
+        excluded: Collection[InstanceId],
+        decoder: Decoder | NoDecoder | None,
+    ) -> PoolView:
+        if decoder is None:
+            return PoolView(self._seen, request, now, excluded=excluded)
+        seconds = decoder.chosen.transfer_seconds if isinstance(decoder, Decoder) else None
+        return PoolView(self._seen, request, now, excluded=excluded, transfer_seconds=seconds)
+
+    def _nobody_decodes(self, decoder: Decoder | NoDecoder | None, excluded: Collection[InstanceId]) -> Refusal | None:
+        """Why there is no place, if that is for want of who decodes."""
+        if isinstance(decoder, NoDecoder) and any(i not in excluded for i in self._seen.fleet.ready):
+            return decoder.refusal
+        return None
+
+    def _admit(
+        self, view: PoolView, choice: Choice, decoder: Decoder | NoDecoder | None
+    ) -> tuple[Choice, Pair] | Refusal:
+        admitted = self._refuse_full() or self.policies.admission.admit(view, choice)
+        if isinstance(admitted, Refusal):
+            return admitted
+        pair = ALONE if decoder is None else self._pair(view.request, admitted.option, decoder, view.now)
+        return pair if isinstance(pair, Refusal) else (admitted, pair)
+
+    def _pair(self, request: Request, option: Option, decoder: Decoder | NoDecoder, now: Seconds) -> Pair | Refusal:
+        """Who decodes what this instance prefills: itself where it can and would be fast enough."""
+        state, pairing = self._seen, self.policies.pairing
+        instance = state.fleet[option.instance]
+        if instance.role == "both":
+            alone = weigh(state, instance, request, now, option.hit_blocks)
+            if pairing.fast_enough(alone, request):
+                return ALONE
+        return decoder.refusal if isinstance(decoder, NoDecoder) else decoder.pair
+
+    def _decode_after_move(self, request: Request, instance: InstanceId, now: Seconds) -> InstanceId | None:
+        """Who decodes a request that moves to this instance, which has been admitted and is not refused any more.
+        NOWHERE where that instance does; None where nobody would."""
+        if self.state.fleet[instance].role != "prefill":
+            return NOWHERE
+        if request.decode:
+            return request.decode
+        decoder = self._decoder_for(request, now, request.excluded, check=False)
+        return decoder.chosen.instance if isinstance(decoder, Decoder) else None
+
+    def _refuse_hand_over(
+        self, request: Request, command: HandOverRequest, nobody: NoDecoder, now: Seconds, events: list[LogEvent]
+    ) -> None:
+        refusal = nobody.refusal
+        self._decide(
+            events,
+            lambda s: HandOverRefused(
+                at=now,
+                stamp=s,
+                request=request.id,
+                source=command.instance,
+                attempt=command.attempt,
+                reason=refusal.reason,
+                detail=refusal.detail,
+                retry_after=refusal.retry_after,
+                prefill=command.prefill,
+                candidates=nobody.considered,
+            ),
+        )
+
+    def _send_on(
+        self, request: Request, command: HandOverRequest, decoder: Decoder, now: Seconds, events: list[LogEvent]
+    ) -> None:
+        self._decide(
+            events,
+            lambda s: RequestHandedOver(
+                at=now,
+                stamp=s,
+                request=request.id,
+                source=command.instance,
+                instance=decoder.chosen.instance,
+                attempt=command.attempt,
+                prefill=command.prefill,
+                reason=decoder.reason,
+                candidates=decoder.considered,
             ),
         )
 
@@ -448,6 +610,8 @@ class Dispatcher:
         considered: list[Option],
         now: Seconds,
         events: list[LogEvent],
+        *,
+        decoder: Decoder | NoDecoder | None = None,
     ) -> None:
         self._decide(
             events,
@@ -463,19 +627,32 @@ class Dispatcher:
                 candidates=[o.as_candidate() for o in considered],
                 attempt=command.attempt,
                 excluded=list(command.excluded),
+                decode_candidates=decoder.considered if decoder is not None else [],
             ),
         )
 
     def _migrate(self, request: Request, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
-        view = PoolView(self.state, request, now, excluded=request.excluded)
+        decoder = self._decoder_for(request, now, request.excluded, check=False)
+        seconds = None if isinstance(decoder, NoDecoder) and not request.decode else 0.0
+        view = PoolView(self.state, request, now, excluded=request.excluded, transfer_seconds=seconds)
         try:
             option = self.policies.routing.choose(view).option
         except NoInstance:
             return
-        self._move(request, option, now, events, reason=reason)
+        decode = self._decode_after_move(request, option.instance, now)
+        if decode is not None:
+            self._move(request, option, decode, now, events, reason=reason)
 
     def _make_move(
-        self, migration: Migration, option: Option, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
+        self,
+        migration: Migration,
+        option: Option,
+        decode: InstanceId,
+        plan: MigrationPlan,
+        now: Seconds,
+        events: list[LogEvent],
+        *,
+        wasted: Seconds = 0.0,
     ) -> None:
         self._decide(
             events,
@@ -494,6 +671,9 @@ class Dispatcher:
                 policy=plan.policy,
                 planned_as_of=plan.as_of,
                 benefit=migration.benefit,
+                decode=decode,
+                rebound=migration.rebind,
+                wasted=wasted,
             ),
         )
 
@@ -514,10 +694,20 @@ class Dispatcher:
                 policy=plan.policy,
                 planned_as_of=plan.as_of,
                 benefit=migration.benefit,
+                rebind=migration.rebind,
             ),
         )
 
-    def _move(self, request: Request, option: Option, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
+    def _move(
+        self,
+        request: Request,
+        option: Option,
+        decode: InstanceId,
+        now: Seconds,
+        events: list[LogEvent],
+        *,
+        reason: str,
+    ) -> None:
         source = request.instance
         self._decide(
             events,
@@ -532,6 +722,7 @@ class Dispatcher:
                 prefill_seconds=option.work_seconds,
                 predicted_ttft=option.predicted_ttft,
                 reason=reason,
+                decode=decode,
             ),
         )
 
@@ -551,6 +742,8 @@ class Dispatcher:
         """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
         factor = self.state.correction(instance)
         for request in list(line.prefill.values()):
+            if request.decode:
+                continue  # its ingress says when its prefill is over
             if not request.streaming and now >= request.granted_at + request.engine_seconds * factor:
                 self._assume_prefill(request, now, events)
 
@@ -571,14 +764,20 @@ class Dispatcher:
         self._decide(
             events,
             lambda s: RequestGranted(
-                at=now, stamp=s, request=request.id, instance=request.instance, attempt=request.attempt
+                at=now,
+                stamp=s,
+                request=request.id,
+                instance=request.instance,
+                attempt=request.attempt,
+                rebind=self.policies.rebind and not request.rebound_from and not request.decode,
             ),
         )
 
     def _has_room(self, line: Line, request: Request) -> bool:
-        if len(line.prefill) + len(line.decoding) >= self.policies.running_max:
-            return False
-        return not line.prefill or line.prefill_tokens + request.uncached_tokens <= self.policies.prefill_window_tokens
+        policies = self.policies
+        return line.has_room(
+            request.uncached_tokens, window_tokens=policies.prefill_window_tokens, running_max=policies.running_max
+        )
 
     def _decide(self, events: list[LogEvent], event_with: Callable[[Stamp], LogEvent]) -> None:
         self.decided += 1
@@ -604,6 +803,12 @@ def asked_again(request: Request, attempt: int, excluded: Iterable[InstanceId]) 
         attempt=attempt,
         excluded=list(excluded),
     )
+
+
+def _predicted_ttft(option: Option, pair: Pair) -> Seconds:
+    if not pair.decode:
+        return option.predicted_ttft
+    return option.queue_seconds + option.prefill_seconds + pair.transfer_seconds
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:

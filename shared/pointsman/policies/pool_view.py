@@ -37,10 +37,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     """Requests that have no first token yet."""
     requests: int
+    transfer_seconds: Seconds = 0.0
+    """From the end of its prefill there until the instance that decodes has the KV cache; 0 where that is the same one."""
 
     @property
     def predicted_ttft(self) -> Seconds:
-        return self.queue_seconds + self.prefill_seconds
+        return self.queue_seconds + self.prefill_seconds + self.transfer_seconds
 
     def as_candidate(self) -> Candidate:
         return Candidate(
@@ -56,8 +58,17 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 class PoolView:
     """The pool as one request finds it."""
 
-    def __init__(self, state: State, request: Request, now: Seconds, *, excluded: Collection[InstanceId] = ()) -> None:
-        """`excluded`: instances that failed this request already."""
+    def __init__(
+        self,
+        state: State,
+        request: Request,
+        now: Seconds,
+        *,
+        excluded: Collection[InstanceId] = (),
+        transfer_seconds: Seconds | None = 0.0,
+    ) -> None:
+        """`excluded`: instances that failed this request already. `transfer_seconds`: what handing it over to another
+        instance takes after its prefill, where one only prefills; None where nobody would take it."""
         self.request = request
         self.now = now
         self._state = state
@@ -66,6 +77,9 @@ class PoolView:
             tuple(i for i in state.fleet.ready if i not in excluded) if excluded else state.fleet.ready
         )
         """Ready instances that did not fail this request, sorted by name."""
+        self._transfer_seconds = transfer_seconds or 0.0
+        if transfer_seconds is None:
+            self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
 
     @property
     def budget(self) -> Seconds:
@@ -139,6 +153,7 @@ class PoolView:
             load_tokens=line.load_tokens,
             waiting=line.waiting,
             requests=line.requests,
+            transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
     def familiar(self, equals: list[Option]) -> Option:

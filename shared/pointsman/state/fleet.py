@@ -5,10 +5,10 @@ is `exact` while events flow and digests agree, `degraded` after a gap, a differ
 `blind` where the engine publishes no events.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
+from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 
 
@@ -43,6 +43,8 @@ class Instance:
     joined_at: Seconds
     heard_at: Seconds
     cache: str
+    arrived_at: Sequence = field(default=0, compare=False)
+    """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
@@ -57,6 +59,14 @@ class Instance:
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that it serves, each under a name of its own."""
+    aliases: tuple[str, ...] = ()
+    """Further names of `model` itself."""
+    role: Role = "both"
+    decode: DecodeCost | None = None
+    transfer_tokens_per_s: float = 0.0
+    dp_rank: int = ANY_RANK
 
     @property
     def status(self) -> Status:
@@ -81,6 +91,9 @@ class Fleet:
     def __init__(self) -> None:
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
+        self._decoders: tuple[InstanceId, ...] = ()
+        self.split = False
+        """Whether there is an instance that does not do all of a request."""
 
     def __contains__(self, instance: InstanceId) -> bool:
         return instance in self._instances
@@ -97,10 +110,18 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take new requests, sorted by name: the ring and every tie depend on this order."""
+        """Instances that take new requests, that is prompts, sorted by name: the ring and every tie depend on this order."""
         if self._ready is None:
-            self._ready = tuple(sorted(i.id for i in self._instances.values() if i.status is Status.READY))
+            able = sorted((i.id, i.role) for i in self._instances.values() if i.status is Status.READY)
+            self._ready = tuple(instance for instance, role in able if role != "decode")
+            self._decoders = tuple(instance for instance, role in able if role != "prefill")
         return self._ready
+
+    @property
+    def decoders(self) -> tuple[InstanceId, ...]:
+        """Instances that take what others have prefilled, sorted by name."""
+        _ = self.ready  # which sorts both out
+        return self._decoders
 
     def join(self, event: InstanceJoined) -> Instance:
         """Take in a new instance or a new epoch of a known one; the caller has checked the epoch."""
@@ -120,9 +141,15 @@ class Fleet:
             cache=event.cache,
             draining=known.draining if known else False,
             leaving=known.leaving if known else False,
+            adapters=known.adapters if known else (),
+            aliases=known.aliases if known else (),
+            role=event.role,
+            decode=event.decode,
+            transfer_tokens_per_s=event.transfer_tokens_per_s,
+            dp_rank=event.dp_rank,
         )
         self._instances[event.instance] = instance
-        self._ready = None
+        self._changed()
         return instance
 
     def hear(self, event: InstanceReported) -> None:
@@ -133,6 +160,8 @@ class Fleet:
         instance.waiting = event.waiting
         instance.running = event.running
         instance.kv_usage = event.kv_usage
+        instance.adapters = tuple(event.adapters)
+        instance.aliases = tuple(event.aliases)
         if instance.serving != event.serving or instance.suspected:
             instance.serving = event.serving
             instance.suspected = False
@@ -147,6 +176,15 @@ class Fleet:
         self._instances[instance].leaving = leaving
         self._ready = None
 
+    def begin_anew(self, instance: InstanceId, arrived_at: Sequence) -> None:
+        """The leader had let go of it before it joined again: its present life takes nothing over."""
+        self.drain(instance, draining=False)
+        self._instances[instance].arrived_at = arrived_at
+
     def leave(self, instance: InstanceId) -> None:
         self._instances.pop(instance, None)
+        self._changed()
+
+    def _changed(self) -> None:
         self._ready = None
+        self.split = any(instance.role != "both" for instance in self._instances.values())

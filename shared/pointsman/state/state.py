@@ -3,7 +3,7 @@
 Synchronous, deterministic, no I/O. Time is the time that events carry; what a policy remembers (hotness, last
 placements, learned corrections) is kept here and changes only here. The leader applies its own decisions at once
 and skips them when they come back through the log; everyone else applies the log in order. What a leader of an earlier
-term has written after the newest LeaderElected is passed over by everyone.
+term has written after the newest LeaderElected is passed over by everyone, and so is a decision that comes twice.
 """
 
 from collections import deque
@@ -15,9 +15,11 @@ from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     LeaderElected,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -43,15 +45,17 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
+from pointsman.state.decided import Decided
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import Correction
 from pointsman.state.memories.base import Memory
+from pointsman.state.memories.decode_load import DecodeLoad
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.scaling import Scaling
 from pointsman.state.speculation import Speculation
-from pointsman.state.workload import NO_EPOCH, Request, Stage, Workload
+from pointsman.state.workload import NO_EPOCH, NOWHERE, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
@@ -90,6 +94,8 @@ class State:
             cold_share=settings.cold_share,
         )
         self.scaling = Scaling()
+        self.decode_load = DecodeLoad()
+        """How fast instances decode; kept only where prefill and decode are split."""
         self.corrections: dict[InstanceId, Correction] = {}
         self.placements = 0
         self.term = Term(0)
@@ -98,6 +104,7 @@ class State:
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
+        self.decided = Decided()
         self.writes_lost = 0
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
@@ -113,6 +120,8 @@ class State:
         if event.stamp is not None and event.stamp.term < self.term:
             self.fenced += 1
             return
+        if event.stamp is not None and not self.decided.first_time(event.stamp):
+            return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         match event:
@@ -122,10 +131,13 @@ class State:
                         self.index.store(event.instance, run.parent, unpack_keys(run.keys))
             case BlocksRemoved():
                 if self._next_cache_event(event):
-                    self.index.remove(event.instance, unpack_keys(event.keys))
+                    removed = unpack_keys(event.keys)
+                    self.index.remove(event.instance, removed)
+                    self._forget_computed(event.instance, set(removed))
             case CacheCleared():
                 if self._next_cache_event(event):
                     self.index.clear(event.instance)
+                    self._forget_computed(event.instance)
                     instance = self.fleet[event.instance]
                     instance.cache = "empty"
             case CacheGap():
@@ -145,17 +157,20 @@ class State:
                 if self._current(event.instance, event.epoch):
                     self.fleet.suspect(event.instance)
             case InstanceDraining():
-                if self._current(event.instance, event.epoch):
+                if self._is_there_since(event):
                     self.fleet.drain(event.instance, draining=True, leaving=event.leaving)
             case InstanceUndrained():
-                if self._current(event.instance, event.epoch):
+                if self._is_there_since(event):
                     self.fleet.drain(event.instance, draining=False)
             case InstanceLeft():
                 if self._current(event.instance, event.epoch):
                     self._forget_cache(event.instance)
                     self.fleet.leave(event.instance)
+                    self.decode_load.left(event.instance, event.at)
                     for memory in self._memories:
                         memory.left(event.instance, event.at)
+                elif event.stamp is not None and self._is_there_since(event):
+                    self.fleet.begin_anew(event.instance, event.stamp.as_of + 1)
                 self.strangers.pop(event.instance, None)
             case RequestArrived():
                 self._arrive(event)
@@ -165,6 +180,10 @@ class State:
                 self._grant(event)
             case RequestMigrated():
                 self._migrate(event)
+            case RequestHandedOver():
+                self._hand_over(event, event.instance)
+            case HandOverRefused():
+                self._hand_over(event, event.source)
             case PrefillFinished():
                 self._finish_prefill(event)
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
@@ -222,6 +241,11 @@ class State:
         correction = self.corrections.get(instance)
         return correction.factor if correction else 1.0
 
+    def prediction_error(self, instance: InstanceId) -> float | None:
+        """Median absolute error of the newest prefill predictions there, as a share; None before there was one."""
+        correction = self.corrections.get(instance)
+        return correction.error if correction else None
+
     # Cache events
 
     def _next_cache_event(self, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap) -> bool:
@@ -249,6 +273,14 @@ class State:
         known = self.fleet.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
+    def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
+        """Whether the instance is there without a break since this was decided. It may have begun a new life before the
+        decision came to stand in the log: the leader decided first, and the new life takes over from the old."""
+        known = self.fleet.get(event.instance)
+        if known is None or event.epoch >= known.epoch:
+            return known is not None and event.epoch == known.epoch
+        return event.stamp is not None and event.stamp.as_of >= known.arrived_at
+
     # The fleet
 
     def _join(self, event: InstanceJoined) -> None:
@@ -257,8 +289,12 @@ class State:
         self._epochs[event.instance] = event.epoch
         self.strangers.pop(event.instance, None)
         self._forget_cache(event.instance)
-        self.fleet.join(event)
+        known = self.fleet.get(event.instance)
+        self.fleet.join(event).arrived_at = known.arrived_at if known is not None else self.sequence
+        if event.instance in self.workload.lines:
+            self.workload.lines[event.instance].forsaken_at = 0.0
         self.index.add(event.instance)
+        self.decode_load.joined(event.instance, event.at)
         for memory in self._memories:
             memory.joined(event.instance, event.at)
 
@@ -318,10 +354,15 @@ class State:
 
     def _migrate(self, event: RequestMigrated) -> None:
         request = self.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PENDING or request.instance != event.source:
+        moves_from = Stage.PREFILL if event.rebound else Stage.PENDING
+        if request is None or request.stage is not moves_from or request.instance != event.source:
             return
+        if event.rebound:
+            self.workload.line(event.source).forsake(event.at)
         self._unplace(request, event.at)
         self._queue(request, event)
+        if event.rebound:
+            request.rebound_from = event.source
 
     def _queue(self, request: Request, event: RequestPlaced | RequestMigrated) -> None:
         request.stage = Stage.PENDING
@@ -331,7 +372,10 @@ class State:
         request.prefill_seconds = event.prefill_seconds
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
+        request.prefilled_by = NOWHERE
         self._join_line(request, event.at)
+        if event.decode:
+            self.workload.expect(request, event.decode)
 
     def _join_line(self, request: Request, at: Seconds) -> None:
         instance = request.instance
@@ -346,7 +390,10 @@ class State:
         if request.stage is not Stage.ARRIVED:
             for memory in self._memories:
                 memory.unplaced(request, at)
+            self.decode_load.unplaced(request, at)
             self.workload.line(request.instance).remove(request)
+            if request.decode:
+                self.workload.expect(request, NOWHERE)
             if request.stage is not Stage.DECODING:
                 self._take_back(request)
             request.stage = Stage.ARRIVED
@@ -359,55 +406,134 @@ class State:
             self._rehome(request, event)
         if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
+        request.rebind = event.rebind
+        self._enter_engine(request, event.at)
+
+    def _enter_engine(self, request: Request, at: Seconds) -> None:
         request.stage = Stage.PREFILL
-        request.granted_at = event.at
-        self.workload.line(event.instance).grant(request, event.at)
+        request.granted_at = at
+        self.workload.line(request.instance).grant(request, at)
         for memory in self._memories:
-            memory.granted(request, event.at)
+            memory.granted(request, at)
 
     def _is_there(self, request: Request, instance: InstanceId) -> bool:
         return request.instance == instance and request.stage in (Stage.PENDING, Stage.PREFILL)
 
     def _rehome(self, request: Request, event: RequestGranted) -> None:
         """An ingress says that a request is where we do not think it: it is in nobody's queue now."""
-        instance, at = self.fleet.get(event.instance), event.at
+        instance = self.fleet.get(event.instance)
         if instance is None or request.stage is Stage.DECODING:
             return
+        request.attempt = event.attempt
+        self._put(request, instance, event.at)
+        if event.decode:
+            self.workload.expect(request, event.decode)
+
+    def _put(self, request: Request, instance: Instance, at: Seconds) -> None:
+        """Into the line of this instance, of whose cache nothing is assumed: an ingress has told where the request is."""
         self._unplace(request, at)
         request.stage = Stage.PENDING
-        request.attempt = event.attempt
-        request.instance = event.instance
+        request.instance = instance.id
         request.hit_blocks = 0
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
+        request.prefilled_by = NOWHERE
+        if request.rebound_from == instance.id:
+            request.rebound_from = NOWHERE  # its ingress had not heard of that, and has kept it
         self._join_line(request, at)
 
     def _finish_prefill(self, event: PrefillFinished) -> None:
         request = self.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PREFILL or request.instance != event.instance:
+        if request is None:
             return
-        self.workload.line(event.instance).finish_prefill(request, event.at)
+        learnable = event.stamp is None and not request.rebound_from  # else nobody knows when it really was sent
+        if request.rebound_from == event.instance and event.stamp is None:
+            self._keep_at_source(request, event)
+        if request.instance != event.instance:
+            return
+        if request.stage is Stage.PREFILL:
+            line = self.workload.line(event.instance)
+            line.finish_prefill(request, event.at)
+            line.forsaken_at = line.forsaken_at if event.stamp else 0.0
+            if request.decode:
+                self.workload.expect(request, NOWHERE)
+            if learnable:
+                self._learn_prefill(request, event.at)
+        elif request.stage is not Stage.HANDED_OVER:
+            return
         request.stage = Stage.DECODING
-        if event.stamp is None:
-            correction = self.corrections.setdefault(event.instance, Correction())
-            correction.learn(
-                predicted=request.engine_seconds,
-                observed=event.at - request.granted_at,
-                tokens=request.engine_tokens,
-            )
         self._promise_until_confirmed(request, event.at)
+        if self.fleet.split:
+            self.decode_load.first_token(request, event.at)
         for memory in self._memories:
             memory.first_token(request, event.at)
+
+    def _keep_at_source(self, request: Request, event: PrefillFinished) -> None:
+        """A request was re-bound, and its first token came from where it had been: its ingress had not heard yet."""
+        instance = self.fleet.get(event.instance)
+        if instance is not None and request.stage in (Stage.PENDING, Stage.PREFILL):
+            self._put(request, instance, event.at)
+            self._enter_engine(request, event.at)
+
+    def _learn_prefill(self, request: Request, at: Seconds) -> None:
+        correction = self.corrections.setdefault(request.instance, Correction())
+        correction.learn(
+            predicted=request.engine_seconds, observed=at - request.granted_at, tokens=request.engine_tokens
+        )
+
+    def _hand_over(self, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+        """Its prefill is over. `to`: who decodes it, or, where nobody does, who has prefilled it: there it stays until its
+        ingress ends it or asks once more."""
+        request = self.workload.requests.get(event.request)
+        if request is None or event.attempt < request.attempt:
+            return
+        is_news = request.stage is Stage.PREFILL and request.instance == event.source
+        if is_news:
+            self._give_away(request, event)
+        elif request.handed_to_nobody and request.instance == event.source != to:
+            self.workload.line(event.source).remove(request)
+            self._take_back(request)
+        elif event.stamp is None and not self._is_handed_over(request, to):
+            self._unplace(request, event.at)  # an ingress says so, and we thought it elsewhere
+        else:
+            return
+        self._take_over(request, event, to)
+        if is_news and event.prefill > 0:
+            for memory in self._memories:
+                memory.handed_over(request, event.at)
+
+    def _give_away(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
+        """The instance that prefilled it has nothing to do with it any more."""
+        self.workload.line(event.source).give_away(request, event.at)
+        if event.prefill > 0:
+            self._learn_prefill(request, event.at)
+        self._promise_until_confirmed(request, event.at)
+
+    def _is_handed_over(self, request: Request, instance: InstanceId) -> bool:
+        return request.stage is Stage.DECODING or (request.stage is Stage.HANDED_OVER and request.instance == instance)
+
+    def _take_over(self, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+        """It is with this instance from here on."""
+        request.stage = Stage.HANDED_OVER
+        request.attempt = event.attempt
+        request.instance, request.prefilled_by = to, event.source
+        request.epoch = self._epochs.get(to, NO_EPOCH)
+        self.workload.expect(request, NOWHERE)
+        self.workload.line(to).decoding[request.id] = request
+        self.speculation.promise(to, request.keys)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
         request = self.workload.end(event.request, type(event).__name__)
         if request is None:
             return
         finished = event if isinstance(event, RequestFinished) else None
-        if request.stage is Stage.PREFILL and finished:
+        kept = finished is not None and finished.instance == request.rebound_from
+        if request.stage in (Stage.PREFILL, Stage.HANDED_OVER) and finished and not kept:
             self._promise_until_confirmed(request, event.at)
-        elif request.stage in (Stage.PENDING, Stage.PREFILL):
+        elif request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER):
             self._take_back(request)
+        if self.fleet.split:
+            self.decode_load.ended(request, event.at, finished)
         for memory in self._memories:
             if isinstance(event, RequestRejected):
                 memory.refused(request, event.at, event.reason)
@@ -424,6 +550,18 @@ class State:
     def _promise_until_confirmed(self, request: Request, at: Seconds) -> None:
         deadline = at + CONFIRMATION_WALL_SECONDS * self.settings.speed
         self._promises.append((deadline, request.instance, request.epoch, request.keys))
+
+    def _forget_computed(self, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
+        """Take back promises of prompts that were computed there and lost a block of those `removed` (None: all): what
+        remains of them is in the index. Prompts that are still to be computed will be held."""
+        lost = [
+            promise
+            for promise in self._promises
+            if promise[1] == instance and (removed is None or not removed.isdisjoint(promise[3]))
+        ]
+        for promise in lost:
+            self._promises.remove(promise)
+            self._release(instance, promise[2], promise[3])
 
     def _settle_promises(self, now: Seconds) -> None:
         """Take back promises whose time is up: by now the engine's events have confirmed them, or never will."""

@@ -1,7 +1,8 @@
 """Every request that has no end yet, and the work that each instance has before it.
 
 A request is *pending* in an instance's queue, then granted and *in prefill* until its first token, then
-*decoding*. Work is counted in prefill seconds of the instance's own cost model, before its learned correction.
+*decoding*. Where prefill and decode are split it is *expected* by the instance that will decode it from its placement
+on, and *handed over* to it after its prefill: from then on it is that one's. Work is counted in prefill seconds of the instance's own cost model, before its learned correction.
 """
 
 from collections import OrderedDict
@@ -22,6 +23,8 @@ class Stage(StrEnum):
     ARRIVED = "arrived"
     PENDING = "pending"
     PREFILL = "prefill"
+    HANDED_OVER = "handed over"
+    """Its prefill is over, elsewhere; the KV cache is on its way to `instance`, which will decode it."""
     DECODING = "decoding"
 
 
@@ -55,6 +58,19 @@ class Request:
     """Prefill work before its first token when it was granted, its own included, uncorrected."""
     engine_tokens: Tokens = 0
     """The same in uncached tokens."""
+    decode: InstanceId = NOWHERE
+    """Who expects it, to decode it after its prefill; NOWHERE where `instance` does all that is left."""
+    prefilled_by: InstanceId = NOWHERE
+    """Who prefilled it, once it was handed over."""
+    rebind: bool = False
+    """Whether its ingress asks, until the engine answers, if it is to go elsewhere."""
+    rebound_from: InstanceId = NOWHERE
+    """Out of whose engine it was taken, before its first token, to start again elsewhere; once at most."""
+
+    @property
+    def handed_to_nobody(self) -> bool:
+        """Its prefill is over, and nobody could take it then; its ingress has been told."""
+        return self.stage is Stage.HANDED_OVER and self.instance == self.prefilled_by
 
     @property
     def deadline(self) -> Seconds:
@@ -68,12 +84,18 @@ class Line:
     pending: dict[RequestId, Request] = field(default_factory=dict)
     prefill: dict[RequestId, Request] = field(default_factory=dict)
     decoding: dict[RequestId, Request] = field(default_factory=dict)
+    expected: dict[RequestId, Request] = field(default_factory=dict)
+    """What others prefill or will, to be decoded here. In `decoding` from the moment it is handed over."""
     pending_seconds: Seconds = 0.0
     pending_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     prefill_tokens: Tokens = 0
     working_since: Seconds = 0.0
     """When the engine began the prefill it is at: the last grant into an empty engine, or the last first token."""
+    forsaken_at: Seconds = 0.0
+    """When a request was last taken out of the engine for want of its first token; 0 once there was a first token since."""
+    forsaken_since: Seconds = 0.0
+    """Since when the engine had finished no prefill then."""
 
     @property
     def load_tokens(self) -> Tokens:
@@ -132,6 +154,17 @@ class Line:
         self.working_since = now
         self.decoding[request.id] = request
 
+    def give_away(self, request: Request, now: Seconds) -> None:
+        """Its prefill is over, and it goes elsewhere."""
+        self._take_prefill(request)
+        self.working_since = now
+
+    def forsake(self, now: Seconds) -> None:
+        """A request is about to be taken out of the engine: with it would go what tells that the engine stalls."""
+        since = self.working_since
+        self.forsaken_since = min(self.forsaken_since, since) if self.forsaken_at else since
+        self.forsaken_at = now
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is; one that is not here is a no-op."""
         if request.id in self.pending:
@@ -140,6 +173,12 @@ class Line:
             self._take_prefill(request)
         else:
             self.decoding.pop(request.id, None)
+
+    def has_room(self, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
+        """Whether the engine may be given so many more uncached tokens by these bounds. One request always may be in it."""
+        if len(self.prefill) + len(self.decoding) >= running_max:
+            return False
+        return not self.prefill or self.prefill_tokens + tokens <= window_tokens
 
     def _take_pending(self, request: Request) -> None:
         del self.pending[request.id]
@@ -167,6 +206,14 @@ class Workload:
             line = self.lines[instance] = Line()
         return line
 
+    def expect(self, request: Request, instance: InstanceId) -> None:
+        """From now on this instance, and no other, will decode the request; NOWHERE: the one that prefills it."""
+        if request.decode:
+            self.line(request.decode).expected.pop(request.id, None)
+        request.decode = instance
+        if instance:
+            self.line(instance).expected[request.id] = request
+
     def end_of(self, request: RequestId) -> str | None:
         """How a request ended (the event's name), while that is remembered."""
         return self._ended.get(request)
@@ -180,6 +227,8 @@ class Workload:
         known = self.requests.pop(request, None)
         if known is not None:
             self.line(known.instance).remove(known)
+            if known.decode:
+                self.expect(known, NOWHERE)
         if known is not None or request not in self._ended:
             self._ended[request] = how
             if len(self._ended) > ENDED_REMEMBERED_MAX:

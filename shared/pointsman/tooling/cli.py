@@ -33,6 +33,11 @@ COMMANDS = {
         "Run recorded traffic again under another policy or fleet size.",
     ),
     "export": ("pointsman.tooling.history.export_command", "export_command", "Write a log into one portable file."),
+    "calibrate": (
+        "pointsman.tooling.calibrate",
+        "calibrate_command",
+        "Measure what prefills cost on an engine, to predict them.",
+    ),
     "bench": ("pointsman.tooling.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
     "simulate": (
         "pointsman.tooling.simulate",

@@ -49,7 +49,8 @@ class FleetProcess(msgspec.Struct, frozen=True):
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pointsman up` runs, as other commands need it. `pid` and `started_at` (Unix seconds) are those of `up`."""
+    """What `pointsman up` runs, as other commands need it. `pid` and `started_at` (Unix seconds) are those of `up`.
+    `further` are the models behind the same ingress, by their pools."""
 
     nats: str
     ingress: str
@@ -64,6 +65,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     processes: list[FleetProcess] = []
+    further: dict[str, str] = {}
 
     def settings(self) -> FleetSettings:
         """What a process must be told to take part in this fleet. Raises OSError when the secret cannot be read."""

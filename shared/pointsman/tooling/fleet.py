@@ -51,7 +51,8 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
     """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
 
     \b
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'.
+    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'. 'Off by' is how
+    wrong predictions of prefill times were of late (median); pointsman calibrate makes them better.
       pointsman fleet                                the fleet that runs on this machine
       pointsman fleet --watch                        the same, live
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
@@ -140,11 +141,16 @@ def _table(fleet: FleetDescribed) -> RenderableType:
     table.add_column("URL", overflow="fold")
     for column in ("since", "status", "knowledge"):
         table.add_column(column, no_wrap=True)
-    for column in ("pending", "in prefill", "decoding", "cached blocks"):
+    for column in ("pending", "in prefill", "decoding", "cached blocks", "off by"):
         table.add_column(column, justify="right")
     for instance in fleet.instances:
         table.add_row(*_row(instance))
     return table
+
+
+def _status(instance: InstanceDescribed) -> str:
+    """With its role, where it does not do all of a request."""
+    return instance.status if instance.role == "both" else f"{instance.status}, {instance.role}"
 
 
 def _row(instance: InstanceDescribed) -> tuple[RenderableType, ...]:
@@ -153,10 +159,11 @@ def _row(instance: InstanceDescribed) -> tuple[RenderableType, ...]:
         instance.instance,
         instance.url,
         f"{since:%H:%M:%S}",
-        Text(instance.status, style=STYLES.get(instance.status, "")),
+        Text(_status(instance), style=STYLES.get(instance.status, "")),
         Text(instance.knowledge, style=STYLES.get(instance.knowledge, "")),
         str(instance.pending),
         str(instance.in_prefill),
         str(instance.decoding),
         str(instance.cached_blocks),
+        f"{instance.prediction_error:.0%}" if instance.prediction_error >= 0 else "",
     )

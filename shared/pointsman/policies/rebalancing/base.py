@@ -11,13 +11,17 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A pending request that should wait elsewhere. `benefit`: seconds of TTFT that the pool wins (Eq. 6)."""
+    """A pending request that should wait elsewhere. `benefit`: seconds of TTFT that the pool wins (Eq. 6).
+
+    `rebind`: it is in an engine already, and should be taken out of it (`rebinding`).
+    """
 
     request: RequestId
     source: InstanceId
     target: InstanceId
     benefit: Seconds
     reason: str
+    rebind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class RoutingPolicy(ABC):
 def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
     """The eligible instances. Raises NoInstance where there is none."""
     if not view.eligible:
-        reason = "every ready instance failed this request" if view.retried else "no instance is ready"
+        reason = (
+            "every ready instance failed this request, or lacks its adapter" if view.retried else "no instance is ready"
+        )
         raise NoInstance(reason)
     return view.eligible
 

@@ -115,7 +115,7 @@ class Attainment(Memory):
 
     @override
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL)
+        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if waited and finished is None and at > request.deadline:
             self._take_in(request, on_time=False)
 

@@ -8,8 +8,8 @@ from pointsman.state.workload import Request
 class Memory:
     """Takes note of what it needs; everything else is a no-op. Called by State alone, at the event's time `at`.
 
-    A request passes `arrived`, `placed` (again after each `unplaced`), `granted`, `first_token` and `ended`, and may
-    end or be unplaced at any point. At `ended` its fields are those of its last placement.
+    A request passes `arrived`, `placed` (again after each `unplaced`), `granted`, `handed_over` where another instance
+    decodes it, `first_token` and `ended`, and may end or be unplaced at any point. At `ended` its fields are those of its last placement.
     """
 
     def arrived(self, request: Request, at: Seconds) -> None:
@@ -23,6 +23,10 @@ class Memory:
 
     def granted(self, request: Request, at: Seconds) -> None:
         """It was sent to the engine."""
+
+    def handed_over(self, request: Request, at: Seconds) -> None:
+        """Its prefill at `request.prefilled_by` is over, and it is with `request.instance` now, which will decode it. Its
+        first token is still to come."""
 
     def first_token(self, request: Request, at: Seconds) -> None:
         """Its prefill is over; `request.granted_at` says when it began to wait for that inside the engine."""

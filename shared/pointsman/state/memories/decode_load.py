@@ -64,12 +64,13 @@ class DecodeLoad(Memory):
         self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
         """By request: how many decoded there when it began, itself included."""
 
-    def predicted_tpot(self, instance: InstanceId, now: Seconds) -> Seconds | None:
-        """Seconds per token if one more request decoded there; None without evidence."""
+    def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
+        """Seconds per token if one more request decoded there; None without evidence. `others`: how many do already,
+        where the caller knows of more than those that have their first token."""
         fit = self._fits.get(instance)
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:
             return None
-        return fit.seconds_per_token(len(self._decoding.get(instance, ())) + 1)
+        return fit.seconds_per_token((len(self._decoding.get(instance, ())) if others is None else others) + 1)
 
     @override
     def first_token(self, request: Request, at: Seconds) -> None:

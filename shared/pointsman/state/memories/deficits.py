@@ -54,7 +54,8 @@ class Deficits(Memory):
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
         if finished is not None:
             output_tokens = max(0, finished.completion_tokens)
-            self._spend(request.tenant, request.instance, self._output_weight * output_tokens)
+            home = request.prefilled_by or request.instance
+            self._spend(request.tenant, home, self._output_weight * output_tokens)
         elif request.stage is Stage.PENDING:
             self._give_back(request)
 

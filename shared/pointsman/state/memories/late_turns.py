@@ -90,9 +90,13 @@ class LateTurns(Memory):
         self._credits[request.instance] = credit
 
     @override
+    def handed_over(self, request: Request, at: Seconds) -> None:
+        self._learn(request.prefilled_by, request, at)
+
+    @override
     def first_token(self, request: Request, at: Seconds) -> None:
-        pace = self._paces.setdefault(request.instance, Pace())
-        pace.learn(predicted=request.engine_seconds, observed=at - request.granted_at)
+        if not request.prefilled_by:
+            self._learn(request.instance, request, at)
 
     @override
     def joined(self, instance: InstanceId, at: Seconds) -> None:
@@ -102,6 +106,10 @@ class LateTurns(Memory):
     def left(self, instance: InstanceId, at: Seconds) -> None:
         self._credits.pop(instance, None)
         self._paces.pop(instance, None)
+
+    def _learn(self, instance: InstanceId, request: Request, at: Seconds) -> None:
+        pace = self._paces.setdefault(instance, Pace())
+        pace.learn(predicted=request.engine_seconds, observed=at - request.granted_at)
 
 
 def _is_late(request: Request, seconds: Seconds, now: Seconds) -> bool:

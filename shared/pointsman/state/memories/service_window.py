@@ -119,7 +119,7 @@ class ServiceWindow(Memory):
 
     @override
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL)
+        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if request.stage is Stage.PENDING:
             self._prefills.pop(request.id, None)
         if waited and finished is None and at > request.deadline:

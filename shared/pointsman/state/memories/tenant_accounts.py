@@ -80,7 +80,7 @@ class TenantAccounts(Memory):
 
     @override
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        book = self._books.get(request.instance)
+        book = self._books.get(request.prefilled_by or request.instance)
         if book is None:
             return
         if request.stage is Stage.PENDING:

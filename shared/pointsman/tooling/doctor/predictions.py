@@ -137,7 +137,7 @@ class Predictions(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         yield from self._slow()
         yield from self._spells()
-        yield from self._biased()
+        yield from self._biased(state)
         yield from self._missed()
 
     def _slow(self) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ class Predictions(Examiner):
                 advice="Something else held the machine or the engine up then; explain a request of that time.",
             )
 
-    def _biased(self) -> Iterator[Finding]:
+    def _biased(self, state: State) -> Iterator[Finding]:
         biased = {}
         for name, record in sorted(self._records.items()):
             if record.errors.seen < ANSWERS_MIN:
@@ -179,13 +179,15 @@ class Predictions(Examiner):
                 biased[name] = (
                     f"{name}: {abs(bias):.2f} s too {how} on average, real mean {real:.2f} s, {record.errors.seen:,} answers"
                 )
+                off = state.prediction_error(name)
+                biased[name] += f"; the newest prefills alone off by {off:.0%} (median)" if off is not None else ""
         if biased:
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
                 what=f"TTFT is predicted wrongly on {', '.join(biased)}",
                 evidence=list(biased.values()),
-                advice="The engines' cost model (--engine-model, the worker's prefill settings) or the machine's load does not fit.",
+                advice="The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and tell the workers (--engine-calibration).",
             )
 
     def _missed(self) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     Candidate,
     LeaderElected,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -508,18 +509,27 @@ def _marks(event: LogEvent, story: Story) -> list[tuple[Seconds, str, str, Insta
         case RequestPlaced() | RequestMigrated():
             return [(event.at, "queue", f"in the queue of {event.instance}", event.instance)]
         case RequestGranted():
-            inside = (f"in {event.instance}, to the first token", event.instance)
+            until = "the end of its prefill" if _is_handed_over(story, event.attempt) else "the first token"
+            inside = (f"in {event.instance}, to {until}", event.instance)
             first = story.first_token
             if first is None or first.instance != event.instance:
                 return [(event.at, "engine", *inside)]
             sent_at = min(first.at, max(event.at, first.at - first.prefill))
             return [(event.at, "way", f"on its way to {event.instance}", event.instance), (sent_at, "engine", *inside)]
+        case RequestHandedOver():
+            return [(event.at, "engine", f"fetched by {event.instance}, to the first token", event.instance)]
         case PrefillFinished():
             if event is story.first_token:
                 return [(event.at, "decoding", f"decoding in {event.instance}", event.instance)]
             return []
         case _:
             return []
+
+
+def _is_handed_over(story: Story, attempt: int) -> bool:
+    """Whether this attempt was prefilled in one instance and decoded in another."""
+    events = (entry.event for entry in story.entries)
+    return any(isinstance(event, RequestHandedOver) and event.attempt == attempt for event in events)
 
 
 def _joined(phases: list[Phase]) -> list[Phase]:

@@ -24,9 +24,11 @@ from pointsman.contracts.cache import (
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
+    HandOverRefused,
     LeaderElected,
     MigrationRefused,
     RequestGranted,
+    RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
@@ -118,8 +120,13 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
             return _placement(event)
         case RequestGranted():
             return f"-> {event.instance}{_attempt(event.attempt)}"
+        case HandOverRefused():
+            return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
+        case RequestHandedOver():
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}: {event.reason}"
         case RequestMigrated():
-            return f"{event.source} -> {event.instance}  TTFT {_seconds(event.predicted_ttft)}: {event.reason}"
+            out = f" out of its engine, {_seconds(event.wasted)} wasted" if event.rebound else ""
+            return f"{event.source} -> {event.instance}{out}  TTFT {_seconds(event.predicted_ttft)}: {event.reason}"
         case MigrationRefused():
             return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
         case RequestRejected():
@@ -150,6 +157,8 @@ def _placement(event: RequestPlaced) -> str:
         f"TTFT {_seconds(event.predicted_ttft)} (queue {_seconds(event.queue_seconds)}, prefill {_seconds(event.prefill_seconds)})  "
         f"{event.policy}: {event.reason}"
     )
+    if event.decode:
+        chosen += f"  decoded at {event.decode}: {event.decode_reason}"
     return f"{chosen}  {_others(event.candidates, event.instance)}".rstrip()
 
 

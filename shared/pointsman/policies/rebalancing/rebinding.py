@@ -1,0 +1,195 @@
+"""Re-binding: taking a request out of an engine before its first token, to start again at another instance.
+
+Source: our own. DualMap moves only what waits outside of engines; what is inside is bound to where it is. Aborting it costs
+what the engine has computed for it so far, so this is asked for (`--rebind`), is done to a request once at most, and only to
+one that is overdue: its first token is later than predicted when it was granted, by `OVERDUE_SECONDS`, or at all where the
+instance does not answer any more.
+
+What is left at the source is the work before the first token by the cost model, and as long again as the request is overdue
+already: nothing else is known of how long a stall will last. What it takes elsewhere is the queue there and the prefill of all
+that is not held there. The benefit is the difference, less the work that is lost, and must be at least `GAIN_SECONDS_MIN`. The
+target takes the request at once: it has room in its window and nobody waits there. No objective is asked for: who is overdue
+has mostly missed it.
+
+Planning and the leader's second look are the same judgement, on an older and on a newer State. Limits: of a request that is
+not streamed nobody sees the first token, and it is let be once that is assumed; where prefill and decode are two instances,
+both are let be.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pointsman.policies.bottleneck import STALL_SECONDS, stalled_seconds
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.rebalancing.base import Migration
+from pointsman.policies.rebalancing.recheck import Objection
+from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.state.fleet import Status
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request, Stage
+
+OVERDUE_SECONDS: Seconds = STALL_SECONDS
+GAIN_SECONDS_MIN: Seconds = 1.0
+REBOUND_MAX = 8
+"""Re-bound requests of a pool that may be without a first token at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What an engine is given at once, as the leader is told (`PolicySet`)."""
+
+    tokens: Tokens = 16_384
+    running_max: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
+
+    option: Option
+    wasted: Seconds
+    benefit: Seconds
+
+
+class Rebinding:
+    """Who should be re-bound, on one State at one moment."""
+
+    def __init__(self, state: State, now: Seconds, window: Window) -> None:
+        self._state = state
+        self._now = now
+        self._window = window
+
+    def plan(self, *, busy: Collection[InstanceId] = ()) -> list[Migration]:
+        """The moves, by descending benefit, one to a target. `busy`: instances that are no targets."""
+        overdue = [request for request in self._in_engines() if self._overdue(request) is not None]
+        room = REBOUND_MAX - self._under_way() if overdue else 0
+        offers = [(request, rebound) for request in overdue if (rebound := self._best(request, busy)) is not None]
+        offers.sort(key=lambda offer: (-offer[1].benefit, offer[0].id))
+        moves: dict[InstanceId, Migration] = {}
+        for request, rebound in offers:
+            if len(moves) < room:
+                moves.setdefault(rebound.option.instance, self._move(request, rebound))
+        return list(moves.values())
+
+    def judge(self, migration: Migration) -> Rebound | Objection:
+        """What starting again gives now, or why the request should stay."""
+        request = self._state.workload.requests.get(migration.request)
+        if request is None:
+            return Objection("not_waiting", "it has ended")
+        if request.rebound_from:
+            return Objection("rebound_before", f"it was taken out of {request.rebound_from} before")
+        if request.stage is not Stage.PREFILL:
+            return Objection("not_waiting", f"it is {request.stage} at {request.instance}")
+        if request.instance != migration.source:
+            return Objection("elsewhere", f"it is in {request.instance}")
+        if not _may_go(request):
+            return Objection("bound", "its ingress does not ask where it is to go")
+        return self._judge_target(request, migration.target)
+
+    def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Objection:
+        if self._under_way() >= REBOUND_MAX:
+            return Objection("too_many_rebound", f"{REBOUND_MAX} are under way")
+        if not self._takes(request, target):
+            return Objection("target_unavailable", f"{target} does not take it")
+        option = PoolView(self._state, request, self._now).option(target)
+        if not self._has_room(option):
+            return Objection("target_full", f"{target} could not begin it at once")
+        rebound = self._compare(request, option)
+        if rebound is None:
+            return Objection("not_overdue", "its first token is not overdue")
+        if rebound.benefit < GAIN_SECONDS_MIN:
+            return Objection("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
+        return rebound
+
+    def _in_engines(self) -> list[Request]:
+        """Requests that may be re-bound at all."""
+        return [
+            request
+            for line in self._state.workload.lines.values()
+            for request in line.prefill.values()
+            if _may_go(request)
+        ]
+
+    def _under_way(self) -> int:
+        return sum(bool(r.rebound_from) for line in self._state.workload.lines.values() for r in line.prefill.values())
+
+    def _best(self, request: Request, busy: Collection[InstanceId]) -> Rebound | None:
+        view = PoolView(self._state, request, self._now)
+        best: Rebound | None = None
+        for instance in self._state.fleet.ready:
+            if instance in busy or not self._takes(request, instance):
+                continue
+            option = view.option(instance)
+            rebound = self._compare(request, option) if self._has_room(option) else None
+            if rebound is not None and rebound.benefit >= (best.benefit if best else GAIN_SECONDS_MIN):
+                best = rebound if best is None or rebound.benefit > best.benefit else best
+        return best
+
+    def _takes(self, request: Request, target: InstanceId) -> bool:
+        state = self._state
+        if target == request.instance or target in request.excluded or target not in state.fleet.ready:
+            return False
+        return state.fleet[target].role == "both"
+
+    def _has_room(self, option: Option) -> bool:
+        line, window = self._state.workload.lines.get(option.instance), self._window
+        if line is None:
+            return True
+        room = line.has_room(option.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
+        return room and not line.pending
+
+    def _compare(self, request: Request, option: Option) -> Rebound | None:
+        """What starting again at `option` gives; None where the request is not overdue."""
+        overdue = self._overdue(request)
+        if overdue is None:
+            return None
+        left, wasted = self._at_source(request)
+        line = self._state.workload.lines.get(option.instance)
+        there = option.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
+        return Rebound(option, wasted, left + overdue - there - wasted)
+
+    def _overdue(self, request: Request) -> Seconds | None:
+        """By how much its first token is late; None while that is no reason to give up on it."""
+        state, instance = self._state, self._state.fleet.get(request.instance)
+        expected = state.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        overdue = self._now - request.granted_at - expected
+        answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
+        return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
+
+    def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
+        """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
+        state, source = self._state, request.instance
+        line = state.workload.lines[source]
+        seconds, tokens = _up_to(line, request)
+        first = next(iter(line.prefill.values()))
+        done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
+        done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
+        left = state.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
+        return left, state.expected_seconds(source, done, done_tokens) if first is request else 0.0
+
+    def _move(self, request: Request, rebound: Rebound) -> Migration:
+        target, benefit = rebound.option.instance, rebound.benefit
+        return Migration(
+            request=request.id,
+            source=request.instance,
+            target=target,
+            benefit=benefit,
+            reason=f"its first token from {request.instance} is overdue; starting again is {benefit:.2f} s sooner",
+            rebind=True,
+        )
+
+
+def _may_go(request: Request) -> bool:
+    """Whether its ingress would follow, and one instance does all of it."""
+    return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
+
+
+def _up_to(line: Line, request: Request) -> tuple[Seconds, Tokens]:
+    """Prefill work inside the engine before the first token of this request, uncorrected, and its uncached tokens."""
+    seconds, tokens = 0.0, 0
+    for known in line.prefill.values():
+        seconds += known.prefill_seconds
+        tokens += known.uncached_tokens
+        if known is request:
+            break
+    return seconds, tokens

@@ -1,0 +1,107 @@
+"""An ingress over HTTP: real server, real sockets, with engines and a scheduler around it that do as a test says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker, MemoryLog
+from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.log_link import Link
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.requests import RequestEvent
+from pointsman.primitives import InstanceId, PoolName
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from tests.support.events import joined
+from tests.support.fake_engine import FakeEngine, eventually, running_engine
+from tests.support.fake_scheduler import FakeScheduler
+
+POOL = PoolName("default")
+ONE, TWO = InstanceId("engine-1"), InstanceId("engine-2")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+TOKENS = {"model": "m", "prompt": list(range(200)), "max_tokens": 3}
+STREAM = {**TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@dataclass
+class World:
+    """An ingress with two engines and a scheduler around it."""
+
+    url: str
+    log: MemoryLog
+    broker: MemoryBroker
+    scheduler: FakeScheduler
+    one: FakeEngine
+    two: FakeEngine
+    client: aiohttp.ClientSession
+    board: HealthBoard
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(
+            self.url + path, data=BytesIO(data), headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+
+    async def events(self) -> list[RequestEvent]:
+        """What the ingress wrote about requests."""
+        await self.log.flush(1.0)
+        extent = await self.log.extent()
+        found: list[RequestEvent] = []
+        if extent.last == 0:
+            return found
+        async for entry in self.log.read():
+            event = getattr(entry, "event", None)
+            if isinstance(event, RequestEvent):
+                found.append(event)
+            if getattr(entry, "sequence", 0) >= extent.last:
+                break
+        return found
+
+
+async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
+    clock = ScaledClock(settings.speed)
+    broker = MemoryBroker(POOL)
+    link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
+    log = rest.log
+    one = await stack.enter_async_context(running_engine())
+    two = await stack.enter_async_context(running_engine())
+    scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
+    await stack.enter_async_context(scheduler)
+    for instance, engine in ((ONE, one), (TWO, two)):
+        await log.append(joined(instance, at=clock.now(), url=engine.url, max_model_len=1000))
+    supervisor = await stack.enter_async_context(Supervisor())
+    board = HealthBoard()
+    app = await stack.enter_async_context(
+        assembled(
+            settings,
+            {POOL: Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)},
+            clock=clock,
+            board=board,
+            supervisor=supervisor,
+        )
+    )
+    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    serving = asyncio.create_task(server.serve())
+    stack.push_async_callback(_stop, server, serving)
+    await eventually(lambda: server.started and board.ready)
+    client = await stack.enter_async_context(aiohttp.ClientSession())
+    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board)
+
+
+async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
+    server.should_exit = True
+    await serving
+
+
+@asynccontextmanager
+async def world_with(**settings: Any) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield await open_world(stack, IngressSettings(**{"probe": False, "name": "ingress-1", **settings}))

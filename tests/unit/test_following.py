@@ -1,0 +1,134 @@
+"""Where a fold begins: with the newest checkpoint that fits, and not without one that is only away for a moment."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.memory_stores import MemoryCheckpoints
+from pointsman.chassis.health import HealthBoard
+from pointsman.policies.dispatch import policy_set
+from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
+from pointsman.primitives import InstanceId, PoolName
+from pointsman.state.checkpoint import encode_state
+from pointsman.state.state import State
+from pointsman_scheduler import following
+from pointsman_scheduler.chosen import empty_state
+from pointsman_scheduler.following import Following, entry_digest
+from pointsman_scheduler.settings import SchedulerSettings
+from tests.support.events import joined
+
+ENTRIES = 6
+SETTINGS, POLICIES = SchedulerSettings(), policy_set()
+
+
+class TroubledCheckpoints(MemoryCheckpoints):
+    """Away for the first looks, or replaced by a newer one between look and load."""
+
+    def __init__(self, *, away: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__(lambda: True)
+        self.away = away
+        self.meanwhile = meanwhile
+
+    @override
+    async def labels(self) -> list[CheckpointLabel]:
+        self.away -= 1
+        if self.away >= 0:
+            away = "the store is away"
+            raise StoreUnavailableError(away)
+        return await super().labels()
+
+    @override
+    async def load(self, label: CheckpointLabel) -> bytes | None:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return await super().load(label)
+
+
+async def _a_log_that_begins_late() -> tuple[MemoryBroker, list[tuple[LogEntry, State]]]:
+    """Entries 1 to 6, each a new instance, with the State after each. The first three were dropped."""
+    broker, state = MemoryBroker(PoolName("default")), empty_state(SETTINGS, POLICIES)
+    log, passed = broker.client(ScaledClock(), name="test").log, []
+    for number in range(1, ENTRIES + 1):
+        await log.append(joined(f"engine-{number}"))
+    async for entry in log.read():
+        assert isinstance(entry, LogEntry)
+        assert entry.event is not None
+        state.apply(entry.event, entry.sequence)
+        passed.append((entry, state))
+        if entry.sequence == ENTRIES:
+            break
+    return broker, passed
+
+
+def _following(broker: MemoryBroker, checkpoints: MemoryCheckpoints) -> Following:
+    return Following(
+        event_log=broker.client(ScaledClock(), name="starts").log,
+        checkpoints=checkpoints,
+        clock=ScaledClock(),
+        board=HealthBoard(),
+        part="fold",
+        empty_state=lambda: empty_state(SETTINGS, POLICIES),
+    )
+
+
+async def _save(checkpoints: MemoryCheckpoints, broker: MemoryBroker, entry: LogEntry, state: State) -> None:
+    form = _following(broker, checkpoints).form
+    label = CheckpointLabel(identity=broker.extent.identity, as_of=entry.sequence, entry=entry_digest(entry), form=form)
+    await checkpoints.save(label, encode_state(state))
+
+
+async def test_a_start_waits_for_checkpoints_that_are_away_where_the_log_has_lost_its_beginning() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints = TroubledCheckpoints()
+    await _save(checkpoints, broker, *passed[-1])
+    broker.drop_before(4)
+    checkpoints.away = 3
+
+    beginning = await _following(broker, checkpoints).begin()
+
+    assert InstanceId("engine-1") in beginning.state.fleet
+    assert beginning.label is not None
+
+
+async def test_a_start_from_the_whole_log_waits_for_no_checkpoint() -> None:
+    broker, _ = await _a_log_that_begins_late()
+
+    beginning = await _following(broker, TroubledCheckpoints(away=1)).begin()
+
+    assert (beginning.label, beginning.extent.first) == (None, 1)
+
+
+async def test_a_start_takes_the_checkpoint_that_replaced_the_one_it_wanted() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints = TroubledCheckpoints()
+    await _save(checkpoints, broker, *passed[3])
+    broker.drop_before(4)
+    replaced, newer = dict(checkpoints._kept), TroubledCheckpoints()
+    await _save(newer, broker, *passed[5])
+
+    def replace() -> None:
+        for label in replaced:
+            del checkpoints._kept[label]
+        checkpoints._kept.update(newer._kept)
+
+    checkpoints.meanwhile = replace
+    beginning = await _following(broker, checkpoints).begin()
+
+    assert beginning.label is not None
+    assert beginning.label.as_of == ENTRIES
+
+
+async def test_a_start_gives_up_on_checkpoints_that_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "CHECKPOINT_WAIT_WALL_SECONDS", 0.2)
+    broker, _ = await _a_log_that_begins_late()
+    broker.drop_before(4)
+
+    async with asyncio.timeout(5.0):
+        beginning = await _following(broker, TroubledCheckpoints(away=10_000)).begin()
+
+    assert beginning.label is None
+    assert beginning.state.sequence == 0

@@ -1,0 +1,61 @@
+"""`pointsman up --also MODEL=ENGINES`: what is asked for, and the processes that come of it."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from pointsman.chassis.settings import options
+from pointsman.tooling.up.plan import FleetPlan, ports_needed, processes
+from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman_ingress.settings import IngressSettings
+
+
+def plan_of(settings: UpSettings) -> FleetPlan:
+    further = further_pools(settings)
+    return FleetPlan(
+        settings=settings,
+        data=Path("/data"),
+        nats="nats://127.0.0.1:1",
+        nats_port=1,
+        model="m",
+        secret="s",
+        config=None,
+        runtime=Path("/run/p"),
+        ports=tuple(range(ports_needed(settings, 0, further))),
+        engines=(),
+        further=tuple(further),
+    )
+
+
+def test_each_further_model_has_a_pool_that_is_named_after_it() -> None:
+    also = ("Qwen/Qwen2.5-Coder 7B=2", "other=http://a:8000#kv=tcp://a:5557,http://b:8000")
+    coder, other = further_pools(UpSettings(also=also))
+
+    assert (coder.pool, coder.model, coder.engines) == ("qwen-qwen2-5-coder-7b", "Qwen/Qwen2.5-Coder 7B", 2)
+    assert other.addresses == (EngineAddress("http://a:8000", "tcp://a:5557"), EngineAddress("http://b:8000"))
+
+
+@pytest.mark.parametrize("also", [("coder",), ("=2",), ("coder=",), ("coder=0",), ("a=1", "A=1"), ("default=1",)])
+def test_what_names_no_model_or_no_engines_is_refused(also: tuple[str, ...]) -> None:
+    with pytest.raises(click.BadParameter):
+        further_pools(UpSettings(also=also))
+
+
+def test_every_pool_has_a_scheduler_and_engines_and_one_ingress_serves_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = processes(plan_of(UpSettings(engines=1, lora=("poet",), also=("coder=1", "other=http://a:8000"))))
+    pools = {process.name: process.environment["POINTSMAN_POOL"] for process in planned if process.role == "scheduler"}
+    (ingress,) = [process for process in planned if process.role == "ingress"]
+    for name, value in ingress.environment.items():
+        monkeypatch.setenv(name, value)
+    told = click.Command("ingress", params=list(options(IngressSettings))).make_context("ingress", []).params
+
+    assert pools == {"scheduler": "default", "coder-scheduler": "coder", "other-scheduler": "other"}
+    assert (told["pools"], told["pool_tokenizer"]) == (("default", "coder", "other"), ("coder=builtin", "other="))
+    names = [process.name for process in planned]
+    assert len(names) == len(set(names))
+    assert {"engine-1", "worker-1", "coder-engine-1", "coder-worker-1", "other-worker-1"} <= set(names)
+    engines = {process.name: process.arguments for process in planned if process.role == "engine"}
+    assert ["poet=poet" in arguments for arguments in engines.values()] == [True, False]
