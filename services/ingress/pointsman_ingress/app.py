@@ -10,8 +10,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, send_whole
-from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.openai_errors import Refusal, error_body
+from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.service import ROUTES, Gateway
 from pointsman_ingress.tenants import Keyring
 
@@ -19,9 +20,9 @@ _ONLY_POST = error_body(405, "method_not_allowed", "This path takes POST only.")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def ingress_app(*, gateway: Gateway, fleet: FleetView, keyring: Keyring, board: HealthBoard) -> AsgiApp:
+def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: HealthBoard) -> AsgiApp:
     """Everything that the ingress serves over HTTP."""
-    under = _fastapi(fleet, keyring, board)
+    under = _fastapi(pools, keyring, board)
     routes, serve = ROUTES, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +37,7 @@ def ingress_app(*, gateway: Gateway, fleet: FleetView, keyring: Keyring, board: 
     return app
 
 
-def _fastapi(fleet: FleetView, keyring: Keyring, board: HealthBoard) -> FastAPI:
+def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
     app = FastAPI(
         title="Pointsman",
         description="An OpenAI-compatible gateway that sends each request to the engine that holds its prefix.",
@@ -45,10 +46,15 @@ def _fastapi(fleet: FleetView, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
     @app.get("/v1/models", tags=["OpenAI"])
     def list_models(request: Request) -> dict[str, Any]:
-        """The models that can be asked for."""
+        """The models that can be asked for, of all pools; LoRA adapters have their base model as `parent`."""
         keyring.tenant(dict(request.scope["headers"]))
-        length = fleet.model_len
-        return {"object": "list", "data": [_model(name, int(at), length) for name, at in sorted(fleet.models.items())]}
+        return {"object": "list", "data": [_card(pool, model) for pool, model in pools.offered()]}
+
+    @app.get("/v1/models/{name:path}", tags=["OpenAI"])
+    def describe_model(name: str, request: Request) -> dict[str, Any]:
+        """One of them."""
+        keyring.tenant(dict(request.scope["headers"]))
+        return _card(*pools.find(name))
 
     @app.get("/health", tags=["operations"])
     @app.get("/ready", tags=["operations"])
@@ -64,9 +70,18 @@ def _fastapi(fleet: FleetView, keyring: Keyring, board: HealthBoard) -> FastAPI:
     return app
 
 
-def _model(name: str, created: int, length: int) -> dict[str, Any]:
-    model = {"id": name, "object": "model", "created": created, "owned_by": "pointsman"}
-    return {**model, "max_model_len": length} if length else model
+def _card(pool: Pool, model: Model) -> dict[str, Any]:
+    """As vLLM describes a model, but for paths on the engine, which are nobody's business."""
+    card = {
+        "id": model.name,
+        "object": "model",
+        "created": int(model.since),
+        "owned_by": "pointsman",
+        "root": model.adapter or model.base,
+        "parent": model.base if model.adapter else None,
+    }
+    length = pool.fleet.model_len
+    return {**card, "max_model_len": length} if length else card
 
 
 def _refused(_request: Request, refusal: Exception) -> Response:

@@ -16,9 +16,10 @@ from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.chassis.telemetry import HTTP_REQUESTS
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
 from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
 from pointsman_ingress.openai_requests import Asked, Headers, header_text
+from pointsman_ingress.streams import CHUNKS, StreamShape
 
 RECENT_IDS_MAX = 100_000
 """Request ids that clients chose and that are remembered, so that a second use of one gets an id of its own."""
@@ -32,6 +33,9 @@ class Route:
 
     path: str
     parse: Callable[[bytes], Asked]
+    shape: StreamShape = CHUNKS
+    placed: bool = True
+    """Whether a scheduler says where it goes. Otherwise any engine of the pool will do, and the log does not hear of it."""
 
 
 class ClientGoneError(Exception):
@@ -71,6 +75,14 @@ class Call:
         shown = header_text(self.headers, b"x-request-id")
         self.id = ids.take(shown)
         self.body = b""
+        self.key_name: Tenant | None = None
+        """Whose API key was shown; None where nobody asks for one."""
+        self.prefix = "exact"
+        """How much of the prompt block keys are known for, as the client is told."""
+        self.comparable = True
+        """Whether the cached tokens that the engine reports can be held against those predicted."""
+        self.asks_usage = False
+        """Whether the engine is asked for the stream's usage, of which the client wants to hear nothing."""
         self._streaming = False
         self._started = False
         self._id_header = (b"x-request-id", (shown or self.id).encode())
@@ -98,7 +110,10 @@ class Call:
             (b"x-pointsman-cached-tokens", b"%d" % cached_tokens),
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
+            (b"x-pointsman-prefix", self.prefix.encode()),
         ]
+        if grant.prefilled_by:
+            headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
         if length is None:
             self._streaming = True
             headers.append((b"cache-control", b"no-cache"))
@@ -127,10 +142,14 @@ class Call:
             event = error_event(refusal.status, refusal.code, refusal.message)
             await self.finish(b"\n\n" + event if mid_event else event)
 
+    async def answer(self, status: int, body: bytes, content_type: str, instance: InstanceId) -> None:
+        """A complete answer of an engine that was not granted by a scheduler."""
+        await self.pass_on(status, body, content_type, ((b"x-pointsman-instance", instance.encode()),))
+
     async def pass_on(
         self, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> None:
-        """A complete answer that is not a success."""
+        """A complete answer, with no more headers of ours than `headers`."""
         self._started = True
         _answered(self.route.path, status).inc()
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])

@@ -6,7 +6,8 @@ Folds the fleet's events with `State`, like everyone else. What the ingress cann
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import structlog
 
@@ -24,6 +25,17 @@ FRESH_WALL_SECONDS: Seconds = 5.0
 """Workers report every second; one not heard for this long may be gone already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A name that clients may ask for. `base` is the model that engines were started with, `adapter` the LoRA adapter on
+    it (empty without one). Engine time `since` it was first served."""
+
+    name: str
+    base: str
+    adapter: str
+    since: Seconds
+
+
 class FleetView:
     """What the log says of the fleet, as of the last event read."""
 
@@ -31,7 +43,7 @@ class FleetView:
         self._clock = clock
         self._board = board
         self._state = self._nothing()
-        self._models: dict[str, Seconds] = {}
+        self._models: dict[str, Model] = {}
         self._changed = asyncio.Event()
         self._elected: Callable[[Term], None] = lambda _term: None
         self._missing()
@@ -76,6 +88,9 @@ class FleetView:
         """Ready instances, or, where none is, those that are at least not known to be down."""
         return self.ready or [i for i in self.instances if i.status in (Status.SUSPECTED, Status.DRAINING)]
 
+    def __getitem__(self, instance: InstanceId) -> Instance:
+        return self._state.fleet[instance]
+
     def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """That life of the instance, if it is still the present one."""
         known = self._state.fleet.get(instance)
@@ -86,9 +101,19 @@ class FleetView:
         return self._clock.now() - instance.heard_at < FRESH_WALL_SECONDS * self._clock.speed
 
     @property
-    def models(self) -> dict[str, Seconds]:
-        """Every model that was ever served here, with the engine time when it first was."""
+    def models(self) -> dict[str, Model]:
+        """Every name that an instance answers to, whether or not it is ready; while there is no instance at all, those
+        that were answered to last: a pool without engines still has its model."""
         return self._models
+
+    @property
+    def base(self) -> Model | None:
+        """The pool's model; None while no instance has ever joined."""
+        return next((model for model in reversed(self._models.values()) if model.name == model.base), None)
+
+    def without(self, adapter: str) -> list[InstanceId]:
+        """Instances that do not serve this adapter at the moment. Without an adapter there are none."""
+        return [i.id for i in self.instances if adapter not in i.adapters] if adapter else []
 
     @property
     def model_len(self) -> Tokens:
@@ -102,9 +127,14 @@ class FleetView:
         return min(candidates, key=lambda instance: (load(instance.id), instance.id), default=None)
 
     def _note_models(self) -> None:
+        offered: dict[str, Model] = {}
         for instance in self._state.fleet.instances:
-            if instance.model not in self._models:
-                self._models[instance.model] = instance.joined_at
+            for name, adapter in _names_of(instance):
+                if name not in offered:
+                    known = self._models.get(name)
+                    since = known.since if known else instance.joined_at
+                    offered[name] = Model(name, instance.model, adapter, since)
+        self._models = offered or self._models
 
     def _missing(self) -> None:
         if self._state.fleet.ready:
@@ -114,3 +144,12 @@ class FleetView:
 
     def _nothing(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))
+
+
+def _names_of(instance: Instance) -> Iterator[tuple[str, str]]:
+    """What the instance may be asked for, and with which adapter."""
+    yield instance.model, ""
+    for alias in instance.aliases:
+        yield alias, ""
+    for adapter in instance.adapters:
+        yield adapter, adapter

@@ -4,9 +4,11 @@ Before a grant the leader writes the end, after it this module does. A second en
 Nothing here waits: events go to the log off the request's path.
 """
 
+import structlog
 from prometheus_client import Counter as Metric
 
 from pointsman.chassis.telemetry import (
+    CACHE_PREDICTIONS,
     CACHED_TOKENS,
     E2E_SECONDS,
     PREDICTED_CACHED_TOKENS,
@@ -17,9 +19,14 @@ from pointsman.chassis.telemetry import (
 )
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.ports import Clock, EventLog
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
+from pointsman.ports import Clock
+from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
+from pointsman_ingress.pools import Pool
 from pointsman_ingress.proxy import Usage
+
+log = structlog.get_logger()
+
+EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
 _OUTCOME = {met: SLO_OUTCOMES.labels(name) for met, name in ((True, "met"), (False, "missed"))}
 
@@ -28,18 +35,29 @@ class Life:
     """From the moment a valid request may leave a trace. All times are engine seconds."""
 
     def __init__(
-        self, request: RequestId, *, arrived_at: Seconds, slo_ttft: Seconds, log: EventLog, clock: Clock
+        self,
+        request: RequestId,
+        *,
+        pool: Pool,
+        arrived_at: Seconds,
+        slo_ttft: Seconds,
+        clock: Clock,
+        comparable: bool = True,
     ) -> None:
+        """`pool`: in whose log it lives. `comparable`: whether the engine's cached tokens are those predicted."""
         self.request = request
+        self.pool = pool
         self.over = False
         self.grant: RouteGranted | None = None
         """Where it is being served; None while it waits for a place."""
         self._arrived_at = arrived_at
         self._slo_ttft = slo_ttft
-        self._log = log
+        self._comparable = comparable
+        self._log = pool.events
         self._clock = clock
         self._sent_at = arrived_at
         self._first_at: Seconds | None = None
+        self._prefill_cached: Tokens | None = None
 
     @property
     def instance(self) -> InstanceId:
@@ -50,9 +68,32 @@ class Life:
         self.grant = grant
         self._sent_at = self._clock.now()
 
+    def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
+        """Another engine goes on with it. `cached_tokens`: what the one that prefilled it had of it, -1 if it does not
+        say; None where nobody did."""
+        self.grant = grant
+        self._sent_at = self._clock.now()
+        self._prefill_cached = cached_tokens
+
+    def rebound(self, grant: RouteGranted) -> None:
+        """The leader has taken it out of its engine, which had not answered: it starts again in another."""
+        self.granted(grant)
+
+    def told_of(self, usage: Usage) -> Usage:
+        """The usage as this request's prefill had it: the engine that decodes tells of its own cache."""
+        if self._prefill_cached is None:
+            return usage
+        return Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
+
+    @property
+    def sent_seconds(self) -> Seconds:
+        """How long ago it was sent to its engine."""
+        return self._clock.now() - self._sent_at
+
     def waits_again(self) -> None:
         """Its engine failed; it is the scheduler's once more."""
         self.grant = None
+        self._prefill_cached = None
 
     def ended_by_leader(self) -> None:
         self._end()
@@ -85,9 +126,18 @@ class Life:
             cached_tokens=usage.cached_tokens,
             ttft=first_at - self._arrived_at,
             tpot=(now - first_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
+            predicted_cached_tokens=self._predicted_cached_tokens,
         )
         self._log.append_soon(event)
         self._measure(event, output_tokens)
+
+    @property
+    def _predicted_cached_tokens(self) -> Tokens:
+        """What the leader expected; -1 where nobody did, or where it cannot be compared with what the engine says."""
+        grant = self.grant
+        if grant is None or grant.term == Term(0) or grant.prefilled_by or not self._comparable:
+            return -1
+        return grant.hit_tokens
 
     def failed(self, reason: str, status: int) -> None:
         self._end()
@@ -116,6 +166,32 @@ class Life:
         cached.inc(max(0, event.cached_tokens))
         if self.grant is not None:
             predicted.inc(self.grant.hit_tokens)
+            self._compare(event)
+
+    def _compare(self, event: RequestFinished) -> None:
+        """Count and log what came of the predicted hit."""
+        expected, reported = event.predicted_cached_tokens, event.cached_tokens
+        outcome = compared(expected, reported, granularity=self.pool.keys.block_tokens)
+        CACHE_PREDICTIONS.labels(event.instance, outcome).inc()
+        if outcome in (FEWER, MORE):
+            log.info(
+                "cached_tokens_differ",
+                request=event.request,
+                instance=event.instance,
+                predicted=expected,
+                reported=reported,
+                prompt_tokens=event.prompt_tokens,
+            )
+
+
+def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str:
+    """How the cached tokens that the engine reports compare with those predicted; -1 where one does not say. Hits are
+    predicted in blocks of `granularity` tokens, and an engine with smaller ones may use a part of the next."""
+    if predicted < 0 or reported < 0:
+        return UNKNOWN
+    if reported < predicted:
+        return FEWER
+    return EQUAL if reported - predicted < granularity else MORE
 
 
 _metrics_of: dict[InstanceId, tuple[Metric, Metric, Metric]] = {}

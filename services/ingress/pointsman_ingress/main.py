@@ -1,12 +1,15 @@
 """`pointsman-ingress`: the one place where the ingress's parts are chosen and put together."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
 
 import aiohttp
+import click
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
@@ -16,6 +19,7 @@ from pointsman.chassis.log_link import Link, open_link
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
+from pointsman.contracts.subjects import valid_name
 from pointsman.ports import Clock
 from pointsman.primitives import PoolName, Seconds
 from pointsman_ingress.app import ingress_app
@@ -23,6 +27,7 @@ from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_requests import Objectives
+from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
 from pointsman_ingress.proxy import EngineClient, engine_headers, open_session
 from pointsman_ingress.routing import Router
@@ -54,13 +59,22 @@ def main(settings: IngressSettings) -> None:
 async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
     """Run an ingress until the supervisor is told to stop."""
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
-    async with open_link(settings, clock, board, name=_name(settings)) as link:
-        async with assembled(settings, link, clock=clock, board=board, supervisor=supervisor) as app:
+    board = PoolsBoard(pool_names(settings))
+    async with AsyncExitStack() as open_links:
+        links = {
+            pool: await open_links.enter_async_context(
+                open_link(replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings))
+            )
+            for pool in pool_names(settings)
+        }
+        async with assembled(
+            settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
+        ) as app:
             server = HttpServer(app, host=settings.host, port=settings.port)
             supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
             await server.serve_until_cancelled()
-        if not await link.log.flush(FLUSH_WALL_SECONDS):
+        flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
+        if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)
         await supervisor.until_stopped()
 
@@ -68,77 +82,118 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
 @asynccontextmanager
 async def assembled(
     settings: IngressSettings,
-    link: Link,
+    links: Mapping[PoolName, Link],
     *,
     clock: Clock,
     board: HealthBoard,
     supervisor: Supervisor,
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
+    pool_boards: Mapping[PoolName, HealthBoard] | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """The parts put together on a link, as an ASGI application that works while the context is open.
+    """The parts put together, as an ASGI application that works while the context is open.
 
-    `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
+    `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
+    `pool_boards`: where single pools say what they wait for, if that is not on `board`.
     Raises KeysFileError, TokenizerLoadError.
     """
     keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
-    fleet = FleetView(clock, board)
-    router = Router(
-        commands=link.commands,
-        events=link.log,
-        fleet=fleet,
-        pool=PoolName(settings.pool),
-        clock=clock,
-        board=board,
-        silence_max=settings.silence_max,
-    )
-    keys = Keys(secret=settings.secret.encode(), block_tokens=settings.block_tokens)
     chance = chance or SystemRandom()
     async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
     ) as session:
         engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
-        tokenising = Tokenising(
-            tokenizer=_tokenizer(settings.tokenizer),
-            engine=lambda: fleet.least(router.in_flight.__getitem__, []),
-            session=session,
-            engine_headers=engine_headers(settings.engine_api_key),
-            threads=settings.tokenise_threads,
-            clock=clock,
-        )
-        gateway = Gateway(
-            name=_name(settings),
-            bounds=_bounds(settings),
-            keyring=keyring,
-            tokenising=tokenising,
-            keys=keys,
-            fleet=fleet,
-            router=router,
-            engines=engines,
-            events=link.log,
-            clock=clock,
-            supervisor=supervisor,
-            ids=RequestIds(chance),
-        )
+        with ExitStack() as closing:
+            served = [
+                _pool(settings, name, link, session=session, clock=clock, board=(pool_boards or {}).get(name, board))
+                for name, link in links.items()
+            ]
+            for pool in served:
+                closing.callback(pool.tokenising.close)
+            pools = Pools(served)
+            gateway = Gateway(
+                name=_name(settings),
+                bounds=_bounds(settings),
+                keyring=keyring,
+                pools=pools,
+                engines=engines,
+                clock=clock,
+                supervisor=supervisor,
+                ids=RequestIds(chance),
+            )
+            supervisor.start(keyring.follow(), name="api-keys")
+            for pool in served:
+                _attend(pool, settings, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
+            yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
+
+
+def pool_names(settings: IngressSettings) -> list[PoolName]:
+    """The pools to serve. Raises click.BadParameter for what is no name."""
+    names = list(dict.fromkeys(settings.pools or (settings.pool,)))
+    for name in names:
+        if not valid_name(name):
+            msg = f"'{name}' is no name: use lower-case letters, digits and dashes, at most 63"
+            raise click.BadParameter(msg, param_hint="--pools")
+    return [PoolName(name) for name in names]
+
+
+def _pool(
+    settings: IngressSettings,
+    name: PoolName,
+    link: Link,
+    *,
+    session: aiohttp.ClientSession,
+    clock: Clock,
+    board: HealthBoard,
+) -> Pool:
+    """Raises TokenizerLoadError."""
+    fleet = FleetView(clock, board)
+    router = Router(
+        commands=link.commands,
+        events=link.log,
+        fleet=fleet,
+        pool=name,
+        clock=clock,
+        board=board,
+        silence_max=settings.silence_max,
+    )
+    tokenising = Tokenising(
+        tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
+        engine=lambda: fleet.least(router.in_flight.__getitem__, []),
+        session=session,
+        engine_headers=engine_headers(settings.engine_api_key),
+        threads=settings.tokenise_threads,
+        clock=clock,
+    )
+    keys = Keys(secret=settings.secret.encode(), block_tokens=settings.block_tokens)
+    return Pool(name=name, fleet=fleet, router=router, tokenising=tokenising, keys=keys, events=link.log)
+
+
+def _attend(
+    pool: Pool,
+    settings: IngressSettings,
+    *,
+    engines: EngineClient,
+    clock: Clock,
+    supervisor: Supervisor,
+    chance: Random,
+) -> None:
+    """Start what goes on beside the requests of a pool."""
+    supervisor.start(pool.fleet.follow(pool.events), name=f"fleet-view-{pool.name}")
+    supervisor.start(pool.router.look_out(), name=f"scheduler-watch-{pool.name}")
+    supervisor.start(pool.router.rebinding.ask(), name=f"rebinding-{pool.name}")
+    if settings.probe:
         prober = Prober(
-            fleet=fleet,
-            tokenising=tokenising,
-            keys=keys,
+            fleet=pool.fleet,
+            tokenising=pool.tokenising,
+            keys=pool.keys,
             engines=engines,
-            events=link.log,
+            events=pool.events,
             clock=clock,
             supervisor=supervisor,
             chance=chance,
         )
-        supervisor.start(fleet.follow(link.log), name="fleet-view")
-        supervisor.start(router.look_out(), name="scheduler-watch")
-        supervisor.start(keyring.follow(), name="api-keys")
-        if settings.probe:
-            supervisor.start(prober.run(), name="probe")
-        try:
-            yield ingress_app(gateway=gateway, fleet=fleet, keyring=keyring, board=board)
-        finally:
-            tokenising.close()
+        supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
 async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -> None:
@@ -162,8 +217,22 @@ def _bounds(settings: IngressSettings) -> Bounds:
         body_wall_seconds=settings.body_timeout,
         request_wall_seconds=settings.request_timeout,
         retries=settings.retries_max,
+        stream_usage=settings.stream_usage,
+        names_clients=settings.names_clients,
         objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
     )
+
+
+def _tokenizer_places(settings: IngressSettings) -> dict[str, str]:
+    """Where the tokenizers of single pools are. Raises click.BadParameter."""
+    places = {}
+    for told in settings.pool_tokenizer:
+        pool, equals, place = told.partition("=")
+        if not equals or pool not in pool_names(settings):
+            msg = f"'{told}' is not POOL=DIRECTORY with one of the pools {', '.join(pool_names(settings))}"
+            raise click.BadParameter(msg, param_hint="--pool-tokenizer")
+        places[pool] = place
+    return places
 
 
 def _tokenizer(place: str) -> Tokenizer | None:

@@ -23,6 +23,14 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
+IN_VAIN = frozenset({"slo_unreachable"})
+"""Reasons for which the same request would be refused again, whenever it comes."""
+
+DO_NOT_RETRY = (b"x-should-retry", b"false")
+"""Official OpenAI clients ask again by themselves after 408, 429 and 5xx, but for answers that say this."""
+
+REASON_HEADER = b"x-pointsman-reject-reason"
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -78,11 +86,15 @@ def invalid_key() -> Refusal:
     )
 
 
-def unknown_model(model: str, known: list[str]) -> Refusal:
-    there = ", ".join(known) or "none"
+def unknown_model(model: str, known: str) -> Refusal:
     return Refusal(
-        404, "model_not_found", f"The model {model[:200]!r} does not exist; there is: {there}.", param="model"
+        404, "model_not_found", f"The model {model[:200]!r} does not exist; there is: {known}.", param="model"
     )
+
+
+def not_served(path: str) -> Refusal:
+    """An endpoint that the ingress has and the engines of this model have not."""
+    return Refusal(404, "endpoint_not_found", f"The engines of this model have no {path}.", param="model")
 
 
 def too_long(prompt_tokens: int, output_tokens: int, model_len: int) -> Refusal:
@@ -102,6 +114,11 @@ def timed_out(message: str) -> Refusal:
     return Refusal(408, "request_timeout", message)
 
 
+def given_up() -> Refusal:
+    """It had all the time that a request may take: once more would take as long."""
+    return Refusal(408, "request_timeout", "The request took too long and was given up.", headers=(DO_NOT_RETRY,))
+
+
 def engine_failed(detail: str) -> Refusal:
     return Refusal(502, "engine_failed", f"The engines that were tried failed to answer: {detail}.")
 
@@ -116,10 +133,13 @@ def no_place() -> Refusal:
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:
     """What the scheduler refused, with its own status and reason."""
-    return _try_later(status, reason, detail or "The request was refused.", retry_after_wall)
+    message = detail or "The request was refused."
+    if reason in IN_VAIN:
+        return Refusal(status, reason, message, headers=(DO_NOT_RETRY, (REASON_HEADER, reason.encode())))
+    return _try_later(status, reason, message, retry_after_wall)
 
 
 def _try_later(status: int, reason: str, message: str, retry_after_wall: Seconds) -> Refusal:
     retry = str(max(1, math.ceil(retry_after_wall))).encode()
     why = reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")
-    return Refusal(status, reason, message, headers=((b"retry-after", retry), (b"x-pointsman-reject-reason", why)))
+    return Refusal(status, reason, message, headers=((b"retry-after", retry), (REASON_HEADER, why)))

@@ -5,18 +5,19 @@ refused here, before anything is tokenised or logged.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman_ingress.openai_errors import Refusal, bad_request
+from pointsman_ingress.responses_input import chat_form
 
 COMPLETION_OUTPUT_TOKENS = 16
 """What /v1/completions gives when nothing is asked for, as OpenAI defines it."""
 
-SALT_LENGTH_MAX = 256
+SALT_LENGTH_MAX = 1024
 NAME_LENGTH_MAX = 128
 ANONYMOUS = Tenant("anonymous")
 
@@ -24,8 +25,17 @@ Headers = dict[bytes, bytes]
 """Lower-case names; of repeated headers the last counts."""
 
 
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
+"""Content parts that are made of tokens and nothing else."""
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
 
 
 class _Body(msgspec.Struct):
@@ -36,11 +46,17 @@ class _Body(msgspec.Struct):
     user: str | None = None
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     add_special_tokens: bool | None = None
+    n: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class _CompletionBody(_Body):
     prompt: str | list[int | str | list[int]] | None = None
+    prompt_embeds: str | list[str] | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
 
 
 class _ChatBody(_Body):
@@ -51,12 +67,35 @@ class _ChatBody(_Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+
+class _ResponseBody(_Body):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = None
+    prompt: Any = None
+    reasoning: _Reasoning | None = None
+    truncation: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _EmbeddingsBody(_Body):
+    input: Any = None
+    messages: list[Any] | None = None
 
 
 F = TypeVar("F", bound=_Body)
 
 _completion_body = msgspec.json.Decoder(_CompletionBody)
 _chat_body = msgspec.json.Decoder(_ChatBody)
+_response_body = msgspec.json.Decoder(_ResponseBody)
+_embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
+_any_body = msgspec.json.Decoder(_Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +127,12 @@ class Chat:
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = False
-    text_only: bool = True
-    """Whether nothing but text and the model's own template decides the tokens."""
+    foreign: str = ""
+    """The kind of the first content part that is no text; empty where all is text."""
+    foreign_message: int = 0
+    """Where it is."""
+    template: str | None = None
+    """The client's own chat template, where it brings one."""
 
     @property
     def length(self) -> int:
@@ -98,7 +141,19 @@ class Chat:
         return characters + (1000 * len(self.tools) if self.tools else 0)
 
 
-Prompt = Tokenised | Texts | Chat
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors in place of tokens, and perhaps texts beside them. Nobody can say what tokens they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A prompt that nobody reads on the way: of how many tokens, about, is all that counts."""
+
+    tokens: Tokens
+
+
+Prompt = Tokenised | Texts | Chat | Embeddings | Sized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +169,15 @@ class Asked:
     user: str
     cache_salt: str
     truncates: bool
+    truncate_to: Tokens = 0
+    """How many tokens of the prompt are to be kept; 0 where that is not for us to say."""
+    truncation_side: str = ""
+    reads_cache: bool = True
+    """Whether the engine may use its cache: not where the client wants to know how likely the prompt is."""
+    answers: int = 1
+    """Answers to each prompt."""
+    usage_may_be_asked: bool = False
+    """Whether it is a stream whose client did not ask for its usage, so that it can be asked for and kept from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +193,14 @@ def parse_completion(body: bytes) -> Asked:
     fields = _decode(_completion_body, body)
     prompt = _completion_prompt(fields)
     output_tokens = _positive(fields.max_tokens, "max_tokens")
-    return _asked(fields, prompt, COMPLETION_OUTPUT_TOKENS if output_tokens is None else output_tokens, output_tokens)
+    echoes = fields.echo is True and fields.logprobs is not None
+    return _asked(
+        fields,
+        prompt,
+        COMPLETION_OUTPUT_TOKENS if output_tokens is None else output_tokens,
+        output_tokens,
+        reads_cache=fields.prompt_logprobs is None and not echoes,
+    )
 
 
 def parse_chat(body: bytes) -> Asked:
@@ -147,11 +218,57 @@ def parse_chat(body: bytes) -> Asked:
         tools=fields.tools,
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=fields.continue_final_message is True,
-        chat_template_kwargs=fields.chat_template_kwargs,
+        chat_template_kwargs=_template_arguments(fields),
         add_special_tokens=fields.add_special_tokens is True,
-        text_only=fields.chat_template is None and all(map(_is_text, fields.messages)),
+        foreign=next((kind for message in fields.messages if (kind := _foreign_part(message))), ""),
+        foreign_message=next((at for at, message in enumerate(fields.messages) if _foreign_part(message)), 0),
+        template=fields.chat_template,
     )
-    return _asked(fields, prompt, output_tokens, output_tokens)
+    return _asked(fields, prompt, output_tokens, output_tokens, reads_cache=fields.prompt_logprobs is None)
+
+
+def parse_response(body: bytes) -> Asked:
+    """A body of /v1/responses. Raises Refusal."""
+    fields = _decode(_response_body, body)
+    if not fields.input and not fields.previous_input_messages:
+        msg = "`input` must be a text or a list of items."
+        raise bad_request(msg, param="input")
+    elsewhere = [name for name in _KEPT_ELSEWHERE if getattr(fields, name)]
+    form = chat_form(
+        instructions=fields.instructions or "",
+        given=fields.input or "",
+        tools=fields.tools or [],
+        kept_elsewhere=elsewhere[0] if elsewhere else "",
+    )
+    prompt = Chat(
+        messages=form.messages,
+        tools=form.tools,
+        add_generation_prompt=not form.continues,
+        continue_final_message=form.continues,
+        chat_template_kwargs=_with_effort(fields.chat_template_kwargs, fields.reasoning),
+        add_special_tokens=True,
+        foreign=form.foreign,
+        foreign_message=form.foreign_message,
+    )
+    output_tokens = _positive(fields.max_output_tokens, "max_output_tokens")
+    asked = _asked(fields, prompt, output_tokens, output_tokens, reads_cache=True)
+    truncates = fields.truncation not in (None, "disabled")
+    return replace(asked, truncates=truncates, truncate_to=0, usage_may_be_asked=False)
+
+
+def parse_embeddings(body: bytes) -> Asked:
+    """A body of /v1/embeddings: only how much there is to read is looked at. Raises Refusal."""
+    fields = _decode(_embeddings_body, body)
+    given = fields.messages or fields.input
+    if not given:
+        msg = "`input` must be a text, a list of texts, or token ids."
+        raise bad_request(msg, param="input")
+    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, reads_cache=True), stream=False)
+
+
+def parse_named(body: bytes) -> Asked:
+    """A body of which only the model is looked at. Raises Refusal."""
+    return _asked(_decode(_any_body, body), Sized(0), 0, None, reads_cache=True)
 
 
 def objectives(headers: Headers, defaults: Objectives) -> Objectives:
@@ -201,7 +318,9 @@ def _decode(decoder: msgspec.json.Decoder[F], body: bytes) -> F:
         raise bad_request(msg, code="malformed_body") from error
 
 
-def _asked(fields: _Body, prompt: Prompt, output_tokens: Tokens | None, demanded: Tokens | None) -> Asked:
+def _asked(
+    fields: _Body, prompt: Prompt, output_tokens: Tokens | None, demanded: Tokens | None, *, reads_cache: bool
+) -> Asked:
     salt = fields.cache_salt or ""
     if len(salt) > SALT_LENGTH_MAX:
         msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
@@ -215,12 +334,27 @@ def _asked(fields: _Body, prompt: Prompt, output_tokens: Tokens | None, demanded
         user=fields.user or "",
         cache_salt=salt,
         truncates=fields.truncate_prompt_tokens is not None,
+        truncate_to=max(0, fields.truncate_prompt_tokens or 0),
+        truncation_side=fields.truncation_side or "",
+        reads_cache=reads_cache,
+        answers=fields.n or 1,
+        usage_may_be_asked=_usage_may_be_asked(fields),
     )
+
+
+def _usage_may_be_asked(fields: _Body) -> bool:
+    """Not where it shows in every chunk, which could not be kept from the client."""
+    options = fields.stream_options
+    if fields.stream is not True:
+        return False
+    return options is None or not (options.include_usage or options.continuous_usage_stats)
 
 
 def _completion_prompt(fields: _CompletionBody) -> Prompt:
     prompt = fields.prompt
     special = fields.add_special_tokens is not False
+    if fields.prompt_embeds:
+        return Embeddings()
     if isinstance(prompt, str):
         return Texts([prompt], special)
     if not prompt:
@@ -235,6 +369,36 @@ def _completion_prompt(fields: _CompletionBody) -> Prompt:
     if kind is str:
         return Texts([part for part in prompt if isinstance(part, str)], special)
     return Tokenised([_token_ids(part) for part in prompt if isinstance(part, list)])
+
+
+def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
+    """What the template is told beside messages and tools, as vLLM puts it together."""
+    given = fields.chat_template_kwargs or {}
+    named: dict[str, Any] = {"documents": fields.documents, "reasoning_effort": fields.reasoning_effort}
+    if fields.reasoning_effort is not None and "enable_thinking" not in given:
+        named["enable_thinking"] = fields.reasoning_effort != "none"
+    return given | {name: value for name, value in named.items() if value is not None and value != "auto"}
+
+
+_KEPT_ELSEWHERE = ("previous_response_id", "previous_input_messages", "prompt")
+"""Fields that stand for a part of the conversation which the body does not hold in a form that we can read."""
+
+
+def _with_effort(given: dict[str, Any] | None, reasoning: _Reasoning | None) -> dict[str, Any] | None:
+    """What the template of a Responses request is told, as vLLM puts it together."""
+    effort = reasoning.effort if reasoning is not None else None
+    if effort is None:
+        return given
+    return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
+
+
+def _size(given: Any) -> Tokens:
+    """Tokens, about: ids as they are, four characters of text each."""
+    if isinstance(given, str):
+        return len(given) // 4 + 1
+    if isinstance(given, dict):
+        return sum(map(_size, given.values()))
+    return sum(map(_size, given)) if isinstance(given, list) else 1
 
 
 def _token_ids(tokens: list[Any]) -> list[int]:
@@ -277,11 +441,22 @@ def _bad_objective(name: str) -> Refusal:
     return bad_request(f"The header {name} must be a positive number of milliseconds.", param=name)
 
 
-def _is_text(message: dict[str, Any]) -> bool:
+def _foreign_part(message: dict[str, Any]) -> str:
+    """The kind of the first part of a message that is no text; empty where there is none."""
     content = message.get("content")
     if not isinstance(content, list):
-        return True
-    return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
+        return ""
+    return next((kind for part in content if (kind := _kind_of(part)) not in TEXT_PARTS), "")
+
+
+def _kind_of(part: Any) -> str:
+    """What engines take a content part for. Some clients leave the type out where a field says it."""
+    if not isinstance(part, dict):
+        return "text"
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return cleaned(kind) or "unknown"
+    return next((cleaned(name) for name in part if isinstance(name, str)), "unknown")
 
 
 def _texts(message: dict[str, Any]) -> list[str]:

@@ -30,8 +30,12 @@ from pointsman_ingress.tokenising import Tokenising
 
 log = structlog.get_logger()
 
+ANSWER_WALL_SECONDS_MAX: Seconds = 60.0
+"""How long a trial may take to be answered: an engine on a CPU computes a few hundred tokens in some seconds, more of
+them where it is busy."""
+
 EVENTS_WALL_SECONDS_MAX: Seconds = 10.0
-"""How long the engine's events may take to show the prompt."""
+"""How long the engine's events may then take to show the prompt."""
 
 ATTEMPTS_MAX = 3
 """How often an engine that does not answer is asked before it is left alone."""
@@ -155,8 +159,8 @@ class Prober:
             return False
         try:
             start = (await self._events.extent()).last + 1
+            await self._send(instance, trial)
             async with asyncio.timeout(EVENTS_WALL_SECONDS_MAX):
-                await self._send(instance, trial)
                 return await self._appears(instance, key, start)
         except TimeoutError:
             return False
@@ -164,8 +168,19 @@ class Prober:
             raise NoVerdictError(str(error)) from error
 
     async def _send(self, instance: Instance, trial: _Trial) -> None:
+        """Raises EngineFailedError, also where the answer takes too long."""
+        try:
+            async with asyncio.timeout(ANSWER_WALL_SECONDS_MAX):
+                await self._answered(instance, trial)
+        except TimeoutError as error:
+            msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
+            raise EngineFailedError(msg) from error
+
+    async def _answered(self, instance: Instance, trial: _Trial) -> None:
         request_id = f"probe-{self._chance.getrandbits(48):012x}"
-        async with await self._engines.send(instance.url, trial.route.path, trial.body, {}, request_id) as answer:
+        async with await self._engines.send(
+            instance.url, trial.route.path, trial.body, {}, request_id, dp_rank=instance.dp_rank
+        ) as answer:
             body = await answer.whole(await answer.chunk())
             if answer.status >= 400:
                 msg = f"status {answer.status}: {body[:200].decode(errors='replace')}"

@@ -14,8 +14,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
 from pointsman_ingress.openai_requests import Headers
+from pointsman_ingress.streams import CHUNKS, StreamShape
 
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
 """Engines behind uvicorn close an idle connection after five seconds; we must be the first to let go."""
@@ -31,6 +33,9 @@ TAIL_CHUNKS = 4
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 EVENT_STREAM = "text/event-stream"
+NOT_IMPLEMENTED = 501
+RANK_HEADER = "x-data-parallel-rank"
+"""By which vLLM is told which of its data-parallel ranks shall serve a request."""
 
 
 class EngineFailedError(Exception):
@@ -56,23 +61,37 @@ class EngineClient:
         self._forward_authorization = forward_authorization and not api_key
         self._urls: dict[tuple[str, str], URL] = {}
 
-    async def send(self, engine: str, path: str, body: bytes, headers: Headers, request_id: str) -> "EngineAnswer":
-        """Send a request and wait for the head of the answer. Raises EngineFailedError (not for 4xx)."""
+    async def send(
+        self,
+        engine: str,
+        path: str,
+        body: bytes,
+        headers: Headers,
+        request_id: str,
+        *,
+        dp_rank: int = ANY_RANK,
+        shape: StreamShape = CHUNKS,
+    ) -> "EngineAnswer":
+        """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
+        serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
+        which an engine says that it cannot do such a thing)."""
         url = self._urls.get((engine, path)) or self._remember_url(engine, path)
         try:
             response = await self._session.post(
-                url, data=_payload(body), headers=self._headers(headers, request_id), allow_redirects=False
+                url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineFailedError(_reason(error)) from error
-        if response.status >= 500 or 300 <= response.status < 400:
+        if (response.status >= 500 and response.status != NOT_IMPLEMENTED) or 300 <= response.status < 400:
             response.close()
             msg = f"status {response.status}"
             raise EngineFailedError(msg)
-        return EngineAnswer(response)
+        return EngineAnswer(response, shape)
 
-    def _headers(self, headers: Headers, request_id: str) -> dict[str, str]:
+    def _headers(self, headers: Headers, request_id: str, dp_rank: int) -> dict[str, str]:
         sent = {"content-type": "application/json", "x-request-id": request_id, **self._own_headers}
+        if dp_rank != ANY_RANK:
+            sent[RANK_HEADER] = str(dp_rank)
         for name, sent_name in FORWARDED_HEADERS:
             value = headers.get(name)
             if value is not None:
@@ -94,14 +113,24 @@ class EngineClient:
 class EngineAnswer:
     """An answer whose head is here. Leaving its context before the end closes the connection."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, shape: StreamShape) -> None:
         self._response = response
+        self._shape = shape
         self.status = response.status
         self.content_type = response.headers.get("content-type", "application/json")
         self.streams = self.content_type.startswith(EVENT_STREAM)
         self._tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
         self._ended = False
         self.events = 0
+
+    async def opening(self) -> bytes:
+        """The first bytes, of a stream up to its first output: what an engine says before tells nothing of the prefill,
+        and a client that has seen nothing can be served elsewhere. Raises as `chunk`."""
+        opening = chunk = await self.chunk()
+        while self.streams and chunk and not self._shape.shows_output(opening):
+            chunk = await self.chunk()
+            opening += chunk
+        return opening
 
     async def chunk(self) -> bytes:
         """The next bytes, as they arrive; empty at the end. Raises EngineFailedError where it breaks off."""
@@ -111,6 +140,7 @@ class EngineAnswer:
             raise EngineFailedError(_reason(error)) from error
         if chunk:
             self._tail.append(chunk)
+            self._keep_last_event()
             self.events += chunk.count(b"data: ")
         else:
             self._end()
@@ -141,9 +171,14 @@ class EngineAnswer:
         """Whether the stream stands in the middle of an event."""
         return bool(self._tail) and not self._tail[-1].endswith(b"\n\n")
 
+    def _keep_last_event(self) -> None:
+        """The last event may be as long as the whole answer: once it has begun, the tail keeps all of it."""
+        if self._shape.output and self._tail.maxlen and self._shape.has_ended(b"".join(self._tail)):
+            self._tail = deque(self._tail)
+
     def _end(self) -> None:
-        if self.streams and self.status == 200 and b"[DONE]" not in b"".join(self._tail):
-            msg = "the stream ended without [DONE]"
+        if self.streams and self.status == 200 and not self._shape.has_ended(b"".join(self._tail)):
+            msg = f"the stream ended without {self._shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg)
         self._ended = True
 
@@ -157,6 +192,11 @@ class EngineAnswer:
             self._response.release()
         else:
             self._response.close()
+
+
+def lacks_endpoint(status: int, body: bytes) -> bool:
+    """Whether the engine says that it has no such path, and not, for instance, no such model."""
+    return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
 
 
 def _payload(body: bytes) -> bytes | BytesIO:
@@ -187,13 +227,23 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    """Under the names of chats and completions, or those of the Responses API."""
+
     prompt_tokens: int = -1
     completion_tokens: int = -1
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: int = -1
+    output_tokens: int = -1
+    input_tokens_details: _PromptDetails | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
 
 
 class _Answer(msgspec.Struct):
     usage: _Usage | None = None
+    response: _Response | None = None
 
 
 _answers = msgspec.json.Decoder(_Answer)
@@ -202,14 +252,19 @@ _answers = msgspec.json.Decoder(_Answer)
 def usage_in(answer: bytes) -> Usage:
     """The usage in an answer or an event of a stream; nothing where there is none or it cannot be read."""
     try:
-        usage = _answers.decode(answer).usage
+        decoded = _answers.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Usage()
+    usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     if usage is None:
         return Usage()
-    details = usage.prompt_tokens_details
+    details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details is not None else None
-    return Usage(usage.prompt_tokens, usage.completion_tokens, -1 if cached is None else cached)
+    return Usage(
+        max(usage.prompt_tokens, usage.input_tokens),
+        max(usage.completion_tokens, usage.output_tokens),
+        -1 if cached is None else cached,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ answers is void, and the new leader is told where those requests are that anothe
 import asyncio
 from collections import Counter
 
+import msgspec
 import structlog
 
 from pointsman.chassis.health import HealthBoard
@@ -24,15 +25,17 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
+    HandOverRequest,
     RouteGranted,
     RouteRejected,
     RouteRequest,
 )
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.rebinding import Rebinding
 
 log = structlog.get_logger()
 
@@ -48,6 +51,13 @@ NOBODY_PAUSE_WALL_SECONDS_MAX: Seconds = 0.5
 
 ALONE_WALL_SECONDS: Seconds = 0.5
 """How often one request asks all the same while the others are placed without a scheduler."""
+
+HAND_OVER_WALL_SECONDS: Seconds = 0.5
+"""How long the leader may take to say where a prefilled request goes on."""
+
+HAND_OVER_TRIES = 2
+UNKNOWN_REQUEST = "unknown_request"
+"""What a leader says of a prefill that it does not know."""
 
 CANCEL_WALL_SECONDS: Seconds = 1.0
 """How long a cancellation waits for its answer."""
@@ -79,6 +89,7 @@ class Router:
         self._board = board
         self._silence_max = silence_max
         self._route_subject = subjects.route_subject(pool)
+        self._hand_over_subject = subjects.handover_subject(pool)
         self._cancel_subject = subjects.cancel_subject(pool)
         self._fleet_subject = subjects.fleet_view_subject(pool)
         self._silent_since: Seconds | None = None
@@ -89,6 +100,7 @@ class Router:
         self._waits: dict[asyncio.Timeout, None] = {}
         self._served: dict[RequestId, RouteGranted] = {}
         self.in_flight: Counter[InstanceId] = Counter()
+        self.rebinding = Rebinding(commands=commands, pool=pool, clock=clock, newest_term=lambda: self._term)
         fleet.on_election(self._elected)
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
@@ -167,7 +179,36 @@ class Router:
             wait.reschedule(0.0)
         for grant in self._served.values():
             if 0 < grant.term < term:
-                self._say_granted(grant.request, grant.attempt, grant.instance)
+                self._say_where(grant)
+
+    async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
+        """Where a request goes on whose prefill is over, `prefill` seconds after it was sent: where the leader says, or
+        where it was planned if no leader answers in time."""
+        command = HandOverRequest(
+            request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
+        )
+        for _ in range(HAND_OVER_TRIES):
+            try:
+                answer = await self._commands.request(self._hand_over_subject, command, timeout=HAND_OVER_WALL_SECONDS)
+            except NoResponderError:
+                break
+            except CommandTimeoutError:
+                continue
+            if isinstance(answer, RouteRejected) and answer.reason == UNKNOWN_REQUEST:
+                break
+            if isinstance(answer, RouteGranted | RouteRejected) and answer.term >= self._term:
+                return answer
+        log.warning("hand_over_unanswered", request=grant.request, decode=grant.decode)
+        planned = msgspec.structs.replace(
+            grant,
+            instance=grant.decode,
+            url=grant.decode_url,
+            prefilled_by=grant.instance,
+            decode=InstanceId(""),
+            decode_url="",
+        )
+        self._say_where(planned)
+        return planned
 
     async def withdraw(self, request: RequestId, reason: str) -> bool:
         """Tell the scheduler that nobody waits any more. True when it writes the request's end; False when the end
@@ -225,8 +266,7 @@ class Router:
             msg = "no scheduler answers, and no engine is known that could be asked"
             raise NoPlaceError(msg)
         DEGRADED_ROUTES.inc()
-        self._say_granted(request.request, request.attempt, instance.id)
-        return RouteGranted(
+        grant = RouteGranted(
             request=request.request,
             attempt=request.attempt,
             instance=instance.id,
@@ -234,10 +274,18 @@ class Router:
             hit_tokens=0,
             predicted_ttft=0.0,
             knowledge=Knowledge.BLIND,
+            dp_rank=instance.dp_rank,
         )
+        self._say_where(grant)
+        return grant
 
-    def _say_granted(self, request: RequestId, attempt: int, instance: InstanceId) -> None:
+    def _say_where(self, grant: RouteGranted) -> None:
         """Tell the log where a request is, for a leader that does not know."""
+        now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
         self._events.append_soon(
-            RequestGranted(at=self._clock.now(), request=request, instance=instance, attempt=attempt)
+            RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)
+            if grant.prefilled_by
+            else RequestGranted(
+                at=now, request=request, instance=instance, attempt=attempt, decode=grant.decode, rebind=grant.rebind
+            )
         )

@@ -19,23 +19,23 @@ from pointsman.chassis.health import Receive, Scope, Send
 from pointsman.chassis.supervision import Supervisor
 from pointsman.chassis.telemetry import ENGINE_RETRIES
 from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
-from pointsman.ports import Clock, EventLog
+from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.call import Call, ClientGoneError, RequestIds, Route
-from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.client_naming import naming_client
+from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.life import Life
 from pointsman_ingress.openai_errors import (
     Refusal,
     bad_request,
     engine_failed,
-    no_engines,
+    given_up,
     no_place,
+    not_served,
     rejected,
-    timed_out,
     too_long,
-    unknown_model,
 )
 from pointsman_ingress.openai_requests import (
     Asked,
@@ -44,23 +44,34 @@ from pointsman_ingress.openai_requests import (
     objectives,
     parse_chat,
     parse_completion,
+    parse_embeddings,
+    parse_named,
+    parse_response,
     session_of,
     tenant_of,
 )
+from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
-from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, usage_in
+from pointsman_ingress.pools import Pool, Pools
+from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
 from pointsman_ingress.routing import NoPlaceError, Router
+from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
+from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
+from pointsman_ingress.streams import NAMED_EVENTS
 from pointsman_ingress.tenants import Keyring
-from pointsman_ingress.tokenising import Tokenising
 
 log = structlog.get_logger()
 
+EMBEDDINGS = Route("/v1/embeddings", parse_embeddings)
+RESPONSES = Route("/v1/responses", parse_response, NAMED_EVENTS)
+TOKENIZE = Route("/tokenize", parse_named, placed=False)
+DETOKENIZE = Route("/detokenize", parse_named, placed=False)
 COMPLETIONS = Route("/v1/completions", parse_completion)
 CHAT_COMPLETIONS = Route("/v1/chat/completions", parse_chat)
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
 
-ROUTES = {route.path: route for route in (COMPLETIONS, CHAT_COMPLETIONS)}
+ROUTES = {route.path: route for route in (COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +82,15 @@ class Bounds:
     body_wall_seconds: Seconds
     request_wall_seconds: Seconds
     retries: int
+    stream_usage: bool
+    """Whether the usage of streams is asked for where the client does not."""
+    names_clients: bool
+    """Whether engines are told whose request it is."""
     objectives: Objectives
 
 
 class Gateway:
-    """Serves the two paths that lead to engines."""
+    """Serves the paths that lead to engines."""
 
     def __init__(
         self,
@@ -83,12 +98,8 @@ class Gateway:
         name: str,
         bounds: Bounds,
         keyring: Keyring,
-        tokenising: Tokenising,
-        keys: Keys,
-        fleet: FleetView,
-        router: Router,
+        pools: Pools,
         engines: EngineClient,
-        events: EventLog,
         clock: Clock,
         supervisor: Supervisor,
         ids: RequestIds,
@@ -97,15 +108,12 @@ class Gateway:
         self._name = name
         self._bounds = bounds
         self._keyring = keyring
-        self._tokenising = tokenising
-        self._keys = keys
-        self._fleet = fleet
-        self._router = router
+        self._pools = pools
         self._engines = engines
-        self._events = events
         self._clock = clock
         self._supervisor = supervisor
         self._ids = ids
+        self._passage = Passage(engines, retries=bounds.retries)
 
     async def serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises nothing but the cancellation of its own task."""
@@ -113,8 +121,12 @@ class Gateway:
         life: Life | None = None
         with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
             try:
-                command = await self._understand(call, receive, patience)
-                life = self._begin(command)
+                asked = await self._read(call, receive, patience)
+                if not route.placed:
+                    await self._passage.deliver(call, *self._pools.find(asked.model))
+                    return
+                pool, command = await self._understand(call, asked)
+                life = self._begin(pool, call, command)
                 await self._deliver(call, life, command)
             except Refusal as refusal:
                 await call.refuse(refusal)
@@ -130,26 +142,32 @@ class Gateway:
 
     # Understand
 
-    async def _understand(self, call: Call, receive: Receive, patience: Patience) -> RouteRequest:
-        """The request as the scheduler must know it. Raises Refusal, ClientGoneError."""
-        key_name = self._keyring.tenant(call.headers)
+    async def _read(self, call: Call, receive: Receive, patience: Patience) -> Asked:
+        """What the client asks for. Raises Refusal, ClientGoneError."""
+        call.key_name = self._keyring.tenant(call.headers)
         bounds = self._bounds
         await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
-        asked = call.route.parse(call.body)
+        return call.route.parse(call.body)
+
+    async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
+        """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
+        bounds = self._bounds
         wished = objectives(call.headers, bounds.objectives)
-        model = self._model(asked)
-        model_len = self._fleet.model_len
+        pool, model = self._pools.find(asked.model)
+        model_len = pool.fleet.model_len
         self._check_length(asked, model_len, _certain_tokens(asked))
-        tokens = await self._tokenising.tokens(asked)
+        tokens = await pool.tokenising.tokens(asked, call.body if call.route is CHAT_COMPLETIONS else b"")
+        call.prefix, call.comparable = tokens.said, tokens.comparable
+        call.asks_usage = asked.usage_may_be_asked and bounds.stream_usage
         if tokens.exact:
             self._check_length(asked, model_len, max(map(len, tokens.prompts)))
-        return RouteRequest(
+        command = RouteRequest(
             request=call.id,
             ingress=self._name,
             arrived_at=call.arrived_at,
-            tenant=key_name or tenant_of(call.headers, asked.user),
-            keys=self._packed_keys(model, asked, tokens.prompts[0]),
+            tenant=call.key_name or tenant_of(call.headers, asked.user),
+            keys=_packed_keys(pool.keys, model, asked, tokens.keyed),
             prompt_tokens=tokens.count,
             max_output_tokens=_output_tokens(asked, model_len, tokens.count),
             slo_ttft=wished.ttft,
@@ -157,41 +175,28 @@ class Gateway:
             session=session_of(call.headers, asked.user),
             exact=tokens.exact,
             streaming=asked.stream,
+            excluded=pool.fleet.without(model.adapter),
         )
-
-    def _model(self, asked: Asked) -> str:
-        """The model asked for; without a name, the one there is."""
-        models = self._fleet.models
-        if not models:
-            raise no_engines()
-        if not asked.model:
-            return next(reversed(models))
-        if asked.model not in models:
-            raise unknown_model(asked.model, sorted(models))
-        return asked.model
+        if bounds.names_clients:
+            call.body = naming_client(call.body, command.tenant)
+        return pool, command
 
     def _check_length(self, asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> None:
         """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
         if model_len == 0 or asked.truncates:
             return
-        output_tokens = (asked.output_tokens or 1) if asked.output_demanded else 1
+        output_tokens = 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
         if prompt_tokens + output_tokens > model_len:
             raise too_long(prompt_tokens, output_tokens, model_len)
 
-    def _packed_keys(self, model: str, asked: Asked, tokens: list[int]) -> bytes:
-        try:
-            return self._keys.packed(model, tokens, cache_salt=asked.cache_salt)
-        except ValueError as error:
-            msg = f"{error}."
-            raise bad_request(msg, param="prompt") from error
-
-    def _begin(self, command: RouteRequest) -> Life:
+    def _begin(self, pool: Pool, call: Call, command: RouteRequest) -> Life:
         return Life(
             command.request,
+            pool=pool,
             arrived_at=command.arrived_at,
             slo_ttft=command.slo_ttft,
-            log=self._events,
             clock=self._clock,
+            comparable=call.comparable,
         )
 
     # Place, forward, and again
@@ -203,13 +208,14 @@ class Gateway:
             try:
                 await self._forward(call, life, grant, exact=command.exact)
             except EngineFailedError as error:
-                log.warning("engine_failed", instance=grant.instance, request=life.request, reason=str(error))
+                failed = life.instance
+                log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
                 if command.attempt > self._bounds.retries:
                     life.failed("engine_failed", 502)
                     raise engine_failed(str(error)) from error
                 ENGINE_RETRIES.inc()
                 life.waits_again()
-                excluded = [*command.excluded, grant.instance]
+                excluded = [*command.excluded, failed]
                 command = msgspec.structs.replace(
                     command, request=life.request, attempt=command.attempt + 1, excluded=excluded
                 )
@@ -218,35 +224,58 @@ class Gateway:
 
     async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
         """Raises Refusal where there is no place; the request's end is written then."""
-        answer = await self._route(command)
+        router = life.pool.router
+        answer = await _route(router, command)
         if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
             # The client's id was used before, in another ingress or another life of this one.
             life.request = self._ids.fresh()
-            answer = await self._route(msgspec.structs.replace(command, request=life.request))
+            answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         if answer is None:
             life.failed("no_place", 503)
             raise no_place()
         if isinstance(answer, RouteRejected):
-            life.ended_by_leader()
-            wall = answer.retry_after / self._clock.speed
-            raise rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
+            raise self._refused(life, answer)
         life.granted(answer)
         return answer
 
-    async def _route(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
-        try:
-            return await self._router.route(command)
-        except NoPlaceError as error:
-            log.warning("no_place", request=command.request, reason=str(error))
-            return None
+    def _refused(self, life: Life, answer: RouteRejected) -> Refusal:
+        """What the client is told of a request that the leader has ended."""
+        life.ended_by_leader()
+        return self._refusal(answer)
+
+    def _refusal(self, answer: RouteRejected) -> Refusal:
+        wall = answer.retry_after / self._clock.speed
+        return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
     async def _forward(self, call: Call, life: Life, grant: RouteGranted, *, exact: bool) -> None:
         """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
-        self._router.begins(grant)
+        body = asking_for_usage(call.body) if call.asks_usage else call.body
+        if grant.decode:
+            handed_over = await self._prefill_elsewhere(call, life, grant, body)
+            if handed_over is None:
+                return
+            grant, body = handed_over
+        while grant.rebind:
+            async with life.pool.router.rebinding.watch(grant) as watch:
+                await self._exchange(call, life, grant, body, exact=exact)
+            if watch.onward is None:
+                return
+            grant = watch.onward
+            life.rebound(grant)
+        await self._exchange(call, life, grant, body, exact=exact)
+
+    async def _exchange(self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, exact: bool) -> None:
+        """One engine's answer, as it comes. Raises as `_forward`."""
+        router = life.pool.router
+        router.begins(grant)
         try:
             engines, path = self._engines, call.route.path
-            async with await engines.send(grant.url, path, call.body, call.headers, life.request) as answer:
-                first = await answer.chunk()
+            async with await engines.send(
+                grant.url, path, body, call.headers, life.request, dp_rank=grant.dp_rank, shape=call.route.shape
+            ) as answer:
+                first = await answer.opening()
+                if grant.rebind:
+                    router.rebinding.answered(grant)
                 knowledge = _knowledge(grant, exact=exact)
                 if answer.status >= 400:
                     await self._pass_refusal_on(call, life, answer, first)
@@ -255,24 +284,63 @@ class Gateway:
                 else:
                     await self._hand_over(call, life, grant, answer, first, knowledge)
         finally:
-            self._router.ends(grant)
+            router.ends(grant)
+
+    async def _prefill_elsewhere(
+        self, call: Call, life: Life, grant: RouteGranted, body: bytes
+    ) -> tuple[RouteGranted, bytes] | None:
+        """Have the prompt computed where it was placed, and ask where the request goes on: that grant, and the body to be
+        sent there. None where the engine refused the request, which the client has been told. Raises EngineFailedError,
+        and Refusal where nobody who decodes can take it any more."""
+        split, prefilled = SplitBody(call.route.path, body), NOT_PREFILLED
+        if split.possible:
+            answered = await self._prefill(call, life, grant, split)
+            if answered is None:
+                return None
+            prefilled = answered
+        onward = await life.pool.router.hand_over(grant, life.sent_seconds if split.possible else 0.0)
+        if isinstance(onward, RouteRejected):
+            if onward.reason == ALREADY_ENDED:
+                raise self._refused(life, onward)
+            life.failed(onward.reason, onward.status)
+            raise self._refusal(onward)
+        life.handed_over(onward, prefilled.cached_tokens)
+        return onward, split.decode(prefilled)
+
+    async def _prefill(self, call: Call, life: Life, grant: RouteGranted, split: SplitBody) -> Prefilled | None:
+        """None where the engine refused the request. Raises EngineFailedError."""
+        router = life.pool.router
+        router.begins(grant)
+        try:
+            async with await self._engines.send(
+                grant.url, call.route.path, split.prefill(), call.headers, life.request, dp_rank=grant.dp_rank
+            ) as answer:
+                first = await answer.chunk()
+                if answer.status < 400:
+                    return read_prefill(await answer.whole(first))
+                await self._pass_refusal_on(call, life, answer, first)
+                return None
+        finally:
+            router.ends(grant)
 
     async def _stream(
         self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
     ) -> None:
         await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=grant.hit_tokens, length=None)
-        await call.write(first)
+        remover = UsageRemover() if call.asks_usage else None
+        await call.write(remover.shown(first) if remover else first)
         life.first_token()
         try:
             while chunk := await answer.chunk():
-                await call.write(chunk)
+                if shown := remover.shown(chunk) if remover else chunk:
+                    await call.write(shown)
         except EngineFailedError as error:
             log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=str(error))
             life.failed("engine_broke_off", 502)
             await call.refuse(engine_failed(str(error)), mid_event=answer.mid_event)
             return
-        await call.finish()
-        usage = answer.streamed_usage()
+        await call.finish(remover.rest() if remover else b"")
+        usage = life.told_of(answer.streamed_usage())
         life.finished(usage, output_tokens=usage.completion_tokens if usage.completion_tokens >= 0 else answer.events)
 
     async def _hand_over(
@@ -280,12 +348,12 @@ class Gateway:
     ) -> None:
         """An answer that is not streamed: nothing is shown before it is whole."""
         body = await answer.whole(first)
-        usage = usage_in(body)
+        usage = life.told_of(usage_in(body))
         cached = usage.cached_tokens if usage.cached_tokens >= 0 else grant.hit_tokens
         await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=cached, length=len(body))
         await call.finish(body)
-        if usage.completion_tokens == 1:
-            # Only then is this moment that of the first token; else the prefill ended some time before.
+        if 0 <= usage.completion_tokens <= 1:
+            # Only then does the prefill end with the answer; else it ended some time before.
             life.first_token()
         life.finished(usage, output_tokens=0)
 
@@ -293,6 +361,8 @@ class Gateway:
         """The engine's own 4xx: the client's business, not a failure of the engine."""
         body = await answer.whole(first)
         life.failed("engine_refused", answer.status)
+        if lacks_endpoint(answer.status, body):
+            raise not_served(call.route.path)
         await call.pass_on(answer.status, body, answer.content_type)
 
     # Interruptions
@@ -302,11 +372,11 @@ class Gateway:
         if life is not None and not life.over:
             await self._end_interrupted(life, overdue=overdue)
         if overdue:
-            await call.refuse(timed_out("The request took too long and was given up."), mid_event=True)
+            await call.refuse(given_up(), mid_event=True)
 
     async def _end_interrupted(self, life: Life, *, overdue: bool) -> None:
         reason = Interruption.OVERDUE if overdue else Interruption.HUNG_UP
-        if life.grant is None and await self._router.withdraw(life.request, reason):
+        if life.grant is None and await life.pool.router.withdraw(life.request, reason):
             life.ended_by_leader()
         elif overdue:
             life.failed(reason, 408)
@@ -324,6 +394,23 @@ class Gateway:
         """This process is being stopped: no time for more than the end."""
         if life is not None and not life.over:
             life.cancelled("ingress_stopped")
+
+
+async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteRejected | None:
+    try:
+        return await router.route(command)
+    except NoPlaceError as error:
+        log.warning("no_place", request=command.request, reason=str(error))
+        return None
+
+
+def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: list[int]) -> bytes:
+    """Raises Refusal for impossible token ids."""
+    try:
+        return keys.packed(model.base, tokens, lora=model.adapter, cache_salt=asked.cache_salt)
+    except ValueError as error:
+        msg = f"{error}."
+        raise bad_request(msg, param="prompt") from error
 
 
 def _certain_tokens(asked: Asked) -> Tokens:

@@ -9,10 +9,17 @@ from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 class IngressSettings(FleetSettings, ProcessSettings):
     port: int = setting(8080, "Port to listen on; 0 takes a free one.")
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
+    pools: tuple[str, ...] = setting(
+        (), "Pools to serve on this address, a model each; may be given several times. Default: the one of --pool."
+    )
     tokenizer: str = setting(
         "",
         "Directory with the model's tokenizer.json (and chat template), or 'builtin'. "
         "Without one the engines' /tokenize is asked, which costs a round trip.",
+    )
+    pool_tokenizer: tuple[str, ...] = setting(
+        (),
+        "POOL=DIRECTORY: the tokenizer of one of several pools, in place of --tokenizer. May be given several times.",
     )
     keys_file: str = setting(
         "",
@@ -31,4 +38,14 @@ class IngressSettings(FleetSettings, ProcessSettings):
     )
     connections_max: int = setting(4096, "Open connections to engines, all together.")
     tokenise_threads: int = setting(2, "Threads that tokenise long prompts.")
+    stream_usage: bool = setting(
+        True,
+        "Ask engines for the usage of every stream, so that cached tokens can be compared. Clients that did not ask "
+        "do not see it.",
+    )
+    names_clients: bool = setting(
+        False,
+        "Tell engines whose request it is, in `vllm_xargs`: for vLLM with Pointsman's DLPM scheduler. Engines that are "
+        "not vLLM may refuse it.",
+    )
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

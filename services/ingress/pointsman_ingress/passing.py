@@ -1,0 +1,60 @@
+"""Questions that any engine of a pool answers alike and that cost it no model: `/tokenize`, `/detokenize`.
+
+Nothing is scheduled and nothing logged. The reachable instance with the least to do is asked, and when it fails the
+next, as often as a request may be sent again.
+"""
+
+import structlog
+
+from pointsman.chassis.telemetry import ENGINE_RETRIES
+from pointsman.primitives import InstanceId
+from pointsman.state.fleet import Instance
+from pointsman_ingress.call import Call
+from pointsman_ingress.fleet_view import Model
+from pointsman_ingress.openai_errors import engine_failed, no_engines, not_served
+from pointsman_ingress.pools import Pool
+from pointsman_ingress.proxy import EngineClient, EngineFailedError, lacks_endpoint
+
+log = structlog.get_logger()
+
+
+class Passage:
+    """Takes a question to an engine and the answer back."""
+
+    def __init__(self, engines: EngineClient, *, retries: int) -> None:
+        self._engines = engines
+        self._retries = retries
+
+    async def deliver(self, call: Call, pool: Pool, model: Model) -> None:
+        """Raises Refusal where no engine answers."""
+        tried: list[InstanceId] = []
+        reason = ""
+        while len(tried) <= self._retries:
+            instance = pool.fleet.least(lambda known: _load(pool, known), [*pool.fleet.without(model.adapter), *tried])
+            if instance is None:
+                break
+            try:
+                await self._ask(call, instance)
+            except EngineFailedError as error:
+                log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
+                tried.append(instance.id)
+                reason = str(error)
+                ENGINE_RETRIES.inc()
+            else:
+                return
+        raise engine_failed(reason) if tried else no_engines()
+
+    async def _ask(self, call: Call, instance: Instance) -> None:
+        """Raises EngineFailedError, and Refusal where the engine has no such path; then the client has seen nothing."""
+        path = call.route.path
+        async with await self._engines.send(instance.url, path, call.body, call.headers, call.id) as answer:
+            body = await answer.whole(await answer.chunk())
+        if lacks_endpoint(answer.status, body):
+            raise not_served(path)
+        await call.answer(answer.status, body, answer.content_type, instance.id)
+
+
+def _load(pool: Pool, instance: InstanceId) -> int:
+    """Requests there: what its worker reports, or what this ingress alone has sent, which is known sooner."""
+    known = pool.fleet[instance]
+    return max(pool.router.in_flight[instance], known.running + known.waiting)

@@ -1,0 +1,102 @@
+"""The pools behind this address: which of them serves the model that a client names, and what the ingress has of each.
+
+Nobody configures models, only pools are named (`--pools`). Which names a pool answers to, its engines say: the model's own,
+its aliases, and those of LoRA adapters. Workers report them, `fleet_view` reads them from the pool's log.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.chassis.health import HealthBoard
+from pointsman.ports import EventLog
+from pointsman.primitives import PoolName
+from pointsman_ingress.fleet_view import FleetView, Model
+from pointsman_ingress.keys import Keys
+from pointsman_ingress.openai_errors import Refusal, bad_request, no_engines, unknown_model
+from pointsman_ingress.routing import Router
+from pointsman_ingress.tokenising import Tokenising
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One pool, as the ingress needs it: who is in it, who decides for it, and what its prompts are made of."""
+
+    name: PoolName
+    fleet: FleetView
+    router: Router
+    tokenising: Tokenising
+    keys: Keys
+    events: EventLog
+
+
+class Pools:
+    """All pools of this ingress. Where two serve the same name, the one that was named first has it."""
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self._pools = tuple(pools)
+
+    def find(self, name: str) -> tuple[Pool, Model]:
+        """The model of this name and its pool; without a name, the only one there is. Raises Refusal."""
+        if not name:
+            return self._only()
+        for pool in self._pools:
+            model = pool.fleet.models.get(name)
+            if model is not None:
+                return pool, model
+        raise self._unknown(name)
+
+    def offered(self) -> Iterator[tuple[Pool, Model]]:
+        """Every model that can be asked for, each name once: pool by pool, a base model before its adapters. Clients that
+        are told no model take the first."""
+        seen: set[str] = set()
+        for pool in self._pools:
+            for name, model in pool.fleet.models.items():
+                if name not in seen:
+                    seen.add(name)
+                    yield pool, model
+
+    def _only(self) -> tuple[Pool, Model]:
+        serving = [(pool, model) for pool in self._pools if (model := pool.fleet.base) is not None]
+        if not serving:
+            raise no_engines()
+        if len(serving) > 1:
+            msg = f"Several models are served here; name one of them: {self._names()}."
+            raise bad_request(msg, param="model")
+        return serving[0]
+
+    def _unknown(self, name: str) -> Refusal:
+        """A pool that no engine has joined yet may well be the one with this model: then it is too early to say no."""
+        return (
+            no_engines() if any(pool.fleet.base is None for pool in self._pools) else unknown_model(name, self._names())
+        )
+
+    def _names(self) -> str:
+        return ", ".join(model.name for _, model in self.offered())
+
+
+class PoolsBoard(HealthBoard):
+    """What an ingress of several pools lacks. It is ready while one of its pools is: the others' clients are told by 503,
+    and this pool's are not to suffer for them."""
+
+    def __init__(self, pools: Sequence[PoolName]) -> None:
+        super().__init__()
+        self.pools = {pool: HealthBoard() for pool in pools}
+        """Where the parts of single pools say what they wait for."""
+
+    @property
+    @override
+    def ready(self) -> bool:
+        return super().ready and any(board.ready for board in self.pools.values())
+
+    @property
+    @override
+    def lacks(self) -> dict[str, str]:
+        several = len(self.pools) > 1
+        theirs = {
+            f"{part} of {pool}" if several else part: reason
+            for pool, board in self.pools.items()
+            for part, reason in board.lacks.items()
+        }
+        return super().lacks | theirs

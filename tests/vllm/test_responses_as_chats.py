@@ -1,0 +1,62 @@
+"""The chat that we take a Responses request for is the one that vLLM renders. Asked of vLLM's own functions, without an
+engine: a template shows every difference, but only where it looks."""
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_ingress.responses_input import chat_form
+
+WEATHER = {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}}
+ASKS = {"role": "user", "content": "How is the weather?"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Bern"}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+THOUGHT = {"type": "reasoning", "id": "r1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+
+
+def said(*texts: str, status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+    return {"id": "m1", "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+BODIES: list[dict[str, Any]] = [
+    {"input": "hello"},
+    {"input": "hello", "instructions": "Be brief."},
+    {"input": [ASKS, {"role": "assistant", "content": "Good."}, {"role": "user", "content": "And tomorrow?"}]},
+    {"input": [{"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be kind."}, ASKS]},
+    {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]}]},
+    {"input": [ASKS, said("Good.", "Really."), ASKS]},
+    {"input": [ASKS, said("It is", status="incomplete")]},
+    {"input": [ASKS, said("one"), said("two")]},
+    {"input": [ASKS, CALL, RESULT]},
+    {"input": [ASKS, CALL, {**CALL, "call_id": "c2"}, RESULT, {**RESULT, "call_id": "c2"}, said("Rain."), ASKS]},
+    {"input": [ASKS, said("Let me see."), CALL, RESULT, CALL]},
+    {"input": [ASKS, CALL, {"role": "assistant", "content": "Wait."}, RESULT]},
+    {"input": [ASKS, THOUGHT, said("Rain."), ASKS, THOUGHT, CALL, RESULT]},
+    {"input": "hello", "tools": [{"type": "function", **WEATHER, "strict": True}]},
+    {"input": "hello", "tools": [{"type": "function", **WEATHER}], "tool_choice": "none"},
+]
+
+
+def test_a_responses_request_becomes_the_chat_that_vllm_makes_of_it(vllm_home: EngineHome) -> None:
+    program = Path(__file__).with_name("responses_as_chats.py")
+    run = subprocess.run(
+        [vllm_home.python, program], input=json.dumps(BODIES), capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+    for body, theirs in zip(BODIES, json.loads(run.stdout.splitlines()[-1]), strict=True):
+        fields = copy.deepcopy(body)
+        form = chat_form(
+            instructions=fields.get("instructions", ""),
+            given=fields["input"],
+            tools=fields.get("tools", []),
+            kept_elsewhere="",
+        )
+
+        ours = {"messages": form.messages, "tools": form.tools, "continues": form.continues}
+        assert form.foreign == ""
+        assert ours == theirs, body
