@@ -8,7 +8,7 @@ know the same. A checker gives its findings as sentences; none means that all is
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected, WritesLost
 from pointsman.contracts.requests import (
     RequestArrived,
     RequestCancelled,
@@ -21,6 +21,7 @@ from pointsman.simulation.replay import Recomputed, verify
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Status
 from pointsman.state.state import State
+from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
 from pointsman_torture.network import Stored
 from pointsman_torture.twin import FoldTwin
@@ -38,11 +39,16 @@ Checker = Callable[[World], Iterator[str]]
 
 
 def one_end_a_request(world: World) -> Iterator[str]:
-    """Every request that a leader took in has one end, and no request has two."""
+    """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
     arrived: dict[RequestId, None] = {}
     ends: dict[RequestId, list[Stored]] = defaultdict(list)
+    newest = 0
     for stored in world.network.history:
         event = stored.event
+        if isinstance(event, LeaderElected):
+            newest = max(newest, event.term)
+        if stored.stamp is not None and stored.stamp.term < newest:
+            continue
         if isinstance(event, RequestArrived):
             arrived[event.request] = None
         elif isinstance(event, ENDS) and not stored.echo:
@@ -52,9 +58,17 @@ def one_end_a_request(world: World) -> Iterator[str]:
         yield f"{len(endless)} requests have no end, and {writes_lost(world)} writes were lost: {endless[:5]}"
     for request in list(ends):
         count = len(ends[request])
-        if count > 1 and not _left_behind(ends[request]):
+        if count > 1 and not _left_behind(ends[request]) and not _unheard(ends[request]):
             told = ", ".join(f"{type(s.event).__name__} by {s.writer} at {s.sequence}" for s in ends[request])
             yield f"request {request} has {count} ends: {told}"
+
+
+def _unheard(ends: list[Stored]) -> bool:
+    """One end by a leader who could not know of the other, and one by an ingress that did not hear the leader's answer: as
+    after a machine was suspended, or while an ingress is cut off."""
+    own = [s for s in ends if s.stamp is None]
+    decided = [s for s in ends if s.stamp is not None]
+    return len(own) == len(decided) == 1 and all(s.stamp.as_of < own[0].sequence for s in decided if s.stamp)
 
 
 def _left_behind(ends: list[Stored]) -> bool:
@@ -73,16 +87,22 @@ def one_answer_a_client(world: World) -> Iterator[str]:
 
 
 def decisions_are_recomputed(world: World) -> Iterator[str]:
-    """Every decision, decided again, is the same; and none grants to an instance that its leader knew to be dead or
-    draining."""
+    """Every decision, decided again, is the same; none places or grants where its leader knew that the instance is dead or
+    draining, and none places twice for one attempt."""
     findings: list[str] = []
 
     def watch(made: Recomputed) -> None:
         event = made.recorded
         if isinstance(event, RequestGranted):
-            problem = _unfit(made.state, event.instance)
+            problem = _unfit(made.state, event.instance, event.request)
             if problem:
                 findings.append(f"{event.request} was granted at {made.sequence} to {event.instance}, which {problem}")
+        elif isinstance(event, RequestPlaced):
+            known = made.state.workload.requests.get(event.request)
+            if known is not None and known.stage is not Stage.ARRIVED and event.attempt <= known.attempt:
+                findings.append(f"{event.request} was placed again at {made.sequence} for attempt {event.attempt}")
+            if problem := _unfit(made.state, event.instance, event.request):
+                findings.append(f"{event.request} was placed at {made.sequence} on {event.instance}, which {problem}")
 
     verdict = verify(_entries(world), watch=watch)
     yield from findings
@@ -93,20 +113,23 @@ def decisions_are_recomputed(world: World) -> Iterator[str]:
         )
 
 
-def _unfit(state: State, instance_id: InstanceId) -> str:
+def _unfit(state: State, instance_id: InstanceId, request_id: RequestId) -> str:
     """Why nothing should be granted there. A draining instance may finish what can go nowhere else."""
     instance = state.fleet.get(instance_id)
     if instance is None:
         return "had left"
-    stays = instance.status is Status.DRAINING and not state.fleet.ready
+    request = state.workload.requests.get(request_id)
+    elsewhere = set(state.fleet.ready).difference(request.excluded if request is not None else ())
+    stays = instance.status is Status.DRAINING and not elsewhere
     return "" if instance.status is Status.READY or stays else f"was {instance.status}"
 
 
 def one_leader_a_term(world: World) -> Iterator[str]:
-    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's."""
+    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's, unless
+    retention has dropped the election by which the server would have known."""
     leader: dict[int, str] = {}
     numbers: dict[int, dict[int, None]] = defaultdict(dict)
-    newest = 0
+    newest, newest_at = 0, 0
     for stored in world.network.history:
         if stored.echo:
             continue
@@ -114,14 +137,14 @@ def one_leader_a_term(world: World) -> Iterator[str]:
         if isinstance(event, LeaderElected):
             if event.term <= newest:
                 yield f"term {event.term} begins at {stored.sequence}, after term {newest}"
-            newest = max(newest, event.term)
+            newest, newest_at = max(newest, event.term), stored.sequence
             leader[event.term] = stored.writer
         stamp = stored.stamp
         if stamp is None:
             continue
         if leader.get(stamp.term) != stored.writer:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
-        if stamp.term < newest:
+        if stamp.term < newest and newest_at >= stored.first:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term}, which ended"
         if stamp.number in numbers[stamp.term]:
             yield f"decision {stamp.number} of term {stamp.term} was made twice, again at {stored.sequence}"
@@ -145,8 +168,13 @@ def index_equals_engines(world: World) -> Iterator[str]:
     if leader is None:
         yield "nobody leads"
         return
-    for instance, host in world.hosts.items():
+    for engine in world.engines:
+        instance, host = engine.host.instance, engine.host
         known = leader.fleet.get(instance)
+        if not engine.wanted:
+            if known is not None:
+                yield f"{instance} is in the leader's fleet, and was stopped"
+            continue
         if known is None or host.life is None:
             yield f"{instance} is not in the leader's fleet"
             continue
@@ -175,13 +203,15 @@ def nothing_is_left_over(world: World) -> Iterator[str]:
 
 
 def the_log_equals_its_followers(world: World) -> Iterator[str]:
-    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells."""
-    folds = [(s.name, s.service.state) for s in world.schedulers if s.life is not None]
-    folds.append((world.rebalancer.name, world.rebalancer.service.state))
-    history, folded = world.network.history, empty_state(world)
+    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
+    that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
+    folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
+    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.log.begun))
+    history = world.network.history
     due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
-    for who, state in sorted(folds, key=lambda fold: (fold[1].sequence, fold[0])):
-        for stored in history[folded.sequence : state.sequence]:
+    for who, state, first in folds:
+        folded = empty_state(world)
+        for stored in history[first - 1 : state.sequence]:
             fold_in(folded, stored)
         if state.sequence < due:
             yield f"{who} has folded {state.sequence} of {len(history)} entries"
@@ -238,13 +268,16 @@ def _replayed(world: World, leader: State) -> State:
 
 
 def the_archive_holds_the_log(world: World) -> Iterator[str]:
-    """Every entry is in SQL, once."""
+    """Every entry is in SQL, once, or in a gap: dropped before it could be read."""
+    archive = world.recorder.archive
     archived = world.recorder.archive.events | world.recorder.archive.dead_letters
     due = world.loop.time() - BEHIND_SECONDS_MAX
     missing = [
         stored
         for stored in world.network.history
-        if stored.at < due and not any((log, stored.sequence) in archived for log in world.recorder.archive.logs)
+        if stored.at < due
+        and not any((log, stored.sequence) in archived for log in world.recorder.archive.logs)
+        and not any(gap["after_sequence"] < stored.sequence < gap["sequence"] for gap in archive.gaps.values())
     ]
     if missing:
         yield f"{len(missing)} entries are not archived, the first is {missing[0].sequence}"
@@ -256,9 +289,23 @@ def everyone_is_ready(world: World) -> Iterator[str]:
     """Every service says that it can do its work."""
     for process in world.services:
         if process.life is None:
-            yield f"{process.name} does not run"
+            if process.wanted:
+                yield f"{process.name} does not run"
         elif not process.life.board.ready and process is not world.checkpointer:  # which nobody can ask
             yield f"{process.name} is not ready: {process.life.board.answer('/ready')}"
+
+
+def the_pool_has_its_size(world: World) -> Iterator[str]:
+    """As many instances run as the scalers' newest decision says, which all of them know."""
+    running = sum(engine.wanted for engine in world.engines)
+    for scaler in world.scalers if world.provider is not None else ():
+        if scaler.life is None:
+            continue
+        scaling = scaler.service.state.scaling
+        if scaling.wanted != running or not scaling.is_applied:
+            yield f"{scaler.name} knows that {scaling.wanted} are wanted (applied: {scaling.is_applied}), {running} run"
+    if world.provider is not None and not any(s.life is not None and s.service.acts for s in world.scalers):
+        yield "no scaler acts"
 
 
 SAFETY: tuple[Checker, ...] = (
@@ -268,7 +315,7 @@ SAFETY: tuple[Checker, ...] = (
     decisions_are_recomputed,
     the_fold_equals_its_twin,
 )
-QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines)
+QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)
 """What everybody waits for, and cheap enough to be asked again and again."""
 AGREEMENT: tuple[Checker, ...] = (
     *QUIET,

@@ -1,4 +1,5 @@
-"""A process's own clock: right about how time passes, and as wrong about the date as the seed wants it."""
+"""A process's own clock: as wrong about the date as the seed wants it, and right about how time passes, unless its machine
+was suspended: then it does not know."""
 
 import asyncio
 
@@ -21,6 +22,8 @@ class SkewedClock(Clock):
         self._loop = loop
         self._speed = speed
         self.skew: Seconds = 0.0
+        self.asleep: Seconds = 0.0
+        """For how long its machine was suspended: monotonic clocks stood still."""
 
     @property
     @override
@@ -38,7 +41,7 @@ class SkewedClock(Clock):
 
     @override
     def wall(self) -> Seconds:
-        return UPTIME_SECONDS + self._loop.time()
+        return UPTIME_SECONDS + self._loop.time() - self.asleep
 
     @override
     async def sleep(self, seconds: Seconds) -> None:

@@ -163,8 +163,9 @@ class EngineLife:
         )
         metrics = EngineMetrics(self.model, model_name=MODEL)
         tokenizer, wording = vocabulary()
+        steady = SkewedClock(loop, speed=clock.speed)  # a real engine computes on whatever the date
         self.engine = SimulatedEngine(
-            self.model, clock=clock, wording=wording, publisher=self.publisher, timings=metrics
+            self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
         )
         served = ServedModel(name=MODEL, max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size))
         self.app: AsgiApp = EngineApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served)

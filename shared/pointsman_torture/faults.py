@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceUndrained
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.state.fleet import Instance
-from pointsman.state.state import PoolSettings, State
-from pointsman_torture.network import CALM, Weather
+from pointsman_scheduler.service import WAITING
+from pointsman_torture.network import CALM, Link, Weather
 from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS
-from pointsman_torture.processes import EngineProcess, Process
+from pointsman_torture.processes import EngineProcess, Process, SchedulerProcess
 from pointsman_torture.world import World
 
 STEPS_BEFORE_KILL_MAX = 12
 """Turns of the loop by which a kill is put off, so that it can come between any two steps."""
+STALE_SECONDS_MAX: Seconds = 8.0
+LOOK_SECONDS: Seconds = 0.01
+EXPIRY_SECONDS: Seconds = 1.0
+"""How often retention looks for what it may drop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Trouble:
         self.world.network.echoes = chance.choice((0.0, 0.02, 0.1))
         if chance.random() < 0.3:
             self._storm()
+        kept = chance.choice((0, 0, 60, 150, 400))
+        if kept:
+            self.world.note(f"the log keeps {kept} entries and what the newest checkpoint needs")
+            self._expire(kept)
         kinds = list(FAULTS)
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
@@ -58,7 +64,8 @@ class Trouble:
             process.clock.skew = 0.0
             process.resume()
             if process.life is None:
-                process.start()
+                if process.wanted:
+                    process.start()
             elif process.life.link is not None:
                 self._mend(process)
         for ingress in world.ingresses:
@@ -69,6 +76,8 @@ class Trouble:
         for engine in world.engines:
             self._calm_events(engine)
         world.recorder.archive.failing = 0.0
+        if world.provider is not None:
+            world.provider.failing = 0.0
 
     # Kinds of trouble
 
@@ -98,6 +107,57 @@ class Trouble:
         self.world.note(f"SIGSTOP {process.name} for {seconds:.2f} s")
         process.pause()
         self._later(seconds, self._resume, process)
+
+    def suspend(self) -> None:
+        """A machine is suspended: who ran on it takes up where it stood, a leader with a lease that ended long ago."""
+        process = self.chance.choice([*self.world.schedulers, *self.world.schedulers, *self.world.services])
+        if process.life is None or process.paused:
+            return
+        seconds = self._seconds(8.0)
+        self.world.note(f"the machine of {process.name} is suspended for {seconds:.2f} s")
+        process.suspend()
+        self._later(seconds, self._resume, process)
+
+    def ambush(self) -> None:
+        """The leader is killed, and who takes the lease after it stands still at that moment: for another to take it."""
+        leader = next((s for s in self.world.schedulers if s.life is not None and s.service.dispatcher), None)
+        if leader is None:
+            return
+        self.world.network.ambush = self._strike_successor
+        self._kill(leader, 0.5 + self.chance.random())
+
+    def stale_leader(self) -> None:
+        """The leader's machine is suspended, and goes on at the worst moment: when requests wait at its successor, whose
+        ingresses have asked both."""
+        leader = next((s for s in self.world.schedulers if s.life is not None and s.service.leading), None)
+        if leader is None or leader.paused:
+            return
+        self.world.note(f"the machine of the leader, {leader.name}, is suspended until requests wait at another")
+        leader.suspend()
+        self._resume_in_the_way(leader, self.world.loop.time() + STALE_SECONDS_MAX)
+
+    def _resume_in_the_way(self, leader: SchedulerProcess, deadline: Seconds) -> None:
+        if leader.life is None or not leader.paused:
+            return
+        others = [s for s in self.world.schedulers if s is not leader and s.life is not None and s.service.leading]
+        waiting = any(
+            request.stage in WAITING for s in others for request in s.service.state.workload.requests.values()
+        )
+        if waiting or self.world.loop.time() > deadline:
+            self.world.note(f"{leader.name} goes on")
+            leader.resume()
+        else:
+            self._later(LOOK_SECONDS, self._resume_in_the_way, leader, deadline)
+
+    def _strike_successor(self, link: Link) -> None:
+        successor = next((s for s in self.world.schedulers if s.life is not None and s.life.link is link), None)
+        if successor is None or successor.paused or self.over:
+            return
+        self.world.network.ambush = lambda _link: None
+        seconds = 1.5 + self._seconds(4.0)
+        self.world.note(f"{successor.name} takes the lease, and its machine is suspended for {seconds:.2f} s")
+        successor.suspend()
+        self._later(seconds, self._resume, successor)
 
     def partition(self) -> None:
         process = self.chance.choice(self.world.services)
@@ -135,7 +195,7 @@ class Trouble:
         self._later(seconds, self._server_back)
 
     def clock_jump(self) -> None:
-        process = self.chance.choice(self.world.services)
+        process = self.chance.choice(self.world.processes)
         process.clock.skew += self.chance.choice((-1, 1)) * self.chance.choice((0.2, 1.5, 6.0, 60.0))
         self.world.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
 
@@ -165,15 +225,24 @@ class Trouble:
     def drain(self) -> None:
         """An operator drains an instance, and thinks better of it."""
         instance = self.chance.choice(list(self.world.hosts))
-        known = self._in_log(instance)
-        if known is None:
-            return
         seconds = self._seconds(8.0)
         self.world.note(f"{instance} drains for {seconds:.2f} s")
-        at = self.world.schedulers[0].clock.now()
-        draining = InstanceDraining(at=at, instance=instance, epoch=known.epoch)
-        self.world.network.store("operator", draining, self._number())
-        self._later(seconds, self._undrain, instance)
+        self.world.operator.drain(instance)
+        self._later(seconds, self.world.operator.undrain, instance)
+
+    def scale(self) -> None:
+        """An operator wants another size."""
+        wanted = self.chance.randint(1, self.world.plan.hosts)
+        if self.world.provider is not None:
+            self.world.note(f"the pool shall have {wanted} instances")
+            self.world.operator.scale(wanted)
+
+    def provider_away(self) -> None:
+        seconds, share = self._seconds(6.0), self.chance.choice((0.3, 1.0))
+        if self.world.provider is not None:
+            self.world.note(f"the provider fails {share:.0%} of all calls for {seconds:.2f} s")
+            self.world.provider.failing = share
+            self._later(seconds, self._provider_back)
 
     def clear_cache(self) -> None:
         engine = self.chance.choice(self.world.engines)
@@ -194,6 +263,11 @@ class Trouble:
         self._later(seconds, self._archive_back)
 
     # What ends it
+
+    def _expire(self, kept: int) -> None:
+        if not self.over:
+            self.world.network.expire(kept)
+            self._later(EXPIRY_SECONDS, self._expire, kept)
 
     def _storm(self) -> None:
         """Bad weather everywhere, all the time."""
@@ -220,7 +294,7 @@ class Trouble:
         self._later(down_seconds, self._start, process)
 
     def _start(self, process: Process) -> None:
-        if process.life is None:
+        if process.life is None and process.wanted:
             self.world.note(f"start {process.name}")
             process.start()
 
@@ -250,36 +324,22 @@ class Trouble:
             host.worker_cut = False
             host.reconnect()
 
-    def _undrain(self, instance: InstanceId) -> None:
-        known = self._in_log(instance)
-        if known is not None and known.draining:
-            at = self.world.schedulers[0].clock.now()
-            undrained = InstanceUndrained(at=at, instance=instance, epoch=known.epoch)
-            self.world.network.store("operator", undrained, self._number())
-
     def undrain_all(self) -> None:
         """What an operator does who finds an instance draining that should not: a new life takes that over."""
         for scheduler in self.world.schedulers:
             for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
-                if instance.draining:
-                    self._undrain(instance.id)
+                if instance.draining and not instance.leaving:
+                    self.world.operator.undrain(instance.id)
 
     def _stop_damage(self) -> None:
         self.world.network.damage = 0.0
 
+    def _provider_back(self) -> None:
+        if self.world.provider is not None:
+            self.world.provider.failing = 0.0
+
     def _archive_back(self) -> None:
         self.world.recorder.archive.failing = 0.0
-
-    def _in_log(self, instance: InstanceId) -> Instance | None:
-        """What the log tells of an instance."""
-        state = State(PoolSettings(speed=self.world.plan.speed))
-        for stored in self.world.network.history:
-            if isinstance(stored.event, FleetEvent):
-                state.apply(stored.event, stored.sequence)
-        return state.fleet.get(instance)
-
-    def _number(self) -> int:
-        return len(self.world.network.history)
 
     def _later(self, seconds: Seconds, act: Callable[..., None], *arguments: object) -> None:
         self.world.loop.outside(seconds, act, *arguments)
@@ -294,6 +354,9 @@ FAULTS: dict[str, Fault] = {
     "kill engine": Fault(2.0, Trouble.kill_engine),
     "stop worker": Fault(1.0, Trouble.stop_worker),
     "pause": Fault(2.0, Trouble.pause),
+    "suspend": Fault(2.0, Trouble.suspend),
+    "ambush": Fault(1.0, Trouble.ambush),
+    "stale leader": Fault(2.0, Trouble.stale_leader),
     "partition": Fault(2.0, Trouble.partition),
     "weather": Fault(3.0, Trouble.bad_weather),
     "server away": Fault(1.0, Trouble.server_away),
@@ -302,6 +365,8 @@ FAULTS: dict[str, Fault] = {
     "worker cut from engine": Fault(1.0, Trouble.cut_worker_from_engine),
     "ingress cut from engine": Fault(1.0, Trouble.cut_ingress_from_engine),
     "drain": Fault(1.0, Trouble.drain),
+    "scale": Fault(2.0, Trouble.scale),
+    "provider away": Fault(0.5, Trouble.provider_away),
     "clear cache": Fault(0.5, Trouble.clear_cache),
     "damage": Fault(1.0, Trouble.damage_entries),
     "archive": Fault(0.5, Trouble.archive_away),

@@ -163,12 +163,22 @@ class Asking:
 class Session:
     """What the ingress uses of an aiohttp session."""
 
-    def __init__(self, sites: dict[str, Site], loop: VirtualLoop, chance: Random, *, can_reach: Callable[[str], bool]):
-        """`sites` by host. `can_reach`: whether the way from here to a host is open."""
+    def __init__(
+        self,
+        sites: dict[str, Site],
+        loop: VirtualLoop,
+        chance: Random,
+        *,
+        can_reach: Callable[[str], bool],
+        sends: Callable[[dict[str, str]], None],
+    ) -> None:
+        """`sites` by host. `can_reach`: whether the way from here to a host is open. `sends`: told of the headers of each
+        request."""
         self._sites = sites
         self._loop = loop
         self._chance = chance
         self._can_reach = can_reach
+        self._sends = sends
 
     async def __aenter__(self) -> Self:
         return self
@@ -178,6 +188,7 @@ class Session:
 
     def post(self, url: URL | str, *, data: Any, headers: dict[str, str], allow_redirects: bool = False) -> Asking:
         del allow_redirects
+        self._sends(headers)
         body = data if isinstance(data, bytes) else data.read()
         return Asking(lambda: self._post(URL(url), body, headers))
 

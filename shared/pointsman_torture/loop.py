@@ -8,11 +8,15 @@ between any two of its steps: killed as SIGKILL does it, where not even a `final
 
 import asyncio
 import heapq
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from random import Random
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 from typing_extensions import TypeVarTuple, Unpack, override
@@ -22,6 +26,8 @@ from pointsman.primitives import Seconds
 TIMER_LATENESS_SECONDS_MAX = 0.0005
 MOMENT_SECONDS = 1e-6
 """What comes in an order is so far apart at least."""
+STEP_CPU_SECONDS_MAX = 1.0
+"""Real time of the processor that a step may take, or a little more. The longest, the checkers', takes a fifth of it."""
 STEPS_MAX = 20_000_000
 """More callbacks than any sane run takes: somebody spins."""
 
@@ -57,6 +63,10 @@ class _Task(asyncio.Task[T]):
 
 class StalledError(Exception):
     """Nothing is ready and no timer is set, or nothing comes to an end: the run cannot go on."""
+
+
+class EndlessStepError(Exception):
+    """One step of a service ran for so long that it never would have come to an end."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -143,6 +153,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
+
+    @contextmanager
+    def breaking_endless_steps(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """While the context is open, a step that keeps the processor for long is told of and broken off, before it has
+        filled the memory. In the main thread only, where signals arrive."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        seen = -1
+
+        def look(_signal: int, frame: FrameType | None) -> None:
+            nonlocal seen
+            if self.steps == seen:
+                where = frame.f_code.co_qualname if frame is not None else "nobody knows where"
+                endless = f"a step does not come to an end, in {where}"
+                tell(endless)
+                raise EndlessStepError(endless)
+            seen = self.steps
+
+        before = signal.signal(signal.SIGVTALRM, look)
+        signal.setitimer(signal.ITIMER_VIRTUAL, STEP_CPU_SECONDS_MAX, STEP_CPU_SECONDS_MAX)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            signal.signal(signal.SIGVTALRM, before)
 
     def _run_once(self) -> None:
         """One turn: what is due joins what is ready, and what is ready now runs. (asyncio's own hook.)"""

@@ -22,7 +22,8 @@ from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.log_link import Link as Ports
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
-from pointsman.contracts.decisions import LeaderElected, WritesLost
+from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     InstanceDraining,
@@ -51,7 +52,7 @@ from pointsman.ports import (
     StoreUnavailableError,
     Tenure,
 )
-from pointsman.primitives import PoolName, Seconds, Sequence, Term
+from pointsman.primitives import PoolName, RequestId, Seconds, Sequence, Term
 from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
 
 CALM_DELAY_SECONDS = 0.0004
@@ -68,11 +69,18 @@ ECHO_SECONDS_MAX = 4.0
 LATE_ECHO_SECONDS_MAX = 15.0
 """How late an entry may come to stand in the log a second time."""
 RARE_ECHOES = 6.0
-RARE = (InstanceJoined, InstanceLeft, CacheSnapshot, CacheCleared, CacheGap)
-"""Of these there are few, and a second copy is so many times as likely."""
-STORED_ONCE = (LeaderElected, InstanceSuspected, InstanceDraining, InstanceUndrained)
-"""Of these there is no second copy: the server compares before it stores an election, and the others have no order of
-their own by which a reader could tell a late copy from a new event."""
+RARE = (
+    InstanceJoined,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceDraining,
+    InstanceUndrained,
+    CacheSnapshot,
+    CacheCleared,
+    CacheGap,
+)
+"""Of these there are few, and a second copy is so many times as likely. Of an election there is none: the server compares
+before it stores one."""
 IN_FLIGHT_MAX = 1024
 COMMANDS_WAITING_MAX = 4096
 
@@ -91,13 +99,15 @@ CALM = Weather()
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One entry as it came into the log. `event` is None where nobody can read it. `echo`: it is a second copy."""
+    """One entry as it came into the log. `event` is None where nobody can read it. `echo`: it is a second copy. `first`: what
+    retention had left of the log by then."""
 
     sequence: Sequence
     at: Seconds
     writer: str
     event: LogEvent | None
     echo: bool = False
+    first: Sequence = 1
 
     @property
     def stamp(self) -> Stamp | None:
@@ -116,6 +126,10 @@ class Network:
         """Share of entries that are stored once more, some seconds later."""
         self.damage = 0.0
         """Share of cache events that the server confirms and does not keep as they were."""
+        self.checkpointed: Sequence = 1
+        """The entry of the newest checkpoint: from there on the log must be kept."""
+        self.ambush: Callable[[Link], None] = lambda _link: None
+        """Called when a process has taken a lease for a new term, before it knows."""
         self.links: list[Link] = []
         self.chance = chance
         self._served: dict[str, list[_Served]] = {}
@@ -136,6 +150,14 @@ class Network:
         self.broker.available = True
         for link in self.links:
             link.find_again()
+
+    def expire(self, kept: int) -> None:
+        """Retention: of the log the newest `kept` entries are left, and what is needed to go on from the newest
+        checkpoint."""
+        extent = self.broker.extent
+        first = min(extent.last - kept + 1, self.checkpointed)
+        if first > extent.first:
+            self.broker.drop_before(first)
 
     def carry(self, weather: Weather, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0) -> Seconds:
         """Bring one message over one link, or lose it, or bring it twice. When the last copy comes."""
@@ -188,9 +210,9 @@ class Network:
             self.carry(served.link.weather, served.offer, payload, _Answer(self, served.link, asker, answer))
 
     def _note(self, sequence: Sequence, writer: str, event: LogEvent) -> None:
-        self.history.append(Stored(sequence, self.loop.time(), writer, event))
+        self.history.append(Stored(sequence, self.loop.time(), writer, event, first=self.broker.extent.first))
         share = min(1.0, RARE_ECHOES * self.echoes) if isinstance(event, RARE) else self.echoes
-        if self.chance.random() < share and not isinstance(event, STORED_ONCE):
+        if self.chance.random() < share and not isinstance(event, LeaderElected):
             seconds = self.chance.choice((ECHO_SECONDS_MAX, LATE_ECHO_SECONDS_MAX))
             self.loop.outside(self.chance.uniform(0.0, seconds), self._echo, event, writer)
 
@@ -240,6 +262,10 @@ class Link:
         self.lease = SimulatedLease(self, network.broker.lease)
         self.scaler_lease = SimulatedLease(self, network.broker.scaler_lease)
         self.checkpoints = SimulatedCheckpoints(self)
+        self.term = Term(0)
+        """The newest that this process has read of in the log."""
+        self._answered: dict[RequestId, tuple[Term, Term]] = {}
+        """By request: the term of the last answer, and the newest one known when it came."""
         self._waiting: list[asyncio.Future[bytes]] = []
         self._found_again = asyncio.Event()
 
@@ -284,6 +310,18 @@ class Link:
         """An answer has come. The first counts."""
         if self.open and not answer.done():
             answer.set_result(payload)
+            told = decode_command(payload)
+            if isinstance(told, RouteGranted):
+                self._answered[told.request] = (told.term, self.term)
+
+    def heeds(self, request: RequestId) -> str:
+        """What is wrong with the word on which this ingress sends a request to an engine, or nothing."""
+        term, newest = self._answered.get(request, (Term(0), Term(0)))
+        return f"was told so in term {term}, though it knew of term {newest}" if 0 < term < newest else ""
+
+    def places(self, request: RequestId) -> None:
+        """This ingress says itself where a request goes."""
+        self._answered.pop(request, None)
 
     def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
         if self.open and not answer.done():
@@ -488,6 +526,8 @@ class SimulatedLog(EventLog):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._stored = link.network.broker.client(link.clock, name=link.name).log
+        self.begun: Sequence = 1
+        """The first entry that was read since all of the log was read last: retention may have dropped what came before."""
 
     @override
     async def append(self, event: LogEvent) -> Sequence:
@@ -495,6 +535,8 @@ class SimulatedLog(EventLog):
 
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        if isinstance(event, RequestGranted) and event.stamp is None:
+            self._link.places(event.request)
         self._link.window.put(event, fence=fence)
 
     @override
@@ -536,10 +578,18 @@ class SimulatedLog(EventLog):
     async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
+        begins = True
         async for found in self._stored.read(start, kinds=kinds):
             if loop.time() != fresh_at or not self._link.open:
                 await self._link.passage()
                 fresh_at = loop.time()
+            if begins and isinstance(found, LogEntry):
+                self.begun = found.sequence
+            begins = isinstance(found, LogReset)
+            if isinstance(found, LogEntry) and isinstance(found.event, LeaderElected):
+                self._link.term = max(self._link.term, found.event.term)
+            elif begins:
+                self._link.term = Term(0)
             yield found
 
 
@@ -596,7 +646,10 @@ class SimulatedLease(Lease):
     @override
     async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
         await self._link.one_way()
+        before = await self._kept.look()
         written = await self._kept.put(holder, term, after=after)
+        if before is None or before.term != term:
+            self._link.network.ambush(self._link)
         await self._link.one_way()
         return written
 
@@ -611,6 +664,7 @@ class SimulatedCheckpoints(Checkpoints):
     async def save(self, label: CheckpointLabel, content: bytes) -> None:
         await self._link.one_way()
         await self._link.network.broker.checkpoints.save(label, content)
+        self._link.network.checkpointed = max(self._link.network.checkpointed, label.as_of)
         await self._link.one_way()
 
     @override

@@ -14,6 +14,8 @@ POOL = "torture"
 ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "least_loaded", "preble")
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
+REBIND_SHARE = 0.3
+"""Of the seeds, in which requests may be taken out of engines that keep them waiting."""
 
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
@@ -26,6 +28,10 @@ class Plan:
     seed: int
     speed: float
     engines: int
+    """That run at the beginning."""
+    spare: int
+    """Hosts on which a scaler may start more; 0: there is no provider, and the pool keeps its size."""
+    scalers: int
     ingresses: int
     schedulers: int
     engine: EngineShape
@@ -36,6 +42,11 @@ class Plan:
     fleet_settings: dict[str, Any]
     """What every process is told."""
     ingress_settings: dict[str, Any]
+    scaler_settings: dict[str, Any]
+
+    @property
+    def hosts(self) -> int:
+        return self.engines + self.spare
 
 
 def plan_of(seed: int) -> Plan:
@@ -44,10 +55,14 @@ def plan_of(seed: int) -> Plan:
     block_size = chance.choice((16, 32))
     speed = chance.choice((1.0, 1.0, 4.0))
     fleet: dict[str, Any] = {"pool": POOL, "speed": speed, "block_tokens": POOL_BLOCK_TOKENS, "secret": SECRET}
+    spare = Random(f"spare {seed}").choice((0, 0, 1, 2))
+    engines = chance.randint(2, 4)
     return Plan(
         seed=seed,
         speed=speed,
-        engines=chance.randint(2, 4),
+        engines=engines,
+        spare=spare,
+        scalers=2 if spare else 1,
         ingresses=chance.randint(1, 2),
         schedulers=chance.choice((1, 2, 2, 3)),
         engine=EngineShape(
@@ -67,12 +82,20 @@ def plan_of(seed: int) -> Plan:
             order=chance.choice(ORDERING),
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
             running_max=chance.choice((1, 2, 8, 256)),
-            pending_max=chance.choice((6, 10_000, 10_000)),
+            pending_max=chance.choice((8, 10_000, 10_000)),
             suspect_seconds=3.0,
             leave_seconds=chance.choice((8.0, 30.0)),
             waiter_seconds=10.0,
             request_seconds_max=60.0,
             checkpoint_seconds=chance.choice((3.0, 10.0)),
+            rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),
         ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
+        scaler_settings={
+            "max_instances": engines + spare,
+            "drain_seconds_max": 10.0,
+            "start_seconds_max": 15.0,
+            "pause_up_seconds": 1.0,
+            "pause_down_seconds": 1.0,
+        },
     )

@@ -17,7 +17,8 @@ from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.chassis.health import AsgiApp, HealthBoard
 from pointsman.chassis.supervision import Supervisor
 from pointsman.policies.dispatch import scaling_policy
-from pointsman.primitives import InstanceId
+from pointsman.ports import InstanceProvider
+from pointsman.primitives import InstanceId, RequestId, Seconds
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_rebalancer.main import chosen_policy
@@ -69,6 +70,9 @@ class Process(ABC):
         self.life: Life | None = None
         self.lives = 0
         self.paused = False
+        self.wanted = True
+        """Whether it shall run, as far as nothing strikes it."""
+        self._suspended_at: Seconds | None = None
 
     @abstractmethod
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -99,8 +103,14 @@ class Process(ABC):
         if self.life is not None:
             self.life.stopped = self.paused = True
 
+    def suspend(self) -> None:
+        """Its machine stands still, and the process will not know for how long."""
+        self.pause()
+        self._suspended_at = self.world.loop.time()
+
     def resume(self) -> None:
-        """SIGCONT."""
+        """SIGCONT, or its machine goes on."""
+        self._wake_clock()
         if self.life is not None and self.paused:
             self.paused = False
             self.world.loop.release(self.life)
@@ -108,6 +118,12 @@ class Process(ABC):
     def died(self) -> None:
         """What else ends with a life."""
         self.paused = False
+        self._wake_clock()
+
+    def _wake_clock(self) -> None:
+        if self._suspended_at is not None:
+            self.clock.asleep += self.world.loop.time() - self._suspended_at
+            self._suspended_at = None
 
     @property
     def link(self) -> Link:
@@ -218,10 +234,10 @@ class IngressProcess(Process, Site):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         world = self.world
-        session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach)
+        session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
         async with assembled(
             IngressSettings(**world.plan.fleet_settings, **world.plan.ingress_settings, name=self.link.name),
-            self.link.ports,
+            {self.world.network.pool: self.link.ports},
             clock=self.clock,
             board=life.board,
             supervisor=supervisor,
@@ -247,6 +263,13 @@ class IngressProcess(Process, Site):
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
+
+    def _sends(self, headers: dict[str, str]) -> None:
+        """A request goes to an engine: on whose word?"""
+        request = RequestId(headers.get("x-request-id", ""))
+        heeded = self.link.heeds(request)
+        if heeded:
+            self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
 
 
 class EngineProcess(Process, Site):
@@ -317,7 +340,8 @@ class RebalancerProcess(Process):
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        settings = RebalancerSettings(**self.world.plan.fleet_settings)
+        plan = self.world.plan
+        settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.log,
             commands=self.link.commands,
@@ -333,14 +357,20 @@ class RebalancerProcess(Process):
 
 
 class ScalerProcess(Process):
+    service: ScalerService
+
+    def __init__(self, world: "World", name: str, provider: InstanceProvider | None) -> None:
+        super().__init__(world, name)
+        self._provider = provider
+
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        settings = ScalerSettings(**self.world.plan.fleet_settings)
-        service = ScalerService(
+        settings = ScalerSettings(**self.world.plan.fleet_settings, **self.world.plan.scaler_settings)
+        self.service = service = ScalerService(
             event_log=self.link.log,
             commands=self.link.commands,
             lease=self.link.scaler_lease,
-            provider=chosen_provider(settings),
+            provider=self._provider or chosen_provider(settings),
             policy=scaling_policy(settings.scaling, {}),
             clock=self.clock,
             board=life.board,

@@ -61,7 +61,7 @@ def run_seed(seed: int) -> Verdict:
     world = World(plan, loop)
     loop.set_exception_handler(lambda _loop, context: world.violation(f"unhandled: {context}"))
     try:
-        with listening_for_errors(world):
+        with listening_for_errors(world), loop.breaking_endless_steps(world.violation):
             return _judged(world, loop)
     finally:
         gc.enable()
@@ -102,7 +102,8 @@ def log_digest(world: World) -> str:
 async def _acts(world: World) -> list[str]:
     chance = world.chance("start")
     for process in world.processes:
-        world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
+        if process.wanted:
+            world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
     trouble = Trouble(world)
     trouble.schedule()
     clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]

@@ -17,23 +17,38 @@ from pointsman.contracts.cache import (
     CacheGap,
     CacheSnapshot,
 )
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
-from pointsman.contracts.requests import RequestEvent
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Sequence
-from pointsman.state.state import State
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceReported,
+    InstanceSuspected,
+    InstanceUndrained,
+)
+from pointsman.contracts.requests import PrefillFinished, RequestEvent
+from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence
+from pointsman.state.state import CONFIRMATION_WALL_SECONDS, State
 from pointsman.state.workload import Request, Stage
 from pointsman_torture.network import Stored
 
 WHOLE_CHECK_EVERY = 64
 """Entries between two looks at every request."""
+WITHOUT_TOKEN = (Stage.PENDING, Stage.PREFILL)
+DECIDED = (InstanceSuspected, InstanceDraining, InstanceUndrained)
 
 
 class HoldingTwin:
-    """What one life of an instance holds, as a set."""
+    """What one life of an instance holds, as a set, and how it stands."""
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: Epoch, arrived_at: Sequence, *, draining: bool = False) -> None:
+        """`arrived_at`: where the first life began of those that followed each other without a break."""
         self.epoch = epoch
+        self.arrived_at = arrived_at
+        self.suspected = False
+        self.draining = draining
         self.sequence: Sequence = 0
         self.keys: set[BlockKey] = set()
         self.doubtful = False
@@ -62,8 +77,22 @@ class HoldingTwin:
             case _:
                 pass
 
+    def decide(self, decision: InstanceSuspected | InstanceDraining | InstanceUndrained) -> None:
+        """What a leader says of how it stands."""
+        if isinstance(decision, InstanceSuspected):
+            self.suspected = self.suspected or decision.epoch == self.epoch
+        elif decision.stamp is not None and decision.stamp.as_of >= self.arrived_at:
+            self.draining = isinstance(decision, InstanceDraining)
+
+    def let_go(self, as_of: Sequence) -> None:
+        """The leader let go of an earlier life, before it knew of this one."""
+        if as_of >= self.arrived_at:
+            self.arrived_at, self.draining = as_of + 1, False
+
     def hear(self, report: InstanceReported) -> None:
         """A report settles every doubt, either way."""
+        if report.epoch == self.epoch:
+            self.suspected = False
         if report.epoch == self.epoch and report.sequence >= self.sequence:
             same = report.sequence == self.sequence and report.blocks == len(self.keys)
             self.doubtful = not (same and report.digest == reduce(xor, self.keys, 0))
@@ -76,6 +105,10 @@ class FoldTwin:
         self._state = state
         self._holdings: dict[InstanceId, HoldingTwin] = {}
         self._newest: dict[InstanceId, Epoch] = {}
+        self._decided: set[tuple[int, int]] = set()
+        self._unconfirmed: list[tuple[Seconds, Request, InstanceId, Epoch]] = []
+        """Prompts whose first token has come: until when they are promised, and in which life of which instance, unless a
+        block of theirs is evicted before."""
         self._term = 0
         self._fenced = 0
         self._folded = 0
@@ -87,28 +120,50 @@ class FoldTwin:
         if event is None:
             state.skip(stored.sequence)
             return
+        first_token = self._first_token(event)
         state.apply(event, stored.sequence)
+        if isinstance(event, BlocksRemoved | CacheCleared):
+            self._evict(event)
+        if first_token is not None:
+            self._unconfirmed.append(first_token)
+            yield from self._compare_promises(stored)
         if event.stamp is not None and event.stamp.term < self._term:
             self._fenced += 1
             if state.fenced != self._fenced:
                 yield f"{_of(stored)}: a decision of term {event.stamp.term} counts in term {self._term}"
             return
+        if event.stamp is not None:
+            decision = (event.stamp.term, event.stamp.number)
+            if decision in self._decided:
+                if isinstance(event, FleetEvent):
+                    yield from self._compare(event.instance, stored)
+                return
+            self._decided.add(decision)
         if isinstance(event, LeaderElected):
             self._term = max(self._term, event.term)
         instance = getattr(event, "instance", None)
         if isinstance(event, InstanceJoined):
             if event.epoch > self._newest.get(event.instance, Epoch(-1)):
                 self._newest[event.instance] = event.epoch
-                self._holdings[event.instance] = HoldingTwin(event.epoch)
+                before = self._holdings.get(event.instance)
+                self._holdings[event.instance] = HoldingTwin(
+                    event.epoch,
+                    before.arrived_at if before is not None else stored.sequence,
+                    draining=before is not None and before.draining,
+                )
         elif isinstance(event, InstanceLeft):
             known = self._holdings.get(event.instance)
             if known is not None and known.epoch == event.epoch:
                 del self._holdings[event.instance]
+            elif known is not None and event.stamp is not None and event.epoch < known.epoch:
+                known.let_go(event.stamp.as_of)
         elif isinstance(event, CacheEvent) and event.instance in self._holdings:
             self._holdings[event.instance].apply(event)
         elif isinstance(event, InstanceReported) and event.instance in self._holdings:
             self._holdings[event.instance].hear(event)
-        if instance and isinstance(event, CacheEvent | InstanceJoined | InstanceLeft | InstanceReported):
+        elif isinstance(event, DECIDED) and event.instance in self._holdings:
+            self._holdings[event.instance].decide(event)
+        if instance and isinstance(event, CacheEvent | FleetEvent):
             yield from self._compare(InstanceId(instance), stored)
         if isinstance(event, RequestEvent):
             request = state.workload.requests.get(event.request)
@@ -117,18 +172,41 @@ class FoldTwin:
         if self._folded % WHOLE_CHECK_EVERY == 0:
             yield from self._compare_promises(stored)
 
+    def _first_token(self, event: LogEvent) -> tuple[Seconds, Request, InstanceId, Epoch] | None:
+        """What is promised for a while yet, if this event is the first token of a request; asked before it is applied."""
+        if not isinstance(event, PrefillFinished) or (event.stamp is not None and event.stamp.term < self._term):
+            return None
+        request = self._state.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PREFILL or request.instance != event.instance:
+            return None
+        until = event.at + CONFIRMATION_WALL_SECONDS * self._state.settings.speed
+        return until, request, request.instance, request.epoch
+
+    def _evict(self, event: BlocksRemoved | CacheCleared) -> None:
+        """What was computed and is gone again is promised no longer. (Nor looked at, where this is an old copy.)"""
+        removed = set(unpack_keys(event.keys)) if isinstance(event, BlocksRemoved) else None
+        self._unconfirmed = [
+            kept
+            for kept in self._unconfirmed
+            if kept[2] != event.instance or (removed is not None and removed.isdisjoint(kept[1].keys))
+        ]
+
     def _compare(self, instance: InstanceId, stored: Stored) -> Iterator[str]:
         twin, known = self._holdings.get(instance), self._state.fleet.get(instance)
         if (twin is None) != (known is None):
             yield f"{_of(stored)}: {instance} is {'not ' if known is None else ''}in the fleet"
         elif twin is None:
-            if self._state.index.blocks(instance) or self._state.speculation.blocks(instance):
+            promised = isinstance(stored.event, InstanceLeft) and self._state.speculation.blocks(instance)
+            if self._state.index.blocks(instance) or promised:  # a leader may promise later, who has not heard of it
                 yield f"{_of(stored)}: something is still known of {instance}, which has left"
         elif known is not None:
             if (known.epoch, known.sequence) != (twin.epoch, twin.sequence):
                 yield f"{_of(stored)}: {instance} is at {known.epoch}, {known.sequence}, not {twin.epoch}, {twin.sequence}"
             elif twin.doubtful != bool(known.doubt) and known.cache != "no_events":
                 yield f"{_of(stored)}: {instance} is {'not ' if twin.doubtful else ''}in doubt ({known.doubt})"
+            elif (known.suspected, known.draining) != (twin.suspected, twin.draining):
+                stands = f"suspected: {known.suspected}, draining: {known.draining}"
+                yield f"{_of(stored)}: {instance} is {stands}, not {twin.suspected}, {twin.draining}"
             elif self._state.index.keys(instance) != twin.keys:
                 yield f"{_of(stored)}: the index of {instance} is not what was stored there"
 
@@ -150,17 +228,21 @@ class FoldTwin:
             yield f"{_of(stored)}: {request.id} stands in {stands}, not {expected}"
 
     def _compare_promises(self, stored: Stored) -> Iterator[str]:
-        """Whatever waits or is in prefill is promised where it is, unless the instance began anew since."""
+        """Whatever waits or is in prefill is promised where it is, and what was prefilled until the engine can have said
+        so, unless the instance began anew since."""
         state = self._state
-        for request in state.workload.requests.values():
-            known = state.fleet.get(request.instance)
-            if request.stage not in (Stage.PENDING, Stage.PREFILL) or known is None or known.epoch != request.epoch:
+        due = [(r, r.instance, r.epoch) for r in state.workload.requests.values() if r.stage in WITHOUT_TOKEN]
+        self._unconfirmed = [kept for kept in self._unconfirmed if kept[0] > state.last_at]
+        due += [(request, instance, epoch) for _, request, instance, epoch in self._unconfirmed]
+        for request, instance, epoch in due:
+            known = state.fleet.get(instance)
+            if known is None or known.epoch != epoch:
                 continue
             promised: dict[InstanceId, int] = {}
             state.speculation.extend_hits(request.keys, promised)
-            short = len(request.keys) - promised.get(request.instance, 0)
+            short = len(request.keys) - promised.get(instance, 0)
             if short:
-                yield f"{_of(stored)}: {short} blocks of {request.id} are not promised at {request.instance}"
+                yield f"{_of(stored)}: {short} blocks of {request.id} are not promised at {instance}"
 
 
 def _of(stored: Stored) -> str:

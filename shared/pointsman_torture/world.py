@@ -10,6 +10,7 @@ from pointsman_torture.engines import MODEL, EngineHost
 from pointsman_torture.http import Site
 from pointsman_torture.loop import Mortal, VirtualLoop
 from pointsman_torture.network import Link, Network
+from pointsman_torture.people import Operator
 from pointsman_torture.plan import POOL, POOL_BLOCK_TOKENS, SECRET, Plan
 from pointsman_torture.processes import (
     CheckpointerProcess,
@@ -23,6 +24,7 @@ from pointsman_torture.processes import (
     WorkerProcess,
     engine_host,
 )
+from pointsman_torture.provider import SimulatedProvider
 
 
 class World:
@@ -42,18 +44,21 @@ class World:
         self.hosts: dict[InstanceId, EngineHost] = {}
         self.engines: list[EngineProcess] = []
         self.workers: list[WorkerProcess] = []
-        for number in range(1, plan.engines + 1):
+        for number in range(1, plan.hosts + 1):
             host = engine_host(self, number)
             self.hosts[host.instance] = host
             self.engines.append(EngineProcess(self, host.instance, host))
             self.workers.append(WorkerProcess(self, f"worker-{number}", host))
+            self.engines[-1].wanted = self.workers[-1].wanted = number <= plan.engines
         self.schedulers = [SchedulerProcess(self, f"scheduler-{n}") for n in range(1, plan.schedulers + 1)]
         self.ingresses = [IngressProcess(self, f"ingress-{n}") for n in range(1, plan.ingresses + 1)]
         self.checkpointer = CheckpointerProcess(self, "checkpointer")
         self.recorder = RecorderProcess(self, "recorder")
         self.rebalancer = RebalancerProcess(self, "rebalancer")
-        self.scaler = ScalerProcess(self, "scaler")
+        self.provider = SimulatedProvider(self, self.chance("provider")) if plan.spare else None
+        self.scalers = [ScalerProcess(self, f"scaler-{n}", self.provider) for n in range(1, plan.scalers + 1)]
         self.sites: dict[str, Site] = {engine.name: engine for engine in self.engines}
+        self.operator = Operator(self)
         self.traffic = Traffic(plan, self.chance("traffic"))
 
     @property
@@ -66,7 +71,7 @@ class World:
             self.checkpointer,
             self.recorder,
             self.rebalancer,
-            self.scaler,
+            *self.scalers,
         ]
 
     @property
