@@ -1,6 +1,7 @@
 """What the JetStream adapter does when single messages go astray: the server's part is played by the test."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from contextlib import aclosing
@@ -12,13 +13,15 @@ from typing_extensions import override
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream.reads import Reader
+from pointsman.adapters.jetstream import commands
+from pointsman.adapters.jetstream.reads import READ_AHEAD_MAX, Reader
 from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
 from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.chassis.embedded_nats import embedded_nats
 from pointsman.contracts.codec import AnyCommand, decode_event
+from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
-from pointsman.ports import LogEntry, Reply
+from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
 from pointsman.primitives import PoolName
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
@@ -261,3 +264,72 @@ async def test_a_server_that_stood_still_while_somebody_subscribed_is_heard_as_s
 
 async def _answer_nothing(_command: AnyCommand, _reply: Reply) -> None:
     return
+
+
+async def test_a_reader_that_falls_behind_holds_a_bounded_part_and_misses_nothing(tmp_path: Path) -> None:
+    written, waiting = 3 * READ_AHEAD_MAX, 0
+    listener = RememberingListener()
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="test", listener=listener) as link,
+        aclosing(link.log.read()) as slow,  # type: ignore[type-var]
+        aclosing(link.log.read()) as fast,  # type: ignore[type-var]
+    ):
+        for number in range(1, written + 1):
+            link.log.append_soon(stored("engine-1", number, [number]))
+        assert isinstance(await anext(slow), LogEntry)
+        async with asyncio.timeout(30):
+            kept_up = [await anext(fast) for _ in range(written)]
+        (reader,) = [r for r in gc.get_objects() if type(r) is Reader and r._position == 1]
+        waiting = len(reader._buffer)
+        async with asyncio.timeout(30):
+            caught_up = [await anext(slow) for _ in range(written - 1)]
+
+    assert 0 < waiting <= READ_AHEAD_MAX
+    assert [e.sequence for e in kept_up if isinstance(e, LogEntry)] == list(range(1, written + 1))
+    assert [e.sequence for e in caught_up if isinstance(e, LogEntry)] == list(range(2, written + 1))
+    assert listener.resets == []
+    assert not any("hole" in trouble for trouble in listener.troubles)
+
+
+async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "COMMANDS_WAITING_MAX", 4)
+    listener = RememberingListener()
+    goes_on, served = asyncio.Event(), 0
+
+    async def slow(_command: AnyCommand, reply: Reply) -> None:
+        nonlocal served
+        await goes_on.wait()
+        served += 1
+        await reply(DescribeFleet())
+
+    async with (
+        running_nats(tmp_path) as url,
+        jetstream.connect(url, POOL, ScaledClock(), name="server", listener=listener) as server,
+        jetstream.connect(url, POOL, ScaledClock(), name="client") as client,
+        server.commands.serve("pm.test.cmd.slow", slow),
+    ):
+
+        async def ask() -> bool:
+            try:
+                await client.commands.request("pm.test.cmd.slow", DescribeFleet(), timeout=1)
+            except (CommandTimeoutError, NoResponderError):
+                return False
+            return True
+
+        goes_on.set()
+        while not await ask():  # noqa: ASYNC110 - until both are connected
+            await asyncio.sleep(0.05)
+        goes_on.clear()
+        asked = [asyncio.create_task(ask()) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        goes_on.set()
+        answered = await asyncio.gather(*asked)
+        again = await ask()
+
+    assert 1 <= sum(answered) <= 5, "one in the handler's hands, four waiting"
+    assert served == sum(answered) + 2
+    assert again
+    assert any("SlowConsumer" in trouble for trouble in listener.troubles)
