@@ -113,7 +113,7 @@ async def test_each_rank_has_an_index_and_predictions_of_its_own(tmp_path: Path)
     ends = [event for event in log if isinstance(event, RequestFinished)]
     outcomes = Counter(compared(e.predicted_cached_tokens, e.cached_tokens, granularity=BLOCK) for e in ends)
     assert outcomes[EQUAL] >= AGREEING_MIN * REQUESTS, outcomes
-    ended = Counter(end.instance for end in ends)
+    ended = Counter[str](end.instance for end in ends)
     assert ended.total() == REQUESTS
     assert ended["engine-1"] <= served["0"], "each request is served by the rank that it was placed on"
     assert ended["engine-2"] <= served["1"], "each request is served by the rank that it was placed on"
