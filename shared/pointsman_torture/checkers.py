@@ -7,6 +7,7 @@ know the same. A checker gives its findings as sentences; none means that all is
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected, WritesLost
 from pointsman.contracts.requests import (
@@ -19,7 +20,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import Recomputed, verify
 from pointsman.state.checkpoint import state_digest
-from pointsman.state.fleet import Status
+from pointsman.state.fleet import Fleet, Instance, Status
 from pointsman.state.state import State
 from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
@@ -32,6 +33,7 @@ LEFT_BEHIND = ("its ingress no longer asks for it", "granted long ago and never 
 """Why a leader ends a request whose ingress seems to be gone. It may not be: then the log has that ingress's end too."""
 
 REQUESTS = "list of requests"
+FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
 """How far behind the log a reader may be when all is quiet."""
 
@@ -216,7 +218,7 @@ def the_log_equals_its_followers(world: World) -> Iterator[str]:
         if state.sequence < due:
             yield f"{who} has folded {state.sequence} of {len(history)} entries"
         for what, mine, theirs in _facts(folded, state):
-            if mine != theirs and not (what == REQUESTS and writes_lost(world)):
+            if mine != theirs and not (writes_lost(world) and _lost_makes_the_difference(what, folded, state)):
                 yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
 
 
@@ -352,9 +354,21 @@ def _entries(world: World) -> list[LogEntry]:
     ]
 
 
+def _lost_makes_the_difference(what: str, first: State, second: State) -> bool:
+    """Whether a decision that the leader made and the log misses explains it: which requests there are, or that the leader
+    let go of an instance before it came again. Everything else heals."""
+    if what == FLEET:
+        return _whenever_they_came(first.fleet) == _whenever_they_came(second.fleet)
+    return what == REQUESTS
+
+
+def _whenever_they_came(fleet: Fleet) -> list[Instance]:
+    return sorted((replace(instance, arrived_at=0) for instance in fleet.instances), key=lambda i: i.id)
+
+
 def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
     """What two states of the same log must agree on, whichever way they came to it."""
-    yield "fleet", first.fleet.instances, second.fleet.instances
+    yield FLEET, first.fleet.instances, second.fleet.instances
     for instance in first.fleet.instances:
         yield (
             f"cache of {instance.id}",
