@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -105,14 +106,14 @@ def _told(directory: Path) -> int:
 # Servers that answer like Docker and like Kubernetes
 
 
-class FakeServer:
+class FakeServer(ABC):
     """An HTTP server of JSON; `answer` is given method, path, query and body, and says status and body."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]: ...
 
     @contextmanager
     def listening(self) -> Iterator[str]:

@@ -31,6 +31,7 @@ from pointsman_scheduler.following import Following
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
+from tests.support.log_worlds import whole_log
 
 POOL = PoolName("default")
 WAIT_SECONDS = 5.0
@@ -122,14 +123,7 @@ class World:
             await self.client.log.append(event)
 
     async def entries(self) -> list[LogEntry]:
-        last = (await self.client.log.extent()).last
-        found: list[LogEntry] = []
-        async for entry in self.client.log.read(max(1, (await self.client.log.extent()).first)):
-            assert isinstance(entry, LogEntry)
-            found.append(entry)
-            if entry.sequence >= last:
-                break
-        return found
+        return await whole_log(self.client.log)
 
     async def events(self) -> list[LogEvent]:
         return [entry.event for entry in await self.entries() if entry.event is not None]

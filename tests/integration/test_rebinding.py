@@ -33,6 +33,7 @@ from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 from tests.support.fake_engine import Behaviour, FakeEngine, eventually, running_engine
 from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.log_worlds import whole_log
 
 POOL = PoolName("default")
 SPEED = 10.0
@@ -182,14 +183,7 @@ class Fleet:
             return answer.status, answer.headers.get("x-pointsman-instance", "")
 
     async def entries(self) -> list[LogEntry]:
-        log = self.broker.client(self.clock, name="reader").log
-        last, found = (await log.extent()).last, list[LogEntry]()
-        async for entry in log.read(1):
-            assert isinstance(entry, LogEntry)
-            found.append(entry)
-            if entry.sequence >= last:
-                break
-        return found
+        return await whole_log(self.broker.client(self.clock, name="reader").log)
 
     async def life_of(self, request: str) -> list[RequestEvent]:
         found = [e.event for e in await self.entries()]

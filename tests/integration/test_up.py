@@ -22,33 +22,18 @@ from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
 from pointsman.tooling.discovery import find_fleet
 from pointsman.tooling.engine_sim.kv_transfer import parse_kv_transfer_config
 from pointsman.tooling.up.child import RESTARTS_PER_MINUTE_MAX, ChildProcess
-from pointsman.tooling.up.plan import SOCKET_PATH_MAX, FleetPlan, ports_needed, processes
+from pointsman.tooling.up.plan import SOCKET_PATH_MAX, processes
 from pointsman.tooling.up.ports import free_ports, is_free
 from pointsman.tooling.up.runner import FleetRunner, FleetStartError
 from pointsman.tooling.up.scripts import console_script
 from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
 from pointsman.tooling.vllm_cpu.home import EngineHome
 from tests.support.compose import settings_type_of
-from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+from tests.support.up import POINTSMAN, RunningUp, plan_of, pointsman_up
 
 STOP_SECONDS_PROMISED = 5.0
 
 # The plan: what is started, and what it is told
-
-
-def plan_of(settings: UpSettings, *engines: EngineAddress) -> FleetPlan:
-    return FleetPlan(
-        settings=settings,
-        data=Path("/data"),
-        nats="nats://127.0.0.1:1",
-        nats_port=1,
-        model="m",
-        secret="s",
-        config=None,
-        runtime=Path("/run/p"),
-        ports=tuple(range(ports_needed(settings, len(engines)))),
-        engines=engines,
-    )
 
 
 def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_value_that_it_takes(

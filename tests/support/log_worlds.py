@@ -20,7 +20,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.embedded_nats import EmbeddedNats, start_nats
 from pointsman.contracts.subjects import stream_name
-from pointsman.ports import Checkpoints, Commands, EventLog, Lease
+from pointsman.ports import Checkpoints, Commands, EventLog, Lease, LogEntry
 from pointsman.primitives import PoolName
 
 
@@ -224,3 +224,15 @@ class SharedServer:
     async def start(self) -> None:
         self._running = await start_nats(self.directory, self._port)
         self._port = int(self._running.url.rsplit(":", 1)[1])
+
+
+async def whole_log(log: EventLog) -> list[LogEntry]:
+    """Every entry from the first that is kept to the newest at this moment."""
+    extent = await log.extent()
+    found: list[LogEntry] = []
+    async for entry in log.read(max(1, extent.first)):
+        assert isinstance(entry, LogEntry)
+        found.append(entry)
+        if entry.sequence >= extent.last:
+            break
+    return found

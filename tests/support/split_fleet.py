@@ -30,6 +30,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.engine_sim import FREE_PORTS
 from tests.support.fake_engine import eventually
+from tests.support.log_worlds import whole_log
 
 POOL = PoolName("default")
 SPEED = 10.0
@@ -66,15 +67,7 @@ class SplitFleet:
 
     async def entries(self) -> list[LogEntry]:
         """Everything in the log."""
-        log = self.broker.client(self.clock, name="reader").log
-        last = (await log.extent()).last
-        found: list[LogEntry] = []
-        async for entry in log.read(1):
-            assert isinstance(entry, LogEntry)
-            found.append(entry)
-            if entry.sequence >= last:
-                break
-        return found
+        return await whole_log(self.broker.client(self.clock, name="reader").log)
 
     async def life_of(self, request: str) -> list[LogEvent]:
         events = [entry.event for entry in await self.entries()]

@@ -11,11 +11,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pointsman.tooling.up.plan import FleetPlan, ports_needed
 from pointsman.tooling.up.ports import free_ports
+from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 10.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
+
+
+def plan_of(settings: UpSettings, *engines: EngineAddress) -> FleetPlan:
+    """What `pointsman up` would start, with nothing looked up on this machine. `engines`: those that are joined."""
+    further = further_pools(settings)
+    return FleetPlan(
+        settings=settings,
+        data=Path("/data"),
+        nats="nats://127.0.0.1:1",
+        nats_port=1,
+        model="m",
+        secret="s",
+        config=None,
+        runtime=Path("/run/p"),
+        ports=tuple(range(ports_needed(settings, len(engines), further))),
+        engines=engines,
+        further=tuple(further),
+    )
 
 
 class RunningUp:

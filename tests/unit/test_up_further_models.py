@@ -1,31 +1,13 @@
 """`pointsman up --also MODEL=ENGINES`: what is asked for, and the processes that come of it."""
 
-from pathlib import Path
-
 import click
 import pytest
 
 from pointsman.chassis.settings import options
-from pointsman.tooling.up.plan import FleetPlan, ports_needed, processes
+from pointsman.tooling.up.plan import processes
 from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
 from pointsman_ingress.settings import IngressSettings
-
-
-def plan_of(settings: UpSettings) -> FleetPlan:
-    further = further_pools(settings)
-    return FleetPlan(
-        settings=settings,
-        data=Path("/data"),
-        nats="nats://127.0.0.1:1",
-        nats_port=1,
-        model="m",
-        secret="s",
-        config=None,
-        runtime=Path("/run/p"),
-        ports=tuple(range(ports_needed(settings, 0, further))),
-        engines=(),
-        further=tuple(further),
-    )
+from tests.support.up import plan_of
 
 
 def test_each_further_model_has_a_pool_that_is_named_after_it() -> None:
