@@ -51,6 +51,11 @@ class RunningUp:
     def output(self) -> str:
         return self._output.read_text()
 
+    @property
+    def url(self) -> str:
+        """Of the ingress."""
+        return f"http://127.0.0.1:{self.port}"
+
     def wait_for(self, pattern: str, seconds: float = START_SECONDS_MAX) -> re.Match[str]:
         """Wait until the output matches; fails with the output when it does not in time or the process ended."""
         deadline = time.monotonic() + seconds

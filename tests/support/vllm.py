@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -26,6 +27,9 @@ BOOT_SECONDS_MAX = 900.0
 
 STOP_SECONDS_MAX = 20.0
 ANSWER_SECONDS_MAX = 120.0
+VERDICT_SECONDS_MAX = 180.0
+"""Until `up` says of an engine that ran already whether its keys agree."""
+
 BLOCK_TOKENS = 32
 """Block size of the engines and of the pool's keys."""
 
@@ -43,6 +47,11 @@ class RunningEngine:
     replay: str
     log: Path
     pid: int
+
+    @property
+    def address(self) -> str:
+        """As `--engine` and `--also` take it."""
+        return f"{self.url}#kv={self.kv}&replay={self.replay}"
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON that it answers; a POST where there is a body. Raises urllib.error.HTTPError."""
@@ -136,6 +145,21 @@ def real_fleet(home: EngineHome, *arguments: str, directory: Path) -> Iterator[R
         file = find_fleet(data=up.data)
         yield RealFleet(up, file, tuple(_engine_of(up, file, number) for number in (1, 2)))
         up.stop()
+
+
+def write_adapter(directory: Path, config: dict[str, Any]) -> None:
+    """A LoRA adapter that changes nothing, as PEFT writes them."""
+    rank, hidden = 8, config["hidden_size"]
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    shapes = {name.format("A"): [rank, hidden], name.format("B"): [hidden, rank]}
+    header, end = {}, 0
+    for tensor, shape in shapes.items():
+        start, end = end, end + 4 * shape[0] * shape[1]
+        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    (directory / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(end))
+    peft = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "bias": "none", "target_modules": ["q_proj"]}  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(peft))
 
 
 def answer_of(url: str, body: Mapping[str, Any] | None = None) -> Any:

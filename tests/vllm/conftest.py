@@ -2,13 +2,15 @@
 
 `real_fleet` is the whole of `pointsman up --engine vllm --engines 2`, started once for the session and shared: tests use
 prompts of their own (`unlike_any_other`), so that what others left in the caches does not matter. `boot_engine` starts a
-further engine with flags of one's own, for a test or a module; on two cores, prefer the two that run.
+further engine with flags of one's own, for a test or a module; on two cores, prefer the two that run. `versatile_engine`
+is one more for the session: it takes every kind of request, its chats by a template that shows all that templates are given.
 `tell_what_was_measured` takes what people shall read at the end of the run.
 
 The engines come from POINTSMAN_VLLM_DIR or the user's cache, and are made there on the first use, which takes minutes.
 Where this machine cannot run them, everything is skipped with the reason, and the summary says so.
 """
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -26,7 +28,11 @@ TEST_SECONDS_MAX = 1200
 """The first test waits for the engines to boot."""
 
 BootEngine = Callable[..., AbstractContextManager[RunningEngine]]
+ADAPTER = "french"
+"""What the versatile engine calls its LoRA adapter."""
+
 _HERE = Path(__file__).parent
+_TEMPLATE = _HERE / "chat_template.jinja"
 _MEASURED = pytest.StashKey[list[str]]()
 
 
@@ -82,6 +88,33 @@ def boot_engine(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory)
         return vllm.booted(vllm_home, *flags, directory=directory, served_model=served_model)
 
     return boot
+
+
+@pytest.fixture(scope="session")
+def versatile_engine(
+    boot_engine: BootEngine, vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningEngine]:
+    """A template that shows tools, a parser that makes calls of what the model says, an adapter, embeddings for prompts."""
+    adapter = tmp_path_factory.mktemp("adapter")
+    vllm.write_adapter(adapter, json.loads((vllm_home.model / "config.json").read_text()))
+    flags = [
+        *("--chat-template", str(_TEMPLATE), "--trust-request-chat-template"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
+        *("--enable-prompt-embeds", "--enable-scale-out"),
+    ]
+    with boot_engine(*flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def versatile_tokenizer(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the model's own tokenizer, and the template that the versatile engine was given."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((vllm_home.model / name).read_bytes())
+    (directory / _TEMPLATE.name).write_text(_TEMPLATE.read_text())
+    return directory
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ whole block before its last token. A table at the end says what was compared.
 
 import base64
 import json
-import struct
 import subprocess
 import urllib.error
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,10 @@ from pointsman_ingress.tokenising import Tokenising, Tokens
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
-from tests.vllm.conftest import BootEngine
+from tests.vllm.conftest import ADAPTER
 
 MODEL = "smollm2-135m"
-ADAPTER = "french"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 SECRET = b"agreement"
 
 WORDS = "The quick brown fox jumps over the lazy dog while seven wizards judge a boxing match in the old harbour town. "
@@ -45,7 +41,7 @@ CALL = {
     "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'},
     "index": 0,
 }
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "description": "Tells the <weather> & the tides",
@@ -57,6 +53,8 @@ TOOLS: dict[str, Any] = {
     "tools": [TOOL, {"function": {"name": "now", "parameters": {}}, "type": "function"}],
     "tool_choice": "none",
 }
+STRICT_TOOL: dict[str, Any] = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+BY_NAME = {"type": "function", "function": {"name": "weather"}}
 TOOL_TURNS: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "sunny"}, {"type": "text", "text": "warm"}]},
@@ -117,6 +115,10 @@ CASES = [
     chat("tools", **TOOLS),
     chat("tools and a system prompt", system=WORDS, **TOOLS),
     chat("tool calls and results", *TOOL_TURNS, **TOOLS),
+    chat("a tool that may be called", tools=[STRICT_TOOL]),
+    chat("a tool that must be called", *TOOL_TURNS, tools=[STRICT_TOOL], tool_choice="required"),
+    chat("a tool by its name", system=WORDS, **TOOLS | {"tool_choice": BY_NAME}),
+    chat("one call at a time", tools=[STRICT_TOOL], tool_choice="required", parallel_tool_calls=False),
     chat("arguments that are no JSON", turn("assistant", "x", tool_calls=[{**CALL, "function": {"name": "f", "arguments": "{oops"}}])),
     chat("no generation prompt", turn("assistant", "Sure, it"), add_generation_prompt=False),
     chat("the last message continued", turn("assistant", "Sure, it "), add_generation_prompt=False, continue_final_message=True),
@@ -145,43 +147,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def engine(
-    boot_engine: BootEngine, vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningEngine]:
-    adapter = tmp_path_factory.mktemp("adapter")
-    write_adapter(adapter, json.loads((vllm_home.model / "config.json").read_text()))
-    flags = [
-        *("--chat-template", str(TEMPLATE), "--trust-request-chat-template"),
-        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
-        *("--enable-prompt-embeds", "--enable-scale-out"),
-    ]
-    with boot_engine(*flags, served_model=MODEL) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The model's own, with the template that the engine was given."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((vllm_home.model / name).read_bytes())
-    (directory / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return Tokenizer.load(directory)
-
-
-def write_adapter(directory: Path, config: dict[str, Any]) -> None:
-    """A LoRA adapter that changes nothing, as PEFT writes them."""
-    rank, hidden = 8, config["hidden_size"]
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
-    shapes = {name.format("A"): [rank, hidden], name.format("B"): [hidden, rank]}
-    header, end = {}, 0
-    for tensor, shape in shapes.items():
-        start, end = end, end + 4 * shape[0] * shape[1]
-        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    (directory / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(end))
-    peft = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "bias": "none", "target_modules": ["q_proj"]}  # fmt: skip
-    (directory / "adapter_config.json").write_text(json.dumps(peft))
+def tokenizer(versatile_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(versatile_tokenizer)
 
 
 def vectors_of(home: EngineHome, tokens: int) -> bytes:
@@ -222,7 +189,8 @@ def instance_at(engine: RunningEngine) -> Instance:
 
 
 @pytest.fixture
-async def bench(engine: RunningEngine, tokenizer: Tokenizer) -> Any:
+async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
+    engine = versatile_engine
     chain = KeyChain(secret=SECRET, model=MODEL, block_tokens=BLOCK_TOKENS)
     async with (
         aiohttp.ClientSession() as session,
@@ -328,11 +296,11 @@ async def test_embeddings_in_place_of_a_prompt_have_no_keys_on_either_side(bench
     assert bench.cache.translator.tally.keyless == 100 // BLOCK_TOKENS
 
 
-def test_this_engine_takes_no_pictures_and_says_so_itself(engine: RunningEngine) -> None:
+def test_this_engine_takes_no_pictures_and_says_so_itself(versatile_engine: RunningEngine) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     case = chat("a picture", turn("user", [picture]))
 
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        engine.ask(CHAT, json.loads(case.body))
+        versatile_engine.ask(CHAT, json.loads(case.body))
     with refusal.value:
         assert refusal.value.code == 400

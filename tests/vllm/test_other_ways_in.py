@@ -6,9 +6,8 @@ from pathlib import Path
 from pointsman.tooling.discovery import find_fleet
 from pointsman.tooling.vllm_cpu.home import EngineHome
 from tests.support.up import RunningUp, pointsman_up
-from tests.support.vllm import BLOCK_TOKENS, BOOT_SECONDS_MAX, RealFleet, answer_of
+from tests.support.vllm import BLOCK_TOKENS, BOOT_SECONDS_MAX, VERDICT_SECONDS_MAX, RealFleet, answer_of
 
-VERDICT_SECONDS_MAX = 180
 TCP_EVENTS = (
     '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{kv_port}",'
     '"replay_endpoint":"tcp://*:{replay_port}","topic":"kv"}'
@@ -19,7 +18,7 @@ def test_engines_that_run_already_are_joined_by_their_urls(
     real_fleet: RealFleet, vllm_home: EngineHome, unlike_any_other: str, tmp_path: Path
 ) -> None:
     """The two of the session, by a second fleet: engines know nothing of who stands in front of them."""
-    urls = ",".join(f"{engine.url}#kv={engine.kv}&replay={engine.replay}" for engine in real_fleet.engines)
+    urls = ",".join(engine.address for engine in real_fleet.engines)
     arguments = ["--engine", urls, "--block-tokens", str(BLOCK_TOKENS), "--tokenizer", str(vllm_home.model)]
 
     with pointsman_up(tmp_path, *arguments) as up:
@@ -48,7 +47,7 @@ def test_any_command_line_starts_engines_and_they_may_publish_over_tcp(
 
 def cached_tokens_of_the_second_turn(up: RunningUp, model: str, opening: str) -> int:
     """As the engine reports them."""
-    url = f"http://127.0.0.1:{up.port}/v1/chat/completions"
+    url = f"{up.url}/v1/chat/completions"
     body = {"model": model, "max_tokens": 8, "temperature": 0}
     asked = [{"role": "user", "content": f"{opening} Which cities lie on the river Seine, and which on the Thames?"}]
     first = answer_of(url, body | {"messages": asked})

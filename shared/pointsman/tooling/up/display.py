@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -81,12 +83,13 @@ def _table(fleet: FleetFile, seconds: float) -> Table:
 
 
 def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
+    here = "pointsman" if shutil.which("pointsman") else sys.argv[0]  # as make calls it, where no shell would find it
     models = (
         f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
     )
     return [
         ("API", f"{fleet.ingress}/v1   (any OpenAI client; {models})"),
-        ("Watch", "pointsman fleet --watch     pointsman tap     pointsman bench --help"),
+        ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
         ("Logs", f"{fleet.data}/logs/NAME.log"),
         ("Data", fleet.data),
