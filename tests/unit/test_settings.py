@@ -104,3 +104,9 @@ def test_help_teaches_every_setting_with_its_variable_and_hides_the_secret() -> 
     assert "--encore / --no-encore" in output
     assert "pointsman-development" not in output
     assert "hush" not in output
+
+
+def test_a_server_is_shown_without_what_proves_who_asks() -> None:
+    settings = FleetSettings(nats="nats://pointsman:hunter2@a:4222,nats://s3cret@b:4222,tls://c:4222")
+
+    assert settings.nats_shown == "nats://a:4222,nats://b:4222,tls://c:4222"

@@ -18,7 +18,7 @@ from pointsman.adapters.jetstream import StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.settings import FleetSettings
+from pointsman.chassis.settings import DeploymentSettings
 from pointsman.ports import Checkpoints, Clock, Commands, EventLog, Lease
 from pointsman.primitives import PoolName
 
@@ -43,7 +43,9 @@ class Link:
 
 
 @asynccontextmanager
-async def open_link(settings: FleetSettings, clock: Clock, board: HealthBoard, *, name: str) -> AsyncIterator[Link]:
+async def open_link(
+    settings: DeploymentSettings, clock: Clock, board: HealthBoard, *, name: str
+) -> AsyncIterator[Link]:
     """Link this process, known to others as `name`, to the pool's log and commands.
 
     Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
@@ -51,7 +53,7 @@ async def open_link(settings: FleetSettings, clock: Clock, board: HealthBoard, *
     unconfirmed within a bounded time. Never raises for a missing server.
     """
     telemetry.NATS_CONNECTED.set(0)
-    board.missing(NATS_PART, f"connecting to {settings.nats}")
+    board.missing(NATS_PART, f"connecting to {settings.nats_shown}")
     board.missing(LOG_PART, "not seen yet")
     listener = _TelemetryListener(board, clock)
     async with jetstream.connect(

@@ -36,7 +36,7 @@ async def asking(settings: FleetSettings, *, name: str) -> AsyncIterator[Command
         deadline = time.monotonic() + CONNECT_SECONDS
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                message = f"no nats-server answers at {settings.nats}"
+                message = f"no nats-server answers at {settings.nats_shown}"
                 raise NoAnswerError(message)
             await asyncio.sleep(POLL_SECONDS)
         yield link.commands
@@ -59,6 +59,6 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
 
 async def described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     """The fleet as its leader knows it. Raises NoAnswerError."""
-    nobody = f"no scheduler serves the pool '{settings.pool}' on {settings.nats}; look at its log"
+    nobody = f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log"
     subject = fleet_view_subject(PoolName(settings.pool))
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, nobody=nobody)

@@ -100,7 +100,7 @@ async def _drain(
 
 
 async def _ask(commands: Commands, settings: FleetSettings, command: DrainInstance | UndrainInstance) -> DrainAnswered:
-    nobody = f"no scheduler serves the pool '{settings.pool}' on {settings.nats}; look at its log"
+    nobody = f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log"
     return await ask(commands, drain_subject(PoolName(settings.pool)), command, DrainAnswered, nobody=nobody)
 
 

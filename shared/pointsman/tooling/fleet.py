@@ -82,7 +82,7 @@ async def _connected(commands: Commands, settings: FleetSettings) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while not commands.connected:
         if time.monotonic() > deadline:
-            message = f"no nats-server answers at {settings.nats}"
+            message = f"no nats-server answers at {settings.nats_shown}"
             raise NoAnswerError(message)
         await asyncio.sleep(CONNECT_POLL_SECONDS)
 
@@ -98,11 +98,11 @@ async def _ask(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     try:
         answer = await commands.request(subject, DescribeFleet(), timeout=ANSWER_SECONDS)
     except NoResponderError as error:
-        message = f"no scheduler serves the pool '{settings.pool}' on {settings.nats}; look at its log, or name the pool with --pool"
+        message = f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
         raise NoAnswerError(message) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
         message = (
-            f"the scheduler of the pool '{settings.pool}' did not answer within {ANSWER_SECONDS:g} s ({settings.nats})"
+            f"the scheduler of the pool '{settings.pool}' did not answer within {ANSWER_SECONDS:g} s ({settings.nats_shown})"
         )
         raise NoAnswerError(message) from error
     if not isinstance(answer, FleetDescribed):

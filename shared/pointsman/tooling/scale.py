@@ -90,7 +90,7 @@ async def _until_applied(
 
 async def _ask(commands: Commands, settings: FleetSettings, command: ScalePool) -> ScaleAnswered:
     nobody = (
-        f"no scaler acts for the pool '{settings.pool}' on {settings.nats}; "
+        f"no scaler acts for the pool '{settings.pool}' on {settings.nats_shown}; "
         "start a fleet with one: pointsman up --scale 4..8, or run pointsman-scaler"
     )
     return await ask(commands, scale_subject(PoolName(settings.pool)), command, ScaleAnswered, nobody=nobody)

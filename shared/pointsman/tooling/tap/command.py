@@ -141,7 +141,7 @@ async def _tap(settings: FleetSettings, printer: Printer, *, start: Sequence | N
         try:
             await follow_log(link.log, printer, start=start, follow=follow)
         except (LogMissingError, LogUnavailableError) as error:
-            msg = f"the pool '{settings.pool}' on {settings.nats} has no log to read: {error}"
+            msg = f"the pool '{settings.pool}' on {settings.nats_shown} has no log to read: {error}"
             raise NoLogError(msg) from error
         except BrokenPipeError:
             # Whoever read us has gone; nothing may be flushed there at exit either.
@@ -153,7 +153,7 @@ async def _connected(link: Link, settings: FleetSettings) -> None:
     deadline = time.monotonic() + CONNECT_SECONDS_MAX
     while not link.commands.connected:
         if time.monotonic() > deadline:
-            msg = f"no nats-server answers at {settings.nats}"
+            msg = f"no nats-server answers at {settings.nats_shown}"
             raise NoLogError(msg)
         await asyncio.sleep(CONNECT_POLL_SECONDS)
 
