@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.primitives import InstanceId, Seconds, Sequence, Term
@@ -45,8 +47,7 @@ class CommandTimeoutError(Exception):
     """No answer in time. The command may or may not have had its effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(msgspec.Struct, frozen=True):
     """One stored message. `event` is None where it does not decode; `problem` then says why."""
 
     sequence: Sequence

@@ -146,6 +146,7 @@ EVENTS: list[LogEvent] = [
         session=SessionId("s"),
         exact=False,
         streaming=False,
+        adapter="poet",
     ),
     RequestPlaced(
         at=AT,
@@ -295,6 +296,7 @@ COMMANDS: list[AnyCommand] = [
         streaming=False,
         attempt=2,
         excluded=[ENGINE],
+        adapter="poet",
     ),
     RouteGranted(
         request=REQUEST,

@@ -1,23 +1,36 @@
 """Keys coarser than engine blocks, and engines whose blocks differ, in one fleet: the index holds what the engines hold,
-counted in whole keys, and every predicted hit is the reported one, but for the part of a key that smaller blocks add."""
+counted in whole keys, and every predicted hit is the reported one, but for the part of a key that smaller blocks add.
+And pools whose keys differ behind one ingress, which is told of none and has each right."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_link import open_link
-from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, Tokens
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.block_keys import KeyChain, unpack_keys
+from pointsman.contracts.cache import BlocksStored
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.ports import LogEntry
+from pointsman.primitives import BlockKey, InstanceId, PoolName, Tokens
 from pointsman.tooling.discovery import find_fleet
 from pointsman_ingress.life import EQUAL, compared
+from pointsman_ingress.settings import IngressSettings
 from tests.support.engine_sim import running_engine
+from tests.support.log_worlds import whole_log
 from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, folded, send_conversations, until_held
+from tests.support.split_fleet import EnginePlace, leading_scheduler, start_ingress, start_worker
 from tests.support.up import pointsman_up
 
 ENGINE_TOKENS = 4096
@@ -64,3 +77,84 @@ async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_
     assert outcomes[EQUAL] >= AGREEING_MIN * REQUESTS, outcomes
     assert sum(end.cached_tokens > 0 for end in ends) > REQUESTS / 2
     assert any(type(event).__name__ == "BlocksRemoved" for event in events), "the caches are small enough to evict"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a pool is like."""
+
+    model: str
+    block_tokens: Tokens
+    engine_block_tokens: Tokens
+
+
+KINDS = {
+    PoolName("chat"): _Kind("chat-model", block_tokens=32, engine_block_tokens=16),
+    PoolName("code"): _Kind("code-model", block_tokens=128, engine_block_tokens=64),
+}
+
+
+async def test_pools_whose_keys_stand_for_different_blocks_share_an_ingress_that_was_told_of_neither() -> None:
+    prompt = list(range(1000, 1300))
+    clock = ScaledClock(SPEED)
+    brokers = {pool: MemoryBroker(pool) for pool in KINDS}
+    predicted: dict[PoolName, list[Tokens]] = {}
+    async with AsyncExitStack() as stack:
+        for pool, broker in brokers.items():
+            await _start_pool(stack, pool, broker, clock)
+        url = await start_ingress(
+            stack, brokers, clock, pools=tuple(brokers), probe=True, speed=SPEED, tokenizer="builtin"
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        for pool, broker in brokers.items():
+            await _until(broker, clock, InstanceProbed)
+            body = {"model": KINDS[pool].model, "prompt": prompt, "max_tokens": 1, "stream": True}
+            predicted[pool] = [await _predicted_hit(client, f"{url}/v1/completions", body) for _ in range(2)]
+            await _until(broker, clock, BlocksStored, holding=_expected(pool, prompt)[-1])
+    logs = {
+        pool: [e.event for e in await whole_log(broker.client(clock, name="r").log)] for pool, broker in brokers.items()
+    }
+
+    for pool, kind in KINDS.items():
+        arrived = [event for event in logs[pool] if isinstance(event, RequestArrived)]
+        assert [unpack_keys(event.keys) for event in arrived] == [_expected(pool, prompt)] * 2
+        assert predicted[pool] == [0, len(prompt) // kind.block_tokens * kind.block_tokens]
+        assert [event.parity for event in logs[pool] if isinstance(event, InstanceProbed)] == [True]
+
+
+async def _predicted_hit(client: aiohttp.ClientSession, url: str, body: Mapping[str, object]) -> Tokens:
+    async with client.post(url, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
+    return int(answer.headers["x-pointsman-cached-tokens"])
+
+
+def _expected(pool: PoolName, prompt: list[int]) -> list[BlockKey]:
+    kind = KINDS[pool]
+    chain = KeyChain(secret=IngressSettings().secret.encode(), model=kind.model, block_tokens=kind.block_tokens)
+    return chain.extend(chain.root(), prompt)
+
+
+async def _start_pool(stack: AsyncExitStack, pool: PoolName, broker: MemoryBroker, clock: ScaledClock) -> None:
+    kind = KINDS[pool]
+    told = {"pool": pool, "speed": SPEED, "block_tokens": kind.block_tokens}
+    supervisor = await stack.enter_async_context(Supervisor())
+    scheduler = await leading_scheduler(broker, clock, supervisor, told)
+    stack.push_async_callback(scheduler.resign)
+    engine = await stack.enter_async_context(
+        running_engine(speed=SPEED, model=kind.model, block_size=kind.engine_block_tokens)
+    )
+    place = EnginePlace(engine.url, engine.events_endpoint or "", engine.replay_endpoint or "")
+    await start_worker(stack, broker, clock, f"{pool}-1", place, told)
+
+
+async def _until(
+    broker: MemoryBroker, clock: ScaledClock, kind: type[LogEvent], *, holding: BlockKey | None = None
+) -> None:
+    """Wait for such an event, of a worker that derived this key from its engine's events where one is given."""
+    async with asyncio.timeout(10):
+        async for entry in broker.client(clock, name="reader").log.read(1):
+            event = entry.event if isinstance(entry, LogEntry) else None
+            runs = event.runs if isinstance(event, BlocksStored) else []
+            if isinstance(event, kind) and (holding is None or any(holding in unpack_keys(run.keys) for run in runs)):
+                return

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from openai import AsyncOpenAI
 
@@ -15,6 +16,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
+from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -27,7 +29,18 @@ from pointsman.tooling import bench_gateway
 from pointsman_ingress import probe, routing
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour, eventually
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.ingress_world import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    ONE,
+    STREAM,
+    TOKENS,
+    TWO,
+    World,
+    eventually_listed,
+    world_with,
+)
 
 
 @pytest.fixture
@@ -125,7 +138,7 @@ async def test_an_end_says_what_hit_was_predicted_where_that_can_be_compared(
     assert (end.predicted_cached_tokens, end.cached_tokens) == (predicted, 64)
 
 
-@pytest.mark.parametrize("several", [{"n": 2}, {"prompt": ["one", "two"]}])
+@pytest.mark.parametrize("several", [{"n": 2}, {"prompt": ["one", "two"]}, {"prompt": [[1, 2], [3]]}])
 async def test_of_several_answers_or_prompts_nobody_can_say_whose_hit_the_engine_reports(
     world: World, several: dict[str, Any]
 ) -> None:
@@ -502,6 +515,21 @@ async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_i
     assert not ready
 
 
+async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_scheduler() -> None:
+    async with world_with(silence_max=0.1) as world:
+        told = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), adapters=["poet"])
+        await world.log.append(told)
+        await eventually_listed(world, "poet")
+        async with world.post(COMPLETIONS, {**TOKENS, "model": "poet"}) as placed:
+            await placed.read()
+        await world.scheduler.__aexit__(None, None, None)
+        async with world.post(COMPLETIONS, {**TOKENS, "model": "poet"}) as blind:
+            await blind.read()
+
+    assert [(asked.adapter, asked.excluded) for asked in world.scheduler.asked] == [("poet", [])]
+    assert (blind.headers["x-pointsman-instance"], blind.headers["x-pointsman-knowledge"]) == (TWO, "blind")
+
+
 async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "ALONE_WALL_SECONDS", 0.01)
     async with world_with(silence_max=0.05) as world:
@@ -531,7 +559,18 @@ async def test_the_probe_finds_out_whether_keys_agree(secret: str, monkeypatch: 
         publishing.cancel()
 
     assert event.parity == (secret == "pointsman-development")
-    assert event.parity or "token ids: check block_tokens" in event.detail
+    assert event.parity or "those of token ids: check" in event.detail
+
+
+async def test_an_instance_whose_keys_stand_for_other_blocks_than_a_leader_says_differs_without_a_trial() -> None:
+    async with world_with(probe=True, block_tokens=32) as world:
+        leader = LeaderElected(at=0.0, term=Term(1), scheduler="s", as_of=0, pool={"block_tokens": 128})
+        await world.log.append(leader)
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        event = await _first_probed(world)
+
+    assert not event.parity
+    assert "stand for 32 tokens, those of the pool for 128" in event.detail
 
 
 async def _first_probed(world: World) -> InstanceProbed:
@@ -596,4 +635,5 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())
     assert all(rate > 0 for rate in figures.requests_per_s.values())
     assert figures.work["ingress"].cpu_us_per_request > 0
+    assert figures.work["ingress"].cpu_us_per_chunk >= 0
     assert json.dumps(figures.as_json())

@@ -1,7 +1,6 @@
 """What the ingress serves beside chats and completions: responses by their prefix, embeddings by load, and questions that
 any engine of the pool can answer."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +13,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFailed, Request
 from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour, eventually
-from tests.support.ingress_world import CHAT, ONE, TWO, World, world_with
+from tests.support.ingress_world import CHAT, ONE, TWO, World, eventually_listed, world_with
 
 RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE = "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"
 LONG = "Every block of this prompt has a key of its own. " * 20
@@ -212,16 +211,6 @@ async def test_tokens_and_texts_come_from_an_engine_with_little_to_do_and_leave_
     assert (answer.headers["x-pointsman-instance"], text) == (TWO, "hello")
     assert world.scheduler.asked == []
     assert await world.events() == []
-
-
-async def eventually_listed(world: World, model: str) -> None:
-    """Wait until the ingress has read in the log that there is such a model."""
-    async with asyncio.timeout(5):
-        while True:
-            async with world.client.get(f"{world.url}/v1/models/{model}") as answer:
-                if answer.status == 200:
-                    return
-            await asyncio.sleep(0.01)
 
 
 async def test_a_question_goes_to_another_engine_when_one_fails(world: World) -> None:

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import AnyCommand, LogEvent
@@ -21,10 +23,12 @@ from pointsman.contracts.commands import (
     RouteGranted,
     RouteRejected,
 )
+from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, resync_subject, route_subject
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.simulation.replay import verify
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, reported, route, stored
@@ -210,6 +214,44 @@ async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
         assert (await world.kinds()).count("RequestArrived") == 2
 
 
+async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_and_by_the_next() -> None:
+    world = World()
+    asked_at = world.clock.now()
+    async with world.scheduler("one"):
+        first, repeated = [await world.route("r", [1], arrived_at=asked_at) for _ in range(2)]
+    await world.append(world.joined("a"))
+    async with world.scheduler("two"):
+        after_takeover = await world.route("r", [1], arrived_at=asked_at)
+        another = await world.route("r", [1], arrived_at=asked_at + 1.0)
+
+    assert isinstance(first, RouteRejected)
+    assert isinstance(after_takeover, RouteRejected)
+    assert isinstance(another, RouteRejected)
+    assert (first.status, first.reason, first.retry_after) == (503, "no_instance", 1.0)
+    assert repeated == first
+    assert after_takeover == msgspec.structs.replace(first, term=Term(2))
+    assert another.reason == "already_ended", "who uses an id again asks something else"
+    assert [kind for kind in await world.kinds() if kind.startswith("Request")] == ["RequestArrived", "RequestRejected"]
+
+
+async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_from_what_the_log_says() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    losses: list[Fault] = ["lose"]
+    world.broker.fault = lambda event: losses.pop() if losses and isinstance(event, RequestPlaced) else "none"
+    async with world.scheduler() as service:
+        await world.route("r", [1])
+        await eventually(lambda: service.leading is not None and service.leading.term == 2)
+        for number in range(2, 6):
+            await world.route(f"r{number}", [number])
+
+    verdict = verify([LogEntry(n, "", b"", event) for n, event in enumerate(await world.events(), start=1)])
+    assert verdict.problems == ["decision 2 of term 1 is missing"]
+    assert sum(verdict.unchecked.values()) == 1, "the grant in term 1"
+    assert (verdict.identical, verdict.different) == (verdict.decisions - 1, 0)
+    assert verdict.identical >= 8
+
+
 async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:
     world = World()
     await world.append(world.joined("a"))
@@ -263,6 +305,20 @@ async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
         await eventually(lambda: asked and not service.state.fleet[InstanceId("a")].doubt)
 
         assert asked[0].reason == "cache events 2 to 2 are missing"
+
+
+async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_described_with_what_to_do() -> None:
+    world = World()
+    async with world.scheduler(block_tokens=128) as service:
+        await world.append(world.joined("a", block_tokens=128), world.joined("b", block_tokens=32))
+        await eventually(lambda: len(service.state.fleet.instances) == 2)
+        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+
+        assert isinstance(described, FleetDescribed)
+        assert [instance.doubt for instance in described.instances] == [
+            "",
+            "its keys stand for 32 tokens, those of the pool for 128: start its worker with --block-tokens 128",
+        ]
 
 
 async def test_the_fleet_is_described_to_who_asks() -> None:

@@ -22,7 +22,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
-from pointsman.simulation.replay import Recomputed, fold, verify
+from pointsman.simulation.replay import Known, Recomputed, fold, verify
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
@@ -166,6 +166,22 @@ def test_of_a_log_whose_beginning_or_middle_is_gone_nothing_later_is_claimed(ent
     assert gapped.problems == ["entries 400 to 400 are missing"]
     assert gapped.different == 0
     assert 0 < gapped.identical < gapped.decisions
+
+
+@pytest.mark.parametrize("as_of", [20, 300, 460])
+def test_from_a_checkpoint_on_every_later_term_is_verified_and_nothing_is_claimed_of_the_one_under_way(
+    entries: list[LogEntry], as_of: int
+) -> None:
+    chosen = policy_set(prefill_window_tokens=WINDOW_TOKENS)
+    known = Known(fold(entries[:as_of], memories=chosen.memories()), chosen)
+
+    whole, verdict = verify(entries), verify(entries[as_of // 2 :], known=known)
+
+    assert (verdict.known_as_of, verdict.different, verdict.problems) == (as_of, 0, [])
+    assert verdict.terms == whole.terms[1:]
+    assert verdict.identical > 150
+    assert [reason.split(":")[0] for reason in verdict.unchecked] == [f"term 1 began before entry {as_of + 1}"]
+    assert verdict.identical + verdict.unchecked.total() == verdict.decisions
 
 
 def test_a_log_cut_off_in_the_middle_of_a_call_is_no_difference(entries: list[LogEntry]) -> None:

@@ -19,7 +19,7 @@ from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, PoolName
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
-from tests.support.events import joined
+from tests.support.events import BLOCK, joined
 from tests.support.fake_engine import FakeEngine, eventually, running_engine
 from tests.support.fake_scheduler import FakeScheduler
 
@@ -66,7 +66,7 @@ class World:
         return found
 
 
-async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
+async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_tokens: int = BLOCK) -> World:
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
     link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
@@ -76,7 +76,8 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings) -> World:
     scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
     await stack.enter_async_context(scheduler)
     for instance, engine in ((ONE, one), (TWO, two)):
-        await log.append(joined(instance, at=clock.now(), url=engine.url, max_model_len=1000))
+        told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
+        await log.append(told)
     supervisor = await stack.enter_async_context(Supervisor())
     board = HealthBoard()
     app = await stack.enter_async_context(
@@ -102,6 +103,17 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 
 
 @asynccontextmanager
-async def world_with(**settings: Any) -> AsyncIterator[World]:
+async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        yield await open_world(stack, IngressSettings(**{"probe": False, "name": "ingress-1", **settings}))
+        told = IngressSettings(**{"probe": False, "name": "ingress-1", **settings})
+        yield await open_world(stack, told, block_tokens=block_tokens)
+
+
+async def eventually_listed(world: World, model: str) -> None:
+    """Wait until the ingress has read in the log that there is such a model."""
+    async with asyncio.timeout(5):
+        while True:
+            async with world.client.get(f"{world.url}/v1/models/{model}") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.01)

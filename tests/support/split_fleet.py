@@ -83,16 +83,16 @@ async def split_fleet(
     told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
         supervisor = await stack.enter_async_context(Supervisor())
-        scheduler = await _scheduler(broker, clock, supervisor, told)
+        scheduler = await leading_scheduler(broker, clock, supervisor, told)
         stack.push_async_callback(scheduler.resign)
         for name, place in engines.items():
-            await _worker(stack, broker, clock, name, place, told)
+            await start_worker(stack, broker, clock, name, place, told)
         known = scheduler.state.fleet
         await eventually(
             lambda: len(known.instances) == len(engines) and all(i.answered for i in known.instances),
             seconds=JOIN_SECONDS_MAX,
         )
-        url = await _ingress(stack, broker, clock, {**told, "tokenizer": tokenizer})
+        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield SplitFleet(url, broker, clock, scheduler, client)
 
@@ -122,7 +122,7 @@ async def simulated_split_fleet(
         yield await stack.enter_async_context(split_fleet(places, speed=SPEED)), servers
 
 
-async def _scheduler(
+async def leading_scheduler(
     broker: MemoryBroker, clock: ScaledClock, supervisor: Supervisor, told: dict[str, Any]
 ) -> SchedulerService:
     link, board = broker.client(clock, name="s"), HealthBoard()
@@ -143,7 +143,7 @@ async def _scheduler(
     return service
 
 
-async def _worker(
+async def start_worker(
     stack: AsyncExitStack,
     broker: MemoryBroker,
     clock: ScaledClock,
@@ -167,12 +167,17 @@ async def _worker(
     beside.start(service.run(), name=f"worker-{name}")
 
 
-async def _ingress(stack: AsyncExitStack, broker: MemoryBroker, clock: ScaledClock, told: dict[str, Any]) -> str:
-    link, board = broker.client(clock, name="ingress-1"), HealthBoard()
+async def start_ingress(
+    stack: AsyncExitStack, brokers: Mapping[PoolName, MemoryBroker], clock: ScaledClock, **told: Any
+) -> str:
+    """Its URL, once every pool is ready."""
     own = await stack.enter_async_context(Supervisor())
-    settings = IngressSettings(name="ingress-1", probe=False, **told)
-    links = {POOL: Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)}
-    app = await stack.enter_async_context(assembled(settings, links, clock=clock, board=board, supervisor=own))
+    settings = IngressSettings(**{"name": "ingress-1", "probe": False, **told})
+    boards = {pool: HealthBoard() for pool in brokers}
+    links = {pool: _link(broker, clock) for pool, broker in brokers.items()}
+    app = await stack.enter_async_context(
+        assembled(settings, links, clock=clock, board=HealthBoard(), supervisor=own, pool_boards=boards)
+    )
     server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
     serving = asyncio.create_task(server.serve())
 
@@ -181,5 +186,10 @@ async def _ingress(stack: AsyncExitStack, broker: MemoryBroker, clock: ScaledClo
         await serving
 
     stack.push_async_callback(stop)
-    await eventually(lambda: server.started and board.ready)
+    await eventually(lambda: server.started and all(board.ready for board in boards.values()))
     return f"http://127.0.0.1:{server.bound_port}"
+
+
+def _link(broker: MemoryBroker, clock: ScaledClock) -> Link:
+    client = broker.client(clock, name="ingress-1")
+    return Link(client.log, client.commands, client.lease, client.checkpoints, client.scaler_lease)

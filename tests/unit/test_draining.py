@@ -2,6 +2,8 @@
 
 from dataclasses import asdict
 
+import msgspec
+
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -18,7 +20,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import finished, first_token, joined, route
+from tests.support.events import finished, first_token, joined, reported, route
 
 A, B = InstanceId("a"), InstanceId("b")
 HOLD_SECONDS = 30.0
@@ -57,8 +59,14 @@ class Leader:
         self.log.append(LogEntry(len(self.log) + 1, subject_of(PoolName("p"), event), payload, decode_event(payload)))
         return len(self.log)
 
-    def arrives(self, request: str, at: float) -> list[LogEvent]:
-        return self.decides(self.dispatcher.route(route(request, [len(self.log)], arrived_at=at), at))
+    def arrives(self, request: str, at: float, *, adapter: str = "") -> list[LogEvent]:
+        command = route(request, [len(self.log)], arrived_at=at, adapter=adapter)
+        return self.decides(self.dispatcher.route(command, at))
+
+    def offers(self, instance: str, adapter: str, at: float) -> None:
+        """An instance joins, and reports a LoRA adapter."""
+        self.happens(joined(instance, at=at))
+        self.happens(msgspec.structs.replace(reported(instance, 0, [], at=at), adapters=[adapter]))
 
 
 def of(kind: type[Event], events: list[LogEvent]) -> list[LogEvent]:
@@ -135,6 +143,48 @@ def test_arrivals_wait_for_a_first_instance_and_are_placed_when_it_comes() -> No
     assert not of(RequestRejected, held)
     assert asked_again == []
     assert [event.request for event in placed if isinstance(event, RequestGranted)] == ["r1", "r2"]
+    assert verify(leader.log).ok
+
+
+def test_a_held_request_waits_on_for_an_instance_with_its_adapter_whoever_comes_before() -> None:
+    leader = holding()
+    leader.arrives("r1", 1.0, adapter="poet")
+    leader.arrives("r2", 1.0)
+    leader.happens(joined("a", at=2.0))
+
+    without = leader.decides(leader.dispatcher.place_held(2.0))
+    leader.offers("b", "poet", 3.0)
+    with_it = leader.decides(leader.dispatcher.place_held(3.0))
+
+    assert [(e.request, e.instance) for e in without if isinstance(e, RequestPlaced)] == [("r2", "a")]
+    assert [(e.request, e.instance) for e in with_it if isinstance(e, RequestPlaced)] == [("r1", "b")]
+    assert verify(leader.log).ok
+
+
+def test_a_held_request_whose_adapter_nobody_brings_is_told_so() -> None:
+    leader = holding()
+    leader.arrives("r1", 1.0, adapter="poet")
+    leader.happens(joined("a", at=2.0))
+
+    (refused,) = leader.decides(leader.dispatcher.place_held(1.0 + HOLD_SECONDS))
+
+    assert isinstance(refused, RequestRejected)
+    assert (refused.reason, refused.detail) == ("no_instance", "no instance with the adapter poet is ready")
+
+
+def test_what_waits_for_an_instance_that_drains_moves_only_to_one_with_its_adapter() -> None:
+    leader = Leader()
+    leader.offers("a", "poet", 0.0)
+    for number in range(3):
+        leader.arrives(f"r{number}", 0.1, adapter="poet")
+    leader.happens(joined("b", at=0.2))
+
+    nowhere = leader.decides(leader.dispatcher.drain(A, "asked", 0.3, leaving=True))
+    leader.offers("c", "poet", 0.4)
+    moved = leader.decides(leader.dispatcher.relocate_pending(0.4))
+
+    assert not of(RequestMigrated, nowhere)
+    assert [(e.request, e.instance) for e in moved if isinstance(e, RequestMigrated)] == [("r1", "c"), ("r2", "c")]
     assert verify(leader.log).ok
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
@@ -59,6 +59,27 @@ def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: 
         rebuilt = {c.instance: (c.hit_blocks, c.queue_seconds, c.prefill_seconds) for c in decision.candidates}
         for told in placed.candidates:
             assert rebuilt[told.instance] == (told.hit_blocks, told.queue_seconds, told.prefill_seconds)
+
+
+def test_a_move_that_was_refused_says_who_wanted_it_and_why_it_was_not_made(
+    eventful: list[LogEntry], tmp_path: Path
+) -> None:
+    entry = next(e for e in eventful if isinstance(e.event, MigrationRefused))
+    assert isinstance(entry.event, MigrationRefused)
+    moved = msgspec.structs.replace(entry.event, policy="dualmap_pair", plan="rebalancer-1.7", benefit=1.5)
+    log = rewritten(eventful, entry.sequence, moved)
+    log.append(LogEntry(len(log) + 1, entry.subject, entry.payload, moved))  # written twice
+
+    told = json.loads(explain(log, tmp_path, moved.request, "--json", "-").stdout)
+    shown = explain(log, tmp_path, moved.request).output
+
+    refused = [move for move in told["refused_moves"] if move["plan"] == "rebalancer-1.7"]
+    assert [(move["sequence"], move["reason"], move["detail"]) for move in refused] == [
+        (entry.sequence, moved.reason, moved.detail)
+    ]
+    assert f"from {moved.source} to {moved.instance}: {moved.reason}, {moved.detail}" in shown
+    assert "dualmap_pair had asked for it: 1.500 s sooner" in shown
+    assert any("wanted it elsewhere" in reason for reason in told["why"])
 
 
 def test_the_phases_of_every_request_leave_no_second_out(eventful: list[LogEntry]) -> None:

@@ -9,6 +9,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.memory_stores import MemoryCheckpoints
+from pointsman.chassis.checkpoint_proof import entry_digest
 from pointsman.chassis.health import HealthBoard
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
@@ -17,7 +18,7 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
 from pointsman_scheduler import following
 from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.following import Following, entry_digest
+from pointsman_scheduler.following import Following
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 

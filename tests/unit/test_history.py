@@ -185,8 +185,17 @@ def test_a_moment_is_a_sequence_a_time_of_day_a_date_or_engine_time(entries: lis
     dated = moment_in(history, "1970-01-02T03:04:05").at
     assert dated is not None
     assert wall_time_of(dated, 1.0) == local.convert("1970-01-02T03:04:05", None, None).timestamp()
-    with pytest.raises(click.BadParameter, match="is no moment: give a sequence"):
-        moment_in(history, "yesterday")
+    for text in ("yesterday", "25:10", "07:61:00"):
+        with pytest.raises(click.BadParameter, match="is no moment: give a sequence"):
+            moment_in(history, text)
+
+
+def test_an_entry_that_the_log_does_not_have_is_no_moment_in_it(bundle: Path, entries: list[LogEntry]) -> None:
+    for sequence in ("0", str(len(entries) + 1)):
+        result = CliRunner().invoke(main, ["state", "--from", str(bundle), "--at", sequence])
+
+        assert result.exit_code == 2
+        assert f"begins at entry 1 and ends at entry {len(entries):,}" in result.output
 
 
 def test_a_time_of_day_is_on_the_day_that_the_log_began_or_on_the_next(entries: list[LogEntry]) -> None:

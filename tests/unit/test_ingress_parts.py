@@ -128,7 +128,7 @@ def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
 
 
 def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:
-    keys = Keys(secret=b"s", block_tokens=4)
+    keys = Keys(secret=b"s", block_tokens=lambda: 4)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
     assert len(keys.packed("m", tokens)) == 16

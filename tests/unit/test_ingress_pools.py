@@ -14,9 +14,10 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
@@ -41,6 +42,11 @@ class Rig:
         """Pool, base model and adapter."""
         pool, model = self.pools.find(name)
         return pool.name, model.base, model.adapter
+
+    def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
+        """Who is asked for it where all are idle."""
+        found = self.fleets[pool].least(lambda _instance: 0.0, adapter=adapter)
+        return found.id if found is not None else None
 
     def refusal(self, name: str) -> tuple[int, str]:
         with pytest.raises(Refusal) as refusal:
@@ -91,23 +97,39 @@ async def test_as_long_as_a_pool_has_had_no_engine_nobody_knows_that_a_model_doe
         assert one.found("") == ("chat", "m", "")
 
 
-async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are_to_be_excluded() -> None:
+async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are_not_asked_for_it() -> None:
     async with rig(CHAT) as one:
         await one.tell(CHAT, joined("a", at=1), joined("b", at=1), naming("b", at=2, adapters=["poet"]))
-        without = one.fleets[CHAT].without("poet")
+        with_it, any_of_them = one.least(CHAT, "poet"), one.least(CHAT, "")
         await one.tell(CHAT, naming("b", at=3))
 
-        assert without == ["a"]
-        assert one.fleets[CHAT].without("") == []
+        assert (with_it, any_of_them) == ("b", "a")
+        assert one.least(CHAT, "poet") is None
         assert one.refusal("poet") == (404, "model_not_found")
 
 
-async def test_a_pool_whose_engines_have_all_gone_still_has_its_model() -> None:
+async def test_a_pool_whose_engines_have_all_gone_still_has_its_model_and_its_keys() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1))
+        await one.tell(CHAT, joined("a", at=1, block_tokens=32))
         await one.tell(CHAT, InstanceLeft(at=2, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
 
         assert one.found("m") == ("chat", "m", "")
+        assert one.fleets[CHAT].block_tokens == 32
+
+
+async def test_what_a_block_key_stands_for_the_leader_of_each_pool_says_whatever_its_workers_think() -> None:
+    async with rig(CHAT, CODE) as one:
+        await one.tell(CHAT, elected(1, block_tokens=128), joined("a", at=1, block_tokens=32))
+        await one.tell(CODE, joined("b", at=1, block_tokens=16), joined("c", at=1, block_tokens=32))
+        before = {name: fleet.block_tokens for name, fleet in one.fleets.items()}
+        await one.tell(CODE, elected(1, block_tokens=32))
+
+        assert before == {CHAT: 128, CODE: 16}
+        assert one.fleets[CODE].block_tokens == 32
+
+
+def elected(term: int, *, block_tokens: int) -> LeaderElected:
+    return LeaderElected(at=1.0, term=Term(term), scheduler="s", as_of=0, pool={"block_tokens": block_tokens})
 
 
 async def test_a_pool_whose_engines_were_replaced_by_those_of_another_model_forgets_the_first() -> None:

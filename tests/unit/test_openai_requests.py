@@ -1,6 +1,7 @@
 """What the ingress reads out of OpenAI bodies and headers, and what it refuses."""
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -60,8 +61,8 @@ def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_deman
     [
         ("text", Texts(["text"])),
         (["one", "two"], Texts(["one", "two"])),
-        ([1, 2, 3], Tokenised([[1, 2, 3]])),
-        ([[1, 2], [3]], Tokenised([[1, 2], [3]])),
+        ([1, 2, 3], Tokenised([array("I", [1, 2, 3])])),
+        ([[1, 2], [3]], Tokenised([array("I", [1, 2]), array("I", [3])])),
     ],
 )
 def test_a_prompt_may_be_text_or_token_ids_alone_or_in_a_batch(prompt: Any, expected: Any) -> None:

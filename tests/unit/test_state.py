@@ -1,11 +1,14 @@
 """The fold: order, duplicates, epochs, doubts and promises."""
 
+import pytest
+
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheSnapshot, Run
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
+from pointsman.state import workload
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import CONFIRMATION_WALL_SECONDS, PoolSettings, State
 from pointsman.state.workload import Stage
@@ -146,6 +149,20 @@ def test_the_second_end_of_a_request_changes_nothing() -> None:
     assert state.workload.requests == {}
     assert state.workload.lines[A].requests == 0
     assert state.workload.end_of(RequestId("r")) == "RequestFinished"
+
+
+def test_of_many_requests_that_were_rejected_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "ENDED_REMEMBERED_MAX", 2)
+    state = state_with()
+    dispatcher = Dispatcher(state, policy_set(), term=Term(1))
+    for number in range(4):
+        dispatcher.route(route(f"r{number}", [1], arrived_at=float(number)), now=float(number))
+
+    told = [
+        state.workload.rejection_of(RequestId(f"r{number}"), arrived_at=float(number), attempt=1) for number in range(4)
+    ]
+    assert [rejection and rejection.reason for rejection in told] == [None, None, "no_instance", "no_instance"]
+    assert state.workload.rejection_of(RequestId("r3"), arrived_at=3.0, attempt=2) is None
 
 
 def test_slow_prefills_teach_a_correction_of_the_prediction() -> None:

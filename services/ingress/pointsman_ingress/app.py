@@ -1,4 +1,4 @@
-"""The ASGI application: two hot paths as plain ASGI, everything else on FastAPI under them.
+"""The ASGI application: the paths that lead to engines as plain ASGI, everything else on FastAPI under them.
 
 FastAPI's routing alone costs as much as the whole of the rest of a forwarded request, so the paths that lead to
 engines are looked up in a dictionary before it. They appear in its OpenAPI document all the same.

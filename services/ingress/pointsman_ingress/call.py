@@ -36,6 +36,8 @@ class Route:
     shape: StreamShape = CHUNKS
     placed: bool = True
     """Whether a scheduler says where it goes. Otherwise any engine of the pool will do, and the log does not hear of it."""
+    splits: bool = False
+    """Whether one engine may prefill it and another decode."""
 
 
 class ClientGoneError(Exception):

@@ -1,12 +1,12 @@
-"""The fleet as the ingress knows it: whom to ask for `/tokenize`, which models there are, and, when no scheduler
-answers, where to send a request all the same.
+"""The fleet as the ingress knows it: whom to ask for `/tokenize`, which models there are, what their block keys stand for,
+and, when no scheduler answers, where to send a request all the same.
 
 Folds the fleet's events with `State`, like everyone else. What the ingress cannot know from those events alone
 (queues, caches) is the scheduler's business.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -44,6 +44,8 @@ class FleetView:
         self._board = board
         self._state = self._nothing()
         self._models: dict[str, Model] = {}
+        self._leaders_block_tokens: Tokens = 0
+        self._joined_block_tokens: Tokens = 0
         self._changed = asyncio.Event()
         self._elected: Callable[[Term], None] = lambda _term: None
         self._missing()
@@ -61,6 +63,7 @@ class FleetView:
                 self._elected(Term(0))
             elif isinstance(entry.event, LeaderElected):
                 self._state.apply(entry.event, entry.sequence)
+                self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
                 self._elected(self._state.term)
             elif isinstance(entry.event, FleetEvent):
                 self._state.apply(entry.event, entry.sequence)
@@ -111,9 +114,11 @@ class FleetView:
         """The pool's model; None while no instance has ever joined."""
         return next((model for model in reversed(self._models.values()) if model.name == model.base), None)
 
-    def without(self, adapter: str) -> list[InstanceId]:
-        """Instances that do not serve this adapter at the moment. Without an adapter there are none."""
-        return [i.id for i in self.instances if adapter not in i.adapters] if adapter else []
+    @property
+    def block_tokens(self) -> Tokens:
+        """What one block key of this pool stands for: as its leader says, for whose index keys are made. Where the log does
+        not tell that, as the first of its workers says; 0 while no instance has ever joined."""
+        return self._leaders_block_tokens or self._joined_block_tokens
 
     @property
     def model_len(self) -> Tokens:
@@ -121,20 +126,23 @@ class FleetView:
         lengths = [instance.max_model_len for instance in self.instances if instance.max_model_len > 0]
         return min(lengths, default=0)
 
-    def least(self, load: Callable[[InstanceId], float], excluded: list[InstanceId]) -> Instance | None:
-        """The reachable instance with the least `load`, the first by name among equals."""
-        candidates = [instance for instance in self.reachable if instance.id not in excluded]
+    def least(
+        self, load: Callable[[InstanceId], float], *, adapter: str = "", excluded: Collection[InstanceId] = ()
+    ) -> Instance | None:
+        """The reachable instance with the least `load` that has this LoRA adapter, the first by name among equals."""
+        candidates = [i for i in self.reachable if i.id not in excluded and i.has(adapter)]
         return min(candidates, key=lambda instance: (load(instance.id), instance.id), default=None)
 
     def _note_models(self) -> None:
         offered: dict[str, Model] = {}
-        for instance in self._state.fleet.instances:
+        for instance in self.instances:
             for name, adapter in _names_of(instance):
                 if name not in offered:
                     known = self._models.get(name)
                     since = known.since if known else instance.joined_at
                     offered[name] = Model(name, instance.model, adapter, since)
         self._models = offered or self._models
+        self._joined_block_tokens = next((i.block_tokens for i in self.instances), self._joined_block_tokens)
 
     def _missing(self) -> None:
         if self._state.fleet.ready:

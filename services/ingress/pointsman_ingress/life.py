@@ -42,7 +42,7 @@ class Life:
         arrived_at: Seconds,
         slo_ttft: Seconds,
         clock: Clock,
-        comparable: bool = True,
+        comparable: bool,
     ) -> None:
         """`pool`: in whose log it lives. `comparable`: whether the engine's cached tokens are those predicted."""
         self.request = request

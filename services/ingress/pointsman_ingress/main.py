@@ -159,13 +159,13 @@ def _pool(
     )
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
-        engine=lambda: fleet.least(router.in_flight.__getitem__, []),
+        engine=lambda: fleet.least(router.in_flight.__getitem__),
         session=session,
         engine_headers=engine_headers(settings.engine_api_key),
         threads=settings.tokenise_threads,
         clock=clock,
     )
-    keys = Keys(secret=settings.secret.encode(), block_tokens=settings.block_tokens)
+    keys = Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens)
     return Pool(name=name, fleet=fleet, router=router, tokenising=tokenising, keys=keys, events=link.log)
 
 

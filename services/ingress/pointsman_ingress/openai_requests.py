@@ -5,6 +5,7 @@ refused here, before anything is tokenised or logged.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,9 +101,10 @@ _any_body = msgspec.json.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """A prompt that came as token ids: there is nothing left to do. Several where the client sent a batch."""
+    """A prompt that came as token ids: there is nothing left to do. Several where the client sent a batch. Packed as 32 bits
+    each, as they are hashed."""
 
-    prompts: list[list[int]]
+    prompts: list[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def parse_chat(body: bytes) -> Asked:
     older_name = _positive(fields.max_tokens, "max_tokens")
     if output_tokens is None:
         output_tokens = older_name
+    foreign, foreign_message = _first_foreign(fields.messages)
     prompt = Chat(
         messages=fields.messages,
         tools=fields.tools,
@@ -220,8 +223,8 @@ def parse_chat(body: bytes) -> Asked:
         continue_final_message=fields.continue_final_message is True,
         chat_template_kwargs=_template_arguments(fields),
         add_special_tokens=fields.add_special_tokens is True,
-        foreign=next((kind for message in fields.messages if (kind := _foreign_part(message))), ""),
-        foreign_message=next((at for at, message in enumerate(fields.messages) if _foreign_part(message)), 0),
+        foreign=foreign,
+        foreign_message=foreign_message,
         template=fields.chat_template,
     )
     return _asked(fields, prompt, output_tokens, output_tokens, reads_cache=fields.prompt_logprobs is None)
@@ -401,15 +404,15 @@ def _size(given: Any) -> Tokens:
     return sum(map(_size, given)) if isinstance(given, list) else 1
 
 
-def _token_ids(tokens: list[Any]) -> list[int]:
+def _token_ids(tokens: list[Any]) -> Sequence[int]:
     try:
-        fits = len(array("I", tokens)) > 0
+        packed = array("I", tokens)
     except (OverflowError, TypeError):
-        fits = False
-    if not fits:
+        packed = array("I")
+    if not packed:
         msg = "`prompt` must be a text, a list of texts, or token ids from 0 to 4294967295."
         raise bad_request(msg, param="prompt")
-    return tokens
+    return packed
 
 
 def _positive(value: int | None, name: str) -> Tokens | None:
@@ -439,6 +442,14 @@ def _seconds(value: bytes, name: bytes) -> Seconds:
 
 def _bad_objective(name: str) -> Refusal:
     return bad_request(f"The header {name} must be a positive number of milliseconds.", param=name)
+
+
+def _first_foreign(messages: list[dict[str, Any]]) -> tuple[str, int]:
+    """The kind of the first part of a chat that is no text, and in which message it is; empty where there is none."""
+    for at, message in enumerate(messages):
+        if kind := _foreign_part(message):
+            return kind, at
+    return "", 0
 
 
 def _foreign_part(message: dict[str, Any]) -> str:

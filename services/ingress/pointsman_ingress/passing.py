@@ -30,7 +30,7 @@ class Passage:
         tried: list[InstanceId] = []
         reason = ""
         while len(tried) <= self._retries:
-            instance = pool.fleet.least(lambda known: _load(pool, known), [*pool.fleet.without(model.adapter), *tried])
+            instance = pool.fleet.least(lambda known: _load(pool, known), adapter=model.adapter, excluded=tried)
             if instance is None:
                 break
             try:

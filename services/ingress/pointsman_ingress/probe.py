@@ -1,12 +1,14 @@
 """Do our block keys equal those of the engine? Asked once in each engine's life, with a prompt nobody else has.
 
 A short chat is tokenised and chained here as clients' prompts are, sent straight to that engine, and awaited among
-the cache events that its worker publishes. If its last whole block turns up, tokenizer, chat template, block size,
-model name and secret agree. If not, a prompt of token ids is tried, so that the verdict says which half differs:
-the tokens, or everything from the engine's events to the keys.
+the cache events that its worker publishes. If its last whole block turns up, tokenizer, chat template, model name and
+secret agree. If not, a prompt of token ids is tried, so that the verdict says which half differs:
+the tokens, or everything from the engine's events to the keys. Where the worker's keys stand for other blocks than the
+pool's, the verdict needs no trial.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -18,7 +20,7 @@ from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogUnavailableError
-from pointsman.primitives import Epoch, InstanceId, Seconds
+from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman_ingress.call import Route
 from pointsman_ingress.fleet_view import FleetView
@@ -53,7 +55,7 @@ class _Trial:
 
     route: Route
     body: bytes
-    tokens: list[int]
+    tokens: Sequence[int]
 
 
 class Prober:
@@ -79,14 +81,14 @@ class Prober:
         self._clock = clock
         self._supervisor = supervisor
         self._chance = chance
-        self._seen: set[tuple[InstanceId, Epoch]] = set()
+        self._seen: set[tuple[InstanceId, Epoch, Tokens]] = set()
 
     async def run(self) -> None:
         """Probe for ever, each instance in a task of its own: one that differs takes long to find out."""
         while True:
             await self._fleet.changed()
             for instance in self._waiting():
-                self._seen.add((instance.id, instance.epoch))
+                self._seen.add(self._life(instance))
                 self._supervisor.start(self._probe(instance), name=f"probe-{instance.id}")
 
     def _waiting(self) -> list[Instance]:
@@ -95,12 +97,20 @@ class Prober:
             for instance in self._fleet.instances
             if instance.status is Status.READY
             and instance.cache != "no_events"
-            and instance.parity is None
-            and (instance.id, instance.epoch) not in self._seen
+            and (instance.parity is None or (instance.parity and self._keys_differ(instance)))
+            and self._life(instance) not in self._seen
             and self._fleet.fresh(instance)
         ]
 
+    def _life(self, instance: Instance) -> tuple[InstanceId, Epoch, Tokens]:
+        """What a verdict is about. A leader that comes may say that the pool's keys stand for something else."""
+        return instance.id, instance.epoch, self._keys.block_tokens
+
+    def _keys_differ(self, instance: Instance) -> bool:
+        return instance.block_tokens != self._keys.block_tokens
+
     async def _probe(self, instance: Instance) -> None:
+        life = self._life(instance)
         for _ in range(ATTEMPTS_MAX):
             try:
                 parity, detail = await self._verdict(instance)
@@ -110,7 +120,8 @@ class Prober:
                 if self._fleet.get(instance.id, instance.epoch) is None:
                     return
             else:
-                self._announce(instance, parity=parity, detail=detail)
+                if life == self._life(instance):
+                    self._announce(instance, parity=parity, detail=detail)
                 return
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
@@ -123,6 +134,9 @@ class Prober:
 
     async def _verdict(self, instance: Instance) -> tuple[bool, str]:
         """Parity and its detail. Raises NoVerdictError."""
+        if self._keys_differ(instance):
+            own, pool = instance.block_tokens, self._keys.block_tokens
+            return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
         try:
             chat, exact = await self._chat_trial(instance)
         except Refusal as refusal:
@@ -134,9 +148,7 @@ class Prober:
         doubt = doubt or "the keys of a chat differ"
         if await self._matches(instance, self._token_trial(instance)):
             return False, f"{doubt}, those of token ids agree: check the tokenizer and the chat template"
-        return False, (
-            f"{doubt}, and so do those of token ids: check block_tokens, secret, model name and the engine's KV events"
-        )
+        return False, f"{doubt}, and so do those of token ids: check secret, model name and the engine's KV events"
 
     async def _chat_trial(self, instance: Instance) -> tuple[_Trial, bool]:
         """A chat that is at least two blocks long, whatever the tokenizer, and unlike any other from its start."""

@@ -261,7 +261,8 @@ class Router:
 
     def _place_alone(self, request: RouteRequest) -> RouteGranted:
         """The least busy engine. The log is told, so that a scheduler that returns counts the request where it is."""
-        instance = self._fleet.least(self.in_flight.__getitem__, request.excluded)
+        load = self.in_flight.__getitem__
+        instance = self._fleet.least(load, adapter=request.adapter, excluded=request.excluded)
         if instance is None:
             msg = "no scheduler answers, and no engine is known that could be asked"
             raise NoPlaceError(msg)

@@ -10,6 +10,7 @@ writes the end then depends on where that was: the leader while the request wait
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -66,8 +67,8 @@ EMBEDDINGS = Route("/v1/embeddings", parse_embeddings)
 RESPONSES = Route("/v1/responses", parse_response, NAMED_EVENTS)
 TOKENIZE = Route("/tokenize", parse_named, placed=False)
 DETOKENIZE = Route("/detokenize", parse_named, placed=False)
-COMPLETIONS = Route("/v1/completions", parse_completion)
-CHAT_COMPLETIONS = Route("/v1/chat/completions", parse_chat)
+COMPLETIONS = Route("/v1/completions", parse_completion, splits=True)
+CHAT_COMPLETIONS = Route("/v1/chat/completions", parse_chat, splits=True)
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
 
@@ -158,7 +159,8 @@ class Gateway:
         model_len = pool.fleet.model_len
         self._check_length(asked, model_len, _certain_tokens(asked))
         tokens = await pool.tokenising.tokens(asked, call.body if call.route is CHAT_COMPLETIONS else b"")
-        call.prefix, call.comparable = tokens.said, tokens.comparable
+        call.prefix = tokens.said
+        call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
         call.asks_usage = asked.usage_may_be_asked and bounds.stream_usage
         if tokens.exact:
             self._check_length(asked, model_len, max(map(len, tokens.prompts)))
@@ -175,7 +177,7 @@ class Gateway:
             session=session_of(call.headers, asked.user),
             exact=tokens.exact,
             streaming=asked.stream,
-            excluded=pool.fleet.without(model.adapter),
+            adapter=model.adapter,
         )
         if bounds.names_clients:
             call.body = naming_client(call.body, command.tenant)
@@ -292,7 +294,7 @@ class Gateway:
         """Have the prompt computed where it was placed, and ask where the request goes on: that grant, and the body to be
         sent there. None where the engine refused the request, which the client has been told. Raises EngineFailedError,
         and Refusal where nobody who decodes can take it any more."""
-        split, prefilled = SplitBody(call.route.path, body), NOT_PREFILLED
+        split, prefilled = SplitBody(body, path_splits=call.route.splits), NOT_PREFILLED
         if split.possible:
             answered = await self._prefill(call, life, grant, split)
             if answered is None:
@@ -404,7 +406,7 @@ async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteR
         return None
 
 
-def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: list[int]) -> bytes:
+def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: Sequence[int]) -> bytes:
     """Raises Refusal for impossible token ids."""
     try:
         return keys.packed(model.base, tokens, lora=model.adapter, cache_salt=asked.cache_salt)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+from pointsman.chassis.settings import DeploymentSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(FleetSettings, ProcessSettings):
+class IngressSettings(DeploymentSettings, ProcessSettings):
     port: int = setting(8080, "Port to listen on; 0 takes a free one.")
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     pools: tuple[str, ...] = setting(

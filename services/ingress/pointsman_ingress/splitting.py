@@ -20,8 +20,6 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.proxy import usage_in
 
-SPLIT_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -60,15 +58,16 @@ NOT_PREFILLED = Prefilled(None, None)
 class SplitBody:
     """One request's body, for both of its engines."""
 
-    def __init__(self, path: str, body: bytes) -> None:
-        self._path = path
+    def __init__(self, body: bytes, *, path_splits: bool) -> None:
+        """`path_splits`: whether its path is one of those that engines can split."""
         self._body = body
+        self._path_splits = path_splits
         self._asked: dict[str, Any] = _fields.decode(body)
 
     @property
     def possible(self) -> bool:
         """Whether it can be split: one prompt is asked for one answer."""
-        if self._path not in SPLIT_PATHS:
+        if not self._path_splits:
             return False
         prompt = self._asked.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)

@@ -14,7 +14,7 @@ to threads (the tokenizer releases the GIL); a short one is done in place, where
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -70,21 +70,19 @@ class TextTokenizer(Protocol):
 class Tokens:
     """Token ids of each prompt in the request (nearly always one). `exact`: whether they are the engine's own."""
 
-    prompts: list[list[int]]
+    prompts: Sequence[Sequence[int]]
     exact: bool
     known: int | None = None
     """Leading tokens of the first prompt that are the engine's own and found in its cache; None: all of them."""
     doubt: str = ""
     """What keeps the rest from being known."""
-    comparable: bool = True
-    """Whether the cached tokens that the engine reports are those of the first prompt."""
 
     @property
     def count(self) -> int:
         return sum(map(len, self.prompts))
 
     @property
-    def keyed(self) -> list[int]:
+    def keyed(self) -> Sequence[int]:
         """What block keys are made of."""
         return self.prompts[0] if self.known is None else self.prompts[0][: self.known]
 
@@ -130,8 +128,8 @@ class Tokenising:
             if not isinstance(asked.prompt, Tokenised):
                 TOKENISE_SECONDS.observe(self._clock.wall() - started)
         if not asked.reads_cache:
-            tokens = replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
-        return replace(tokens, comparable=asked.answers == 1 and len(tokens.prompts) == 1)
+            return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
+        return tokens
 
     async def _understood(self, asked: Asked, body: bytes) -> Tokens:
         prompt = asked.prompt

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from pointsman.chassis.checkpoint_proof import entry_digest
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -27,7 +28,7 @@ from pointsman.ports import (
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
-from pointsman_scheduler.following import Beginning, Following, LogBrokenError, entry_digest
+from pointsman_scheduler.following import Beginning, Following, LogBrokenError
 
 log = structlog.get_logger()
 

@@ -3,7 +3,7 @@
 from pointsman.chassis import telemetry
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.policies.dispatch import PolicySet
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman.state.workload import Line
@@ -39,11 +39,20 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         decoding=len(line.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
-        doubt=instance.doubt,
+        doubt=foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
         correction=round(state.correction(instance.id), 3),
         role=instance.role,
         prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
     )
+
+
+def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
+    """Why no prompt is ever found in this instance's cache, where its keys stand for other blocks than the pool's; else
+    empty."""
+    own, pool = instance.block_tokens, pool_block_tokens
+    if own == pool:
+        return ""
+    return f"its keys stand for {own} tokens, those of the pool for {pool}: start its worker with --block-tokens {pool}"
 
 
 class FleetGauges:

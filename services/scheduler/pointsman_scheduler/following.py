@@ -11,12 +11,10 @@ A life of a fold ends where the log does not lead on from what was read: `LogBro
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
-from hashlib import blake2b
-from importlib.resources import files
 
 import structlog
 
+from pointsman.chassis.checkpoint_proof import checkpoint_form, entry_digest
 from pointsman.chassis.health import HealthBoard
 from pointsman.ports import (
     CheckpointLabel,
@@ -31,7 +29,7 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import Seconds, Sequence
-from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state
+from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import State
 
 log = structlog.get_logger()
@@ -178,25 +176,3 @@ class Following:
             except (LogUnavailableError, LogMissingError) as error:
                 self._board.missing(self._part, f"the log does not answer: {error}")
                 await self._clock.sleep_wall(RETRY_WALL_SECONDS)
-
-
-def entry_digest(entry: LogEntry) -> str:
-    """What tells an entry from another that took its sequence."""
-    return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
-
-
-def checkpoint_form(empty_state: State) -> str:
-    """What must be equal for a checkpoint to be what a fold from the log's first entry would give: the code of the fold,
-    the pool's settings, and what the chosen policies remember by what settings of theirs."""
-    return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
-
-
-@cache
-def _fold_code() -> bytes:
-    """A digest of the modules that make up the fold."""
-    code = blake2b(digest_size=16)
-    for package in ("pointsman.state", "pointsman.state.memories", "pointsman.contracts"):
-        for module in sorted(files(package).iterdir(), key=lambda found: found.name):
-            if module.name.endswith(".py"):
-                code.update(module.name.encode() + b"\x00" + module.read_bytes())
-    return code.digest()

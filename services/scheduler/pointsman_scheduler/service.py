@@ -7,7 +7,7 @@ The leader passes over its own decisions when they come back through the log.
 
 A term begins for everyone at its LeaderElected: the one who leads has then folded the log in order up to that entry, as
 every follower has. A leader that is deposed throws its State away, since it holds decisions that the log may not have,
-and begins a new *life* as a follower.
+and begins a new *life* as a follower. So does one that reads in the log that writes of its own were lost.
 """
 
 import asyncio
@@ -36,8 +36,15 @@ from pointsman.contracts.commands import (
     SentRequest,
     UndrainInstance,
 )
-from pointsman.contracts.decisions import HandOverRefused, LeaderElected, RequestGranted, RequestPlaced, RequestRejected
-from pointsman.contracts.fleet import FleetEvent
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    LeaderElected,
+    RequestGranted,
+    RequestPlaced,
+    RequestRejected,
+    WritesLost,
+)
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined
 from pointsman.contracts.requests import RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
@@ -70,7 +77,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
 from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.description import FleetGauges, describe_fleet
+from pointsman_scheduler.description import FleetGauges, describe_fleet, foreign_keys
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.following import Beginning, Following, LogBrokenError
 from pointsman_scheduler.hearing import Hearing
@@ -85,7 +92,7 @@ HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
 ELECTION_RETRY_WALL_SECONDS = 0.1
 RESIGN_FLUSH_WALL_SECONDS = 0.3
-"""How long the last decisions may take to reach the log before the lease is given back."""
+"""How long the last decisions may take to reach the log before a term is ended, or the lease given back."""
 
 WAITING = (Stage.ARRIVED, Stage.PENDING)
 """Stages of requests that were not granted yet."""
@@ -353,6 +360,10 @@ class SchedulerService:
             self.state.apply(event, entry.sequence)
             if isinstance(event, LeaderElected):
                 self._hear_election(event)
+            elif isinstance(event, InstanceJoined):
+                self._check_keys(event.instance)
+            elif isinstance(event, WritesLost) and event.writer == self._name and self.dispatcher is not None:
+                await self._end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
             if self.leading is not None:
                 await self._react(self.leading, event, touched)
 
@@ -361,6 +372,20 @@ class SchedulerService:
         at the lease."""
         if self._fence is not None and self.dispatcher is not None and event.term > self.dispatcher.term:
             self._fence.broken = self._fence.broken or f"{event.scheduler} was elected for term {event.term}"
+
+    async def _end_term(self, reason: str) -> None:
+        """What was decided and is not in the log nobody else knows, and no replay can tell what followed from it. The term
+        ends; who leads in the next, perhaps this scheduler, goes on from what the log says. Raises DeposedError."""
+        await self._stop_serving()
+        await self._log.flush(RESIGN_FLUSH_WALL_SECONDS)
+        raise DeposedError(reason)
+
+    def _check_keys(self, instance: InstanceId) -> None:
+        """Say aloud that an instance joined which cannot be used as it is meant to be."""
+        known = self.state.fleet.get(instance)
+        problem = foreign_keys(known, self.state.settings.block_tokens) if known is not None else ""
+        if problem:
+            log.error("keys_differ", instance=instance, problem=problem)
 
     def _is_own(self, event: LogEvent) -> bool:
         """Whether this is a decision of ours, applied when it was made, that comes back through the log."""
@@ -406,10 +431,13 @@ class SchedulerService:
 
     def _answer_again(self, command: RouteRequest) -> list[Answer]:
         """A repeated command: what was answered before is answered again; what still waits, waits on."""
-        request = self.state.workload.requests.get(command.request)
+        workload = self.state.workload
+        request = workload.requests.get(command.request)
         if request is None:
-            end = self.state.workload.end_of(command.request)
-            detail = f"the request has ended already ({end})"
+            told = workload.rejection_of(command.request, arrived_at=command.arrived_at, attempt=command.attempt)
+            if told is not None:
+                return self._rejected(command.request, told.reason, told.detail, told.retry_after)
+            detail = f"the request has ended already ({workload.end_of(command.request)})"
             return self._rejected(command.request, "already_ended", detail, 0.0)
         if request.stage not in WAITING and request.attempt == command.attempt:
             return self._granted(request)

@@ -44,13 +44,13 @@ class Link:
 
 @asynccontextmanager
 async def open_link(
-    settings: DeploymentSettings, clock: Clock, board: HealthBoard, *, name: str
+    settings: DeploymentSettings, clock: Clock, board: HealthBoard, *, name: str, only_reads: bool = False
 ) -> AsyncIterator[Link]:
     """Link this process, known to others as `name`, to the pool's log and commands.
 
     Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
     appends are held within their window and commands answer NoResponderError. Leaving writes what is still
-    unconfirmed within a bounded time. Never raises for a missing server.
+    unconfirmed within a bounded time. Never raises for a missing server. Who `only_reads` makes no log where there is none.
     """
     telemetry.NATS_CONNECTED.set(0)
     board.missing(NATS_PART, f"connecting to {settings.nats_shown}")
@@ -67,6 +67,7 @@ async def open_link(
             age_seconds_max=settings.log_age_seconds_max,
             replicas=settings.log_replicas,
         ),
+        only_reads=only_reads,
     ) as link:
         yield Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)
 

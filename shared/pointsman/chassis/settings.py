@@ -5,6 +5,7 @@ A field `prefill_window_tokens` is the flag `--prefill-window-tokens`, the varia
 (for every service) or in the table of one service (`[scheduler]`), which wins.
 """
 
+import re
 import tomllib
 import types
 from collections.abc import Callable, Mapping
@@ -35,21 +36,32 @@ def setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetSettings:
-    """What every process of a fleet must be told alike."""
+class DeploymentSettings:
+    """What every process that reads a pool's log must be told alike."""
 
     nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
     pool: str = setting("default", "Name of the pool: the engines that serve one model and may replace each other.")
     speed: float = setting(
         1.0, "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time."
     )
-    block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
     log_bytes_max: int = setting(
         4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. Counts when the log is made."
     )
     log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
     log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one, likewise.")
     secret: str = setting("pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True)
+
+    @property
+    def nats_shown(self) -> str:
+        """`nats` without names, passwords and tokens: for people, logs and /ready."""
+        return re.sub(r"//[^/,]*@", "//", self.nats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings(DeploymentSettings):
+    """What every process of one pool must be told alike. An ingress, which may serve several, learns it from their logs."""
+
+    block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,10 @@ def pack_keys(keys: Iterable[BlockKey]) -> bytes:
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:
     """The inverse of `pack_keys`. Raises ValueError when the length is no multiple of 8."""
-    count, rest = divmod(len(packed), KEY_BYTES)
-    if rest:
+    if len(packed) % KEY_BYTES:
         msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
         raise ValueError(msg)
-    return cast("list[BlockKey]", list(struct.unpack(f"<{count}Q", packed)))
+    keys = array("Q", packed)
+    if byteorder == "big":
+        keys.byteswap()
+    return cast("list[BlockKey]", keys.tolist())

@@ -16,8 +16,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 class RouteRequest(Command, frozen=True, kw_only=True):
     """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
     the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
-    instances in `excluded` asks for another place after an engine failed before its first byte. Instances without the
-    request's LoRA adapter are excluded from the start."""
+    instances in `excluded` asks for another place after an engine failed before its first byte. Only instances that have
+    the LoRA adapter `adapter` may serve it; empty where it asks for none."""
 
     request: RequestId
     ingress: str
@@ -33,6 +33,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     streaming: bool = True
     attempt: int = 1
     excluded: list[InstanceId] = []
+    adapter: str = ""
 
 
 class RouteGranted(Command, frozen=True, kw_only=True):

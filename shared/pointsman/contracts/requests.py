@@ -29,6 +29,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Whether the keys are known to be the engine's: false where the tokens had to be guessed."""
     streaming: bool = True
     """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
+    adapter: str = ""
+    """LoRA adapter that it asks for: only instances that report it may serve it."""
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):

@@ -444,6 +444,7 @@ class Dispatcher:
                 session=command.session,
                 exact=command.exact,
                 streaming=command.streaming,
+                adapter=command.adapter,
             ),
         )
         return self.state.workload.requests[command.request]
@@ -589,7 +590,9 @@ class Dispatcher:
     def _may_hold(self, request: Request, now: Seconds) -> bool:
         """Whether it may wait for an instance that is not there yet. What was sent to an engine before may not."""
         policies = self.policies
-        if request.stage is not Stage.ARRIVED or request.excluded or self.state.fleet.ready:
+        if request.stage is not Stage.ARRIVED or request.excluded:
+            return False
+        if self.state.fleet.ready_with(request.adapter):
             return False
         if now - request.arrived_at >= policies.hold_seconds:
             return False

@@ -13,11 +13,13 @@ import msgspec
 
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.state.latency_model import Correction
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request
 
 _EMPTY_LINE = Line()
+_NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Memory)
 
@@ -73,10 +75,9 @@ class PoolView:
         self.now = now
         self._state = state
         self.retried = bool(excluded)
-        self.eligible: tuple[InstanceId, ...] = (
-            tuple(i for i in state.fleet.ready if i not in excluded) if excluded else state.fleet.ready
-        )
-        """Ready instances that did not fail this request, sorted by name."""
+        able = state.fleet.ready_with(request.adapter)
+        self.eligible: tuple[InstanceId, ...] = tuple(i for i in able if i not in excluded) if excluded else able
+        """Ready instances that can serve this request and did not fail it, sorted by name."""
         self._transfer_seconds = transfer_seconds or 0.0
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
@@ -136,19 +137,22 @@ class PoolView:
     def option(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> Option:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
-        request = self.request
+        prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
-        work = state.prefill_seconds(instance, request.prompt_tokens, cached)
+        cached = state.cached_tokens(instance, hit_blocks, prompt_tokens)
+        uncached = prompt_tokens - cached
+        work = state.prefill_seconds(instance, prompt_tokens, cached)
         line = self.line(instance_id)
+        queued, queued_tokens = line.queue(self.now)
+        correction = state.corrections.get(instance_id, _NOTHING_LEARNED)
         return Option(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
-            uncached_tokens=request.prompt_tokens - cached,
-            queue_seconds=state.expected_seconds(instance_id, *line.queue(self.now)),
-            prefill_seconds=state.expected_seconds(instance_id, work, request.prompt_tokens - cached),
+            uncached_tokens=uncached,
+            queue_seconds=correction.seconds(queued, queued_tokens),
+            prefill_seconds=correction.seconds(work, uncached),
             work_seconds=work,
             load_tokens=line.load_tokens,
             waiting=line.waiting,

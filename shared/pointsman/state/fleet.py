@@ -76,6 +76,10 @@ class Instance:
             return Status.DOWN
         return Status.DRAINING if self.draining else Status.READY
 
+    def has(self, adapter: str) -> bool:
+        """Whether it can serve requests for this LoRA adapter; for those without one (empty) every instance can."""
+        return not adapter or adapter in self.adapters
+
     @property
     def knowledge(self) -> Knowledge:
         if self.cache == "no_events":
@@ -116,6 +120,10 @@ class Fleet:
             self._ready = tuple(instance for instance, role in able if role != "decode")
             self._decoders = tuple(instance for instance, role in able if role != "prefill")
         return self._ready
+
+    def ready_with(self, adapter: str) -> tuple[InstanceId, ...]:
+        """Those of `ready` that have this LoRA adapter; all of them where none is asked for (empty)."""
+        return tuple(i for i in self.ready if self._instances[i].has(adapter)) if adapter else self.ready
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:

@@ -65,6 +65,11 @@ class Hotness:
         return len(self._counts)
 
     @property
+    def arrivals(self) -> int:
+        """Arrivals in the window."""
+        return len(self._window)
+
+    @property
     def extended(self) -> int:
         """Prefixes that are hot by now: told apart one level further down."""
         return len(self._extended)

@@ -42,26 +42,22 @@ class Correction:
     """Squared errors of seconds by tokens."""
     errors: list[float] = field(default_factory=list)
     """How far off each of the last ERRORS_MAX predictions was, as a share of what was observed."""
+    factor: float = 1.0
+    """The correction of the cost model. This and the next follow from the sums; every prediction asks for them."""
+    token_share: float = 0.0
+    """The say of the second opinion."""
 
     @property
     def error(self) -> float | None:
         """Median absolute error of the last predictions, as a share; None before there was one."""
         return median(self.errors) if self.errors else None
 
-    @property
-    def factor(self) -> float:
-        """The correction of the cost model."""
-        return min(CORRECTION_MAX, max(CORRECTION_MIN, self.observed / self.predicted))
-
     def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
         """What `work` seconds by the cost model, for so many uncached tokens, will really take."""
         corrected = work * self.factor
-        if not self.tokens or not self.cost_errors:
+        if not self.token_share:
             return corrected
-        against_tokens = self.token_errors**TRUST_POWER
-        against_cost = self.cost_errors**TRUST_POWER
-        share = against_cost / (against_cost + against_tokens)
-        return corrected + share * (tokens * self.token_seconds / self.tokens - corrected)
+        return corrected + self.token_share * (tokens * self.token_seconds / self.tokens - corrected)
 
     def learn(self, *, predicted: Seconds, observed: Seconds, tokens: Tokens = 0) -> None:
         """Take in one prefill: the cost model's work inside the engine when it was granted, its own included, the
@@ -82,3 +78,11 @@ class Correction:
         self.predicted = FADE * self.predicted + predicted
         self.token_seconds = FADE * self.token_seconds + observed
         self.tokens = FADE * self.tokens + tokens
+        self.factor = min(CORRECTION_MAX, max(CORRECTION_MIN, self.observed / self.predicted))
+        self.token_share = self._share_of_tokens()
+
+    def _share_of_tokens(self) -> float:
+        against_cost = self.cost_errors**TRUST_POWER
+        if not self.tokens or not against_cost:
+            return 0.0
+        return against_cost / (against_cost + self.token_errors**TRUST_POWER)

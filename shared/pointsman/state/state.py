@@ -55,7 +55,7 @@ from pointsman.state.memories.decode_load import DecodeLoad
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.scaling import Scaling
 from pointsman.state.speculation import Speculation
-from pointsman.state.workload import NO_EPOCH, NOWHERE, Request, Stage, Workload
+from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
@@ -225,6 +225,8 @@ class State:
 
     def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
         """Prompt tokens that a hit saves: whole engine blocks, and never the last token, which is always computed."""
+        if not hit_blocks:
+            return 0
         usable = (prompt_tokens - 1) // instance.engine_block_tokens * instance.engine_block_tokens
         return max(0, min(hit_blocks * self.settings.block_tokens, usable))
 
@@ -337,6 +339,7 @@ class State:
             arrived_at=event.arrived_at,
             exact=event.exact,
             streaming=event.streaming,
+            adapter=event.adapter,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
         for memory in self._memories:
@@ -526,6 +529,11 @@ class State:
         request = self.workload.end(event.request, type(event).__name__)
         if request is None:
             return
+        if isinstance(event, RequestRejected):
+            self.workload.reject(
+                event.request,
+                Rejection(request.arrived_at, event.attempt, event.reason, event.detail, event.retry_after),
+            )
         finished = event if isinstance(event, RequestFinished) else None
         kept = finished is not None and finished.instance == request.rebound_from
         if request.stage in (Stage.PREFILL, Stage.HANDED_OVER) and finished and not kept:

@@ -43,6 +43,8 @@ class Request:
     arrived_at: Seconds
     exact: bool
     streaming: bool
+    adapter: str = ""
+    """The LoRA adapter that an instance must have to serve it; empty where it asks for none."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -116,9 +118,14 @@ class Line:
         if not self.prefill:
             return 0.0, 0
         first = next(iter(self.prefill.values()))
-        done = min(first.prefill_seconds, max(0.0, now - self.working_since))
-        done_share = done / first.prefill_seconds if first.prefill_seconds else 1.0
-        return max(0.0, self.prefill_seconds - done), self.prefill_tokens - int(first.uncached_tokens * done_share)
+        work, passed = first.prefill_seconds, now - self.working_since
+        if passed >= work or not work:
+            done, done_tokens = work, first.uncached_tokens
+        elif passed > 0:
+            done, done_tokens = passed, int(first.uncached_tokens * (passed / work))
+        else:
+            done, done_tokens = 0.0, 0
+        return max(0.0, self.prefill_seconds - done), self.prefill_tokens - done_tokens
 
     def engine_seconds_left(self, now: Seconds) -> Seconds:
         """Prefill work inside the engine that is not done yet, uncorrected."""
@@ -130,6 +137,8 @@ class Line:
 
     def queue(self, now: Seconds) -> tuple[Seconds, Tokens]:
         """Prefill work before a request that comes now and waits for all others, uncorrected, and its tokens."""
+        if not self.prefill:
+            return self.pending_seconds, self.pending_tokens
         seconds, tokens = self.engine_left(now)
         return seconds + self.pending_seconds, tokens + self.pending_tokens
 
@@ -192,6 +201,18 @@ class Line:
         self.prefill_tokens -= request.uncached_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """What an ingress was told of a request that was rejected. `arrived_at` and `attempt` tell the command that was answered so
+    from that of another request under the same id, which clients may use again."""
+
+    arrived_at: Seconds
+    attempt: int
+    reason: str
+    detail: str
+    retry_after: Seconds
+
+
 class Workload:
     """Requests by id, and a line for each instance that has any."""
 
@@ -199,6 +220,8 @@ class Workload:
         self.requests: dict[RequestId, Request] = {}
         self.lines: dict[InstanceId, Line] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
+        self._rejections: dict[RequestId, Rejection] = {}
+        """Of those in `_ended`."""
 
     def line(self, instance: InstanceId) -> Line:
         line = self.lines.get(instance)
@@ -218,6 +241,15 @@ class Workload:
         """How a request ended (the event's name), while that is remembered."""
         return self._ended.get(request)
 
+    def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
+        """How this very command was answered, if by a rejection, while that is remembered."""
+        told = self._rejections.get(request)
+        return told if told is not None and (told.arrived_at, told.attempt) == (arrived_at, attempt) else None
+
+    def reject(self, request: RequestId, rejection: Rejection) -> None:
+        """Remember what was said of a request that has just ended so."""
+        self._rejections[request] = rejection
+
     def end(self, request: RequestId, how: str) -> Request | None:
         """Take a request out for good. None if it is not under way: its second end is a no-op.
 
@@ -232,5 +264,6 @@ class Workload:
         if known is not None or request not in self._ended:
             self._ended[request] = how
             if len(self._ended) > ENDED_REMEMBERED_MAX:
-                self._ended.popitem(last=False)
+                forgotten, _ = self._ended.popitem(last=False)
+                self._rejections.pop(forgotten, None)
         return known

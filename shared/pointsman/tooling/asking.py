@@ -32,7 +32,7 @@ class NoAnswerError(click.ClickException):
 @asynccontextmanager
 async def asking(settings: FleetSettings, *, name: str) -> AsyncIterator[Commands]:
     """The command channel of a fleet, connected. Raises NoAnswerError."""
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name) as link:
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, only_reads=True) as link:
         deadline = time.monotonic() + CONNECT_SECONDS
         while not link.commands.connected:
             if time.monotonic() > deadline:

@@ -45,6 +45,7 @@ SLOW_ENGINE_MS = 5.0
 
 STREAM_TOKENS = 64
 STREAMS_AT_ONCE = 8
+STREAMS = 6 * STREAMS_AT_ONCE
 WORK_REQUESTS_MIN = 200
 IDLE_SECONDS = 2.0
 REQUEST_SECONDS_MAX = 60.0
@@ -120,6 +121,7 @@ class Work:
     """What one process does. Instructions in thousands, user and kernel together; None where perf may not count."""
 
     cpu_us_per_request: float
+    cpu_us_per_chunk: float = 0.0
     instructions_k_per_request: float | None = None
     instructions_k_per_chunk: float | None = None
 
@@ -336,10 +338,13 @@ async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
         figures.not_measured = "work: no process ids known"
         return
     requests = max(WORK_REQUESTS_MIN, min(setup.requests, 1000))
-    before = {name: _cpu_us(pid) for name, pid in setup.pids.items()}
-    await _together(setup.gateway, ask, requests, 1)
-    for name, pid in setup.pids.items():
-        figures.work[name] = Work((_cpu_us(pid) - before[name]) / requests)
+    single = await _cpu_of(setup, lambda: _together(setup.gateway, ask, requests, 1))
+    await _streams(setup, 1)
+    many = await _cpu_of(setup, lambda: _streams(setup, STREAM_TOKENS))
+    few = await _cpu_of(setup, lambda: _streams(setup, 1))
+    for name in setup.pids:
+        per_chunk = (many[name] - few[name]) / STREAMS / (STREAM_TOKENS - 1)
+        figures.work[name] = Work(single[name] / requests, max(0.0, per_chunk))
     perf = shutil.which("perf")
     if perf is None:
         figures.not_measured = "instructions: perf is not installed"
@@ -349,6 +354,13 @@ async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
             await _count_instructions(_Perf(perf, pid), setup, ask, requests, figures.work[name])
     except PerfError as error:
         figures.not_measured = f"instructions: {error}"
+
+
+async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str, float]:
+    """What each process computes during `work`, in microseconds."""
+    before = {name: _cpu_us(pid) for name, pid in setup.pids.items()}
+    await work()
+    return {name: _cpu_us(pid) - before[name] for name, pid in setup.pids.items()}
 
 
 def _cpu_us(pid: int) -> float:
@@ -363,15 +375,16 @@ def _cpu_us(pid: int) -> float:
 
 async def _count_instructions(perf: "_Perf", setup: Setup, ask: Ask, requests: int, work: Work) -> None:
     """Per request with one at a time; per chunk as the difference between long and short streams."""
-    gateway, long, short = setup.gateway, _stream(setup.model, STREAM_TOKENS), _stream(setup.model, 1)
-    streams = STREAMS_AT_ONCE * 3
     idle = await perf.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
-    single = await _busy(perf, idle, lambda: _together(gateway, ask, requests, 1))
+    single = await _busy(perf, idle, lambda: _together(setup.gateway, ask, requests, 1))
     work.instructions_k_per_request = single / requests / 1000
-    await _together(gateway, long, STREAMS_AT_ONCE, STREAMS_AT_ONCE)
-    many = await _busy(perf, idle, lambda: _together(gateway, long, streams, STREAMS_AT_ONCE))
-    few = await _busy(perf, idle, lambda: _together(gateway, short, streams, STREAMS_AT_ONCE))
-    work.instructions_k_per_chunk = (many - few) / streams / (STREAM_TOKENS - 1) / 1000
+    many = await _busy(perf, idle, lambda: _streams(setup, STREAM_TOKENS))
+    few = await _busy(perf, idle, lambda: _streams(setup, 1))
+    work.instructions_k_per_chunk = (many - few) / STREAMS / (STREAM_TOKENS - 1) / 1000
+
+
+async def _streams(setup: Setup, tokens: int) -> None:
+    await _together(setup.gateway, _stream(setup.model, tokens), STREAMS, STREAMS_AT_ONCE)
 
 
 async def _busy(count: "_Perf", idle_per_s: float, work: Callable[[], Awaitable[None]]) -> float:
@@ -511,10 +524,12 @@ def _print(figures: Figures) -> None:
     rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
     console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
     if figures.work:
-        work = Table("process", "CPU per request", "instructions per request", "per streamed chunk", title="Work")
+        columns = ("process", "CPU a request", "CPU a chunk", "instructions a request", "a chunk")
+        work = Table(*columns, title="Work, per request and per streamed chunk")
         for name, done in figures.work.items():
             counts = (done.instructions_k_per_request, done.instructions_k_per_chunk)
-            work.add_row(name, f"{done.cpu_us_per_request:,.0f} us", *map(_thousands, counts))
+            cpu = (done.cpu_us_per_request, done.cpu_us_per_chunk)
+            work.add_row(name, *(f"{us:,.0f} us" for us in cpu), *map(_thousands, counts))
         console.print(work)
     if figures.not_measured:
         console.print(f"not measured: {figures.not_measured}")

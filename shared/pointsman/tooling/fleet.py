@@ -65,7 +65,7 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
 
 
 async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="fleet") as link:
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="fleet", only_reads=True) as link:
         await _connected(link.commands, settings)
         if not watch:
             fleet = await _ask(link.commands, settings)
@@ -95,15 +95,14 @@ async def _repeat(commands: Commands, settings: FleetSettings, show: Callable[[F
 
 async def _ask(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     subject = fleet_view_subject(PoolName(settings.pool))
+    place = f"the pool '{settings.pool}' on {settings.nats_shown}"
     try:
         answer = await commands.request(subject, DescribeFleet(), timeout=ANSWER_SECONDS)
     except NoResponderError as error:
-        message = f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
+        message = f"no scheduler serves {place}; look at its log, or name the pool with --pool"
         raise NoAnswerError(message) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
-        message = (
-            f"the scheduler of the pool '{settings.pool}' did not answer within {ANSWER_SECONDS:g} s ({settings.nats_shown})"
-        )
+        message = f"the scheduler of {place} did not answer within {ANSWER_SECONDS:g} s"
         raise NoAnswerError(message) from error
     if not isinstance(answer, FleetDescribed):
         message = f"the scheduler answered with a {type(answer).__name__}; is it of this version?"

@@ -85,12 +85,13 @@ async def connect(
     listener: LogListener | None = None,
     stream: StreamSettings | None = None,
     window: WindowSettings | None = None,
+    only_reads: bool = False,
 ) -> AsyncIterator[JetStreamLink]:
     """The log of `pool` and its commands, over the nats-server at `url` (several: separated by commas).
 
     Returns at once and connects in the background, for ever. `name` is who we are to the server and in WritesLost
-    events. `stream` says how the pool's stream is made if this process is the first. Leaving the context waits
-    at most CLOSE_SECONDS_MAX for unconfirmed writes.
+    events. `stream` says how the pool's stream is made if this process is the first; where it `only_reads`, none is
+    made. Leaving the context waits at most CLOSE_SECONDS_MAX for unconfirmed writes.
     """
     hear = listener or LogListener()
     wire = _NatsWire(url, name, hear)
@@ -100,7 +101,9 @@ async def connect(
     log = JetStreamLog(wire, Stream(requests, pool, settings), elections, pool, clock, hear, name, window)
     await requests.open()
     await log.open()
-    tasks = [asyncio.create_task(wire.stay_connected()), asyncio.create_task(log.keep_stream())]
+    tasks = [asyncio.create_task(wire.stay_connected())]
+    if not only_reads:
+        tasks.append(asyncio.create_task(log.keep_stream()))
     try:
         yield JetStreamLink(
             log,

@@ -74,6 +74,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            self._template.globals = dict(self._template.globals)  # copied at each rendering: a chain of maps is slow
             self._keeps_parts = _iterates_over_content(environment.parse(source))
             self._knows_developers = "'developer'" in source or '"developer"' in source
         except jinja2.TemplateError as error:

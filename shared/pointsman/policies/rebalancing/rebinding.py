@@ -126,10 +126,10 @@ class Rebinding:
         return best
 
     def _takes(self, request: Request, target: InstanceId) -> bool:
-        state = self._state
-        if target == request.instance or target in request.excluded or target not in state.fleet.ready:
+        fleet = self._state.fleet
+        if target == request.instance or target in request.excluded or target not in fleet.ready_with(request.adapter):
             return False
-        return state.fleet[target].role == "both"
+        return fleet[target].role == "both"
 
     def _has_room(self, option: Option) -> bool:
         line, window = self._state.workload.lines.get(option.instance), self._window

@@ -142,8 +142,14 @@ class Relief:
     def _may_go(self, waiting: "_Waiting", targets: Targets) -> bool:
         """Find out where the request may go and whether a queue there is short enough for it."""
         limit = waiting.source.limits[waiting.place]
-        excluded = waiting.request.excluded
-        waiting.targets = [t for t in targets(waiting.request) if t.queue <= limit and t.instance.id not in excluded]
+        request = waiting.request
+        waiting.targets = [
+            target
+            for target in targets(request)
+            if target.queue <= limit
+            and target.instance.id not in request.excluded
+            and target.instance.has(request.adapter)
+        ]
         return bool(waiting.targets)
 
     def _best_offer(self, waiting: "_Waiting") -> "_Offer | None":

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+import msgspec
+
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.primitives import InstanceId
@@ -14,8 +16,7 @@ class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
     """No instance can take the request: none is ready, or all that are have failed it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One option of those that were considered, and why."""
 
     option: Option
@@ -45,9 +46,9 @@ class RoutingPolicy(ABC):
 def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
     """The eligible instances. Raises NoInstance where there is none."""
     if not view.eligible:
-        reason = (
-            "every ready instance failed this request, or lacks its adapter" if view.retried else "no instance is ready"
-        )
+        adapter = view.request.adapter
+        able = f"instance with the adapter {adapter}" if adapter else "instance"
+        reason = f"every ready {able} failed this request" if view.retried else f"no {able} is ready"
         raise NoInstance(reason)
     return view.eligible
 

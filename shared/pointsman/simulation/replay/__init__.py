@@ -4,12 +4,13 @@
 decide everything again. Both take entries and give values; where a log is kept is no matter of theirs.
 """
 
-from pointsman.simulation.replay.folding import fold, pool_settings, take_in
+from pointsman.simulation.replay.folding import Known, fold, pool_settings, take_in
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict
 from pointsman.simulation.replay.verification import verify
 
 __all__ = [
     "Difference",
+    "Known",
     "Recomputed",
     "TermSummary",
     "Verdict",

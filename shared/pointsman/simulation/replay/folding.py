@@ -1,14 +1,27 @@
 """A log folded in its own order, as a follower sees it."""
 
-from collections.abc import Callable, Iterable
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import dropwhile
 
 import msgspec
 
 from pointsman.contracts.decisions import LeaderElected, Settings
 from pointsman.contracts.fleet import InstanceJoined
+from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where to begin with a log that has lost its beginning: what a fold of it knew, and the policies of the term then."""
+
+    state: State
+    policies: PolicySet
 
 
 def fold(
@@ -17,14 +30,16 @@ def fold(
     settings: PoolSettings | None = None,
     memories: Iterable[Memory] = (),
     until: Callable[[LogEntry], bool] | None = None,
+    known: State | None = None,
 ) -> State:
     """The state after all entries, or after those before the first of which `until` is true.
 
-    Without `settings` the entries are read twice: the log names them itself (`pool_settings`).
+    Without `settings` the entries are read twice: the log names them itself (`pool_settings`). `known`: what entries
+    that are gone have left, to go on from; it needs no `settings`.
     """
-    state = State(settings or pool_settings(entries), memories)
+    state = State(settings or pool_settings(entries), memories) if known is None else copy_of(known)
     apply = state.apply
-    for entry in entries:
+    for entry in entries if known is None else behind(known.sequence, entries):
         if until is not None and until(entry):
             break
         if entry.event is None:
@@ -32,6 +47,17 @@ def fold(
         else:
             apply(entry.event, entry.sequence)
     return state
+
+
+def behind(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
+    """Without those up to this one. `entries` are not touched before the first is asked for."""
+    yield from dropwhile(lambda entry: entry.sequence <= sequence, entries)
+
+
+def copy_of(state: State) -> State:
+    """A state of the caller's own."""
+    copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+    return copy
 
 
 def take_in(state: State, entry: LogEntry) -> None:

@@ -77,6 +77,8 @@ class Verdict:
     `different` also counts decisions that the log lacks. `problems` are faults of the log itself.
     """
 
+    known_as_of: Sequence = 0
+    """Up to which entry nothing was read: what they led to was known."""
     entries: int = 0
     undecodable: int = 0
     arrivals: int = 0

@@ -16,7 +16,6 @@ DISORDER_MAX others early; what is missing then is a hole, and nothing behind it
 """
 
 import contextlib
-import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -45,7 +44,7 @@ from pointsman.policies.dispatch import (
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence, Term
-from pointsman.simulation.replay.folding import recorded_pool_settings, take_in
+from pointsman.simulation.replay.folding import Known, behind, copy_of, recorded_pool_settings, take_in
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import NOWHERE
@@ -53,22 +52,26 @@ from pointsman.state.workload import NOWHERE
 STRAGGLERS_MAX = 20_000
 DISORDER_MAX = 20_000
 
+_ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
-def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None) -> Verdict:
+
+def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None, known: Known | None = None) -> Verdict:
     """Recompute every decision of a log.
 
     `entries` are iterated once, and once more up to each later takeover: a list or anything else that can be read
-    again, from the log's first entry on. `watch` is shown each decision just before it is applied.
+    again, from the log's first entry on or, where there is `known`, from the one behind that; what comes before is passed
+    over. `watch` is shown each decision just before it is applied.
     """
-    return _Verification(entries, watch).run()
+    return _Verification(entries, watch, known).run()
 
 
 class _Verification:
     """One reading of one log."""
 
-    def __init__(self, log: Iterable[LogEntry], watch: Watch | None) -> None:
+    def __init__(self, log: Iterable[LogEntry], watch: Watch | None, known: Known | None) -> None:
         self._log = log
         self._watch = watch
+        self._known = known
         self._verdict = Verdict()
         self._tenures: dict[Term, _Tenure] = {}
         self._successions: deque[tuple[Sequence, Term]] = deque()
@@ -77,13 +80,25 @@ class _Verification:
         self._follower: _Follower | None = None
         self._last: Sequence = 0
         self._incomplete = ""
+        if known is not None:
+            self._join(known)
 
     def run(self) -> Verdict:
-        for entry in self._log:
+        for entry in self._log if self._known is None else behind(self._known.state.sequence, self._log):
             self._take(entry)
         for tenure in self._tenures.values():
             tenure.close()
         return self._verdict
+
+    def _join(self, known: Known) -> None:
+        """Begin in the middle of a term, which cannot be judged: `known` is in the order of the log, not its leader's."""
+        state = known.state
+        self._last = self._verdict.known_as_of = state.sequence
+        self._follower = _Follower(self._log, state.settings, known.policies, copy_of(state))
+        self._refused[state.term] = (
+            f"term {state.term} began before entry {state.sequence + 1}: in what order its leader applied what came "
+            "before is gone"
+        )
 
     def _take(self, entry: LogEntry) -> None:
         verdict, event = self._verdict, entry.event
@@ -138,16 +153,22 @@ class _Verification:
         except UnknownPolicyError as error:
             self._refused[term] = f"term {term}: {error}"
             return
-        state = self._follower_for(elected, policies).state_at(sequence)
-        self._tenures[term] = _Tenure(state, policies, summary, self._verdict, self._watch)
+        follower = self._follower_for(elected, policies)
+        if follower is None:
+            self._refused[term] = f"term {term}: with its policies, nothing is known of the entries that are gone"
+            return
+        self._tenures[term] = _Tenure(follower.state_at(sequence), policies, summary, self._verdict, self._watch)
 
-    def _follower_for(self, elected: LeaderElected, policies: PolicySet) -> "_Follower":
-        """Who was told the same, or one who begins anew."""
+    def _follower_for(self, elected: LeaderElected, policies: PolicySet) -> "_Follower | None":
+        """Who was told the same, or one who begins anew; None where the log's beginning is gone."""
         settings = recorded_pool_settings(elected.pool)
-        known = self._follower
-        if known is None or not known.fits(settings, policies):
-            known = self._follower = _Follower(self._log, settings, policies)
-        return known
+        follower = self._follower
+        if follower is not None and follower.fits(settings, policies):
+            return follower
+        if self._known is not None:
+            return None
+        follower = self._follower = _Follower(self._log, settings, policies, State(settings, policies.memories()))
+        return follower
 
     def _miss(self, sequence: Sequence) -> None:
         """Entries are missing: what they did to the state is not known, here or in any later term."""
@@ -169,11 +190,11 @@ class _Verification:
 class _Follower:
     """Folds in log order, on demand: only a takeover needs it."""
 
-    def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet) -> None:
+    def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet, state: State) -> None:
         self._settings = settings
         self._policies = policies
-        self._entries: Iterator[LogEntry] = iter(log)
-        self._state = State(settings, policies.memories())
+        self._entries: Iterator[LogEntry] = behind(state.sequence, log)
+        self._state = state
 
     def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
         return (settings, policies) == (self._settings, self._policies)
@@ -183,8 +204,7 @@ class _Follower:
         state = self._state
         while state.sequence < sequence:
             take_in(state, next(self._entries))
-        copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
-        return copy
+        return copy_of(state)
 
 
 class _NotWrittenError(Exception):
@@ -366,6 +386,7 @@ class _Tenure:
             session=arrived.session,
             exact=arrived.exact,
             streaming=arrived.streaming,
+            adapter=arrived.adapter,
             attempt=attempt,
             excluded=excluded,
         )
@@ -429,8 +450,7 @@ def _handed_over(event: RequestHandedOver | HandOverRefused) -> HandOverRequest:
 
 def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
     """Whether two events answer the same question, however differently."""
-    placed = RequestPlaced | RequestRejected | RequestHandedOver | HandOverRefused
-    if isinstance(recorded, placed) and isinstance(recomputed, placed):
+    if isinstance(recorded, _ANSWERS) and isinstance(recomputed, _ANSWERS):
         return recorded.request == recomputed.request
     if type(recorded) is not type(recomputed):
         return False

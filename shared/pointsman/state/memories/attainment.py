@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
@@ -67,8 +68,7 @@ class Tally:
         self.owed = min(OWED_MAX, max(0.0, self.owed + requests))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     decile: int
     tenant: Tenant
     tokens: Tokens

@@ -9,7 +9,6 @@ import msgspec
 from rich.console import Console
 
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.simulation.replay import pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman.tooling.doctor.balance import Balance
 from pointsman.tooling.doctor.caches import Caches
@@ -59,7 +58,7 @@ def doctor_command(source: Source, json_file: Path | None) -> None:
     configure_logging("error", "text")
     console = console_for(json_file)
     with source.open() as history:
-        settings = pool_settings(history)
+        settings = history.settings
         entries = shown(history, progress_console(), "examining")
         diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS])
         if json_file:

@@ -6,11 +6,13 @@ import click
 import msgspec
 
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.primitives import RequestId
-from pointsman.simulation.replay import pool_settings
+from pointsman.primitives import RequestId, Sequence
+from pointsman.state.state import State
 from pointsman.tooling.explain.finding import last_request, request_named, slowest_requests
 from pointsman.tooling.explain.page import show_slowest, show_story, story_as_json
 from pointsman.tooling.explain.story import story_of
+from pointsman.tooling.history.beginning import beginning_of
+from pointsman.tooling.history.moments import Moment
 from pointsman.tooling.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
 from pointsman.tooling.history.sources import History, Source, source_options
@@ -64,12 +66,22 @@ def _meant(history: History, request_id: str | None, slowest: int | None) -> Req
 
 def _explain(history: History, request: RequestId, json_file: Path | None) -> None:
     entries = shown(history, progress_console(), "reading its story")
-    story = story_of(entries, request, pool_settings(history))
+    note = ""
+
+    def known(as_of: Sequence) -> State | None:
+        nonlocal note
+        beginning = beginning_of(history, Moment(sequence=as_of))
+        note = beginning.note
+        return beginning.state
+
+    story = story_of(entries, request, history.settings, known=known)
     if json_file:
-        write_json(json_file, {"origin": history.origin, **story_as_json(story)})
+        write_json(json_file, {"origin": history.origin, "beginning": note, **story_as_json(story)})
     if json_file is None or str(json_file) != STANDARD_OUTPUT:
         console = console_for(json_file)
         console.print(history.origin, style="dim", markup=False, soft_wrap=True)
+        if note:
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
         show_story(console, story)
 
 
@@ -80,4 +92,4 @@ def _list_slowest(history: History, count: int, json_file: Path | None) -> None:
     if json_file is None or str(json_file) != STANDARD_OUTPUT:
         console = console_for(json_file)
         console.print(history.origin, style="dim", markup=False, soft_wrap=True)
-        show_slowest(console, found, pool_settings(history).speed)
+        show_slowest(console, found, history.settings.speed)

@@ -12,12 +12,22 @@ from rich.text import Text
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.tooling.explain.finding import Slow
 from pointsman.tooling.explain.reasons import headline, reasons, seconds
-from pointsman.tooling.explain.story import Ahead, DecisionTold, GrantTold, Phase, Story, Weighed, blocks_of
+from pointsman.tooling.explain.story import (
+    Ahead,
+    DecisionTold,
+    GrantTold,
+    MoveRefused,
+    Phase,
+    Story,
+    Weighed,
+    blocks_of,
+)
 from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.tap.wording import line
 
 BAR_CHARS = 56
 AHEAD_SHOWN = 8
+REFUSED_SHOWN = 8
 BAR_STYLES = {"way": "dim", "queue": "yellow", "engine": "cyan", "decoding": "green"}
 ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
@@ -38,6 +48,7 @@ def show_story(console: Console, story: Story) -> None:
         for grant in story.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
                 _show_grant(console, grant)
+    _show_refused(console, story.refused)
     _show_events(console, story)
 
 
@@ -79,6 +90,7 @@ def story_as_json(story: Story) -> dict[str, Any]:
         "ttft": story.ttft,
         "phases": msgspec.to_builtins(story.phases),
         "decisions": msgspec.to_builtins(story.decisions),
+        "refused_moves": msgspec.to_builtins(story.refused),
         "grants": msgspec.to_builtins(story.grants),
         "end": msgspec.to_builtins(story.end),
         "events": [{"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in story.entries],
@@ -238,6 +250,30 @@ def _show_ahead(console: Console, what: str, ahead: Sequence[Ahead]) -> None:
         )
     if len(ahead) > AHEAD_SHOWN:
         console.print(f"    and {len(ahead) - AHEAD_SHOWN} more")
+
+
+def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
+    """Moves that were not made, the newest of many."""
+    if not refused:
+        return
+    console.print("\nmoves that were refused", style="bold")
+    if len(refused) > REFUSED_SHOWN:
+        console.print(f"  {len(refused) - REFUSED_SHOWN} before these")
+    for move in refused[-REFUSED_SHOWN:]:
+        how = "out of the engine of" if move.rebind else "from"
+        console.print(
+            f"  {seconds(move.after_seconds)} after its arrival, {how} {move.source} to {move.instance}: {move.reason}, "
+            f"{move.detail}",
+            markup=False,
+            soft_wrap=True,
+        )
+        console.print(
+            f"    {move.policy} had asked for it: {seconds(move.benefit_seconds)} sooner by what it knew as of entry "
+            f"{move.planned_as_of:,} (plan {move.plan}); refused in entry {move.sequence:,}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _show_events(console: Console, story: Story) -> None:

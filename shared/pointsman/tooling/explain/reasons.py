@@ -113,6 +113,10 @@ def _retries(story: Story) -> Iterator[str]:
             yield f"{failed} failed it: placed again after {seconds(decision.after_seconds)} (attempt {decision.attempt})"
         if decision.kind == "moved":
             yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
+    if story.refused:
+        last = story.refused[-1]
+        often = f", {len(story.refused)} times" if len(story.refused) > 1 else ""
+        yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
 
 
 def _queue(story: Story) -> Iterator[str]:

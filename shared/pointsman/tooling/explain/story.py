@@ -6,7 +6,7 @@ was decided from. A decision may stand in the log at most AHEAD_MAX entries behi
 state, with the leader's own arithmetic.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -15,6 +15,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     Candidate,
     LeaderElected,
+    MigrationRefused,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -22,6 +23,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -33,8 +35,7 @@ from pointsman.contracts.requests import (
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
-from pointsman.simulation.replay import take_in
-from pointsman.state.hotness import WINDOW_ARRIVALS
+from pointsman.simulation.replay.folding import behind, copy_of, take_in
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Line, Request, Stage
 
@@ -128,6 +129,26 @@ class DecisionTold:
     prefix: PrefixFacts | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRefused:
+    """A move that a rebalancer asked for and the leader, which knew more, did not make. Times count from the arrival."""
+
+    sequence: Sequence
+    after_seconds: Seconds
+    source: InstanceId
+    instance: InstanceId
+    reason: str
+    detail: str
+    policy: str
+    """Of the rebalancer."""
+    plan: str
+    planned_as_of: Sequence
+    benefit_seconds: Seconds
+    """How much sooner the rebalancer expected the first token."""
+    rebind: bool
+    """Whether it was to be taken out of its engine."""
+
+
 @dataclass(slots=True, kw_only=True)
 class GrantTold:
     """It was sent to an engine. Seconds of work are by the cost model, uncorrected."""
@@ -175,6 +196,7 @@ class Story:
     fenced: set[Sequence] = field(default_factory=set)
     """Entries that nobody applied: a deposed leader wrote them."""
     decisions: list[DecisionTold] = field(default_factory=list)
+    refused: list[MoveRefused] = field(default_factory=list)
     grants: list[GrantTold] = field(default_factory=list)
     first_token: PrefillFinished | None = None
     end: RequestFinished | RequestFailed | RequestCancelled | RequestRejected | None = None
@@ -195,11 +217,25 @@ class Story:
         return next((d for d in reversed(self.decisions) if d.kind != "rejected"), None)
 
 
-def story_of(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> Story:
-    """Read the log twice: what it says of the request, then what was known. `entries` can be read again."""
+def story_of(
+    entries: Iterable[LogEntry],
+    request: RequestId,
+    settings: PoolSettings,
+    *,
+    known: Callable[[Sequence], State | None] = lambda _: None,
+) -> Story:
+    """Read the log twice: what it says of the request, then what was known. `entries` can be read again.
+
+    `known`: for a log that has lost its beginning, what is known of it as of that entry or an earlier one.
+    """
     story = _outline(entries, request, settings)
     decided = [e for e in story.entries if isinstance(e.event, Decided | RequestGranted) and not _is_fenced(e, story)]
-    _Witness(story, settings, decided).read(entries)
+    begun = known(min((point.sequence for point in decided), default=1) - 1)
+    if begun is None:
+        _Witness(story, State(settings), decided).read(entries)
+    else:
+        _Witness(story, copy_of(begun), decided).read(behind(begun.sequence, entries))
+    story.refused = _refused(story)
     story.phases = _phases(story)
     return story
 
@@ -248,6 +284,29 @@ def _arrived_at(story: Story) -> Seconds:
     return first.at
 
 
+def _refused(story: Story) -> list[MoveRefused]:
+    """In the order of the log; a second copy of one is a repeat."""
+    refused: dict[Stamp | None, MoveRefused] = {}
+    for entry in story.entries:
+        event = entry.event
+        if isinstance(event, MigrationRefused) and not _is_fenced(entry, story):
+            told = MoveRefused(
+                sequence=entry.sequence,
+                after_seconds=event.at - story.arrived_at,
+                source=event.source,
+                instance=event.instance,
+                reason=event.reason,
+                detail=event.detail,
+                policy=event.policy,
+                plan=event.plan,
+                planned_as_of=event.planned_as_of,
+                benefit_seconds=event.benefit,
+                rebind=event.rebind,
+            )
+            refused.setdefault(event.stamp, told)
+    return list(refused.values())
+
+
 def _term_of(entry: LogEntry) -> Term:
     """Of the leader that wrote it; 0 where no leader did."""
     stamp = entry.event.stamp if entry.event else None
@@ -261,15 +320,14 @@ def _is_fenced(entry: LogEntry, story: Story) -> bool:
 class _Witness:
     """Folds the log as the leader did, and looks around before each decision on the request."""
 
-    def __init__(self, story: Story, settings: PoolSettings, points: list[LogEntry]) -> None:
+    def __init__(self, story: Story, state: State, points: list[LogEntry]) -> None:
         self._story = story
-        self._state = State(settings)
+        self._state = state
         self._points = {point.sequence: point for point in points}
         """What is to be looked at yet."""
         self._term = self._next_term()
         self._unread: list[tuple[tuple[int, int, int], Sequence, LogEntry]] = []
         """Read, but not taken in: a heap, in the leader's order."""
-        self._arrivals = 0
         self._waits_at = InstanceId("")
         self._known_ahead: set[RequestId] = set()
         self._overtaken_by: list[RequestId] = []
@@ -323,9 +381,7 @@ class _Witness:
 
     def _take(self, entry: LogEntry) -> None:
         event = entry.event
-        if isinstance(event, RequestArrived):
-            self._arrivals += 1
-        elif isinstance(event, RequestGranted) and self._overtakes(event):
+        if isinstance(event, RequestGranted) and self._overtakes(event):
             self._overtaken_by.append(event.request)
         take_in(self._state, entry)
 
@@ -364,7 +420,7 @@ class _Witness:
             excluded=list(event.excluded) if not isinstance(event, RequestMigrated) else [],
             instance=instance,
             source=event.source if isinstance(event, RequestMigrated) else InstanceId(""),
-            policy="" if isinstance(event, RequestMigrated) else event.policy,
+            policy=event.policy,
             settings={} if isinstance(event, RequestMigrated) else event.settings,
             reason=event.reason,
             detail=event.detail if isinstance(event, RequestRejected) else "",
@@ -432,7 +488,7 @@ class _Witness:
             key=f"{key:016x}",
             tokens=(place + 1) * state.settings.block_tokens,
             arrivals=state.hotness.arrivals_of(key),
-            window=min(WINDOW_ARRIVALS, self._arrivals),
+            window=state.hotness.arrivals,
             ready=len(state.fleet.ready),
             holders=sorted(instance for instance, blocks in held.items() if blocks > place),
         )

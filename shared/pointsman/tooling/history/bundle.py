@@ -68,7 +68,7 @@ class BundleHistory(History):
         self._file = file
         self.origin = origin or f"the file {file}"
         with self._opened() as stream:
-            first = _first_line(self._line_of(stream), self.origin)
+            first = _first_line(next(self._lines_of(stream), b""), self.origin)
         self._bare = first is None
         self.header = first.header if first else Header()
 
@@ -76,13 +76,13 @@ class BundleHistory(History):
     def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
         with self._opened() as stream:
             if not self._bare:
-                self._line_of(stream)
+                next(self._lines_of(stream))
             yield from self._read(stream, start)
 
     def _read(self, stream: IO[bytes], start: Sequence) -> Iterator[LogEntry]:
         decode = _lines.decode
         count = 0
-        while line := self._line_of(stream):
+        for line in self._lines_of(stream):
             try:
                 read = decode(line)
             except msgspec.DecodeError as error:
@@ -92,7 +92,7 @@ class BundleHistory(History):
                 raise HistoryError(msg) from error
             count += 1
             if read.sequence >= start:
-                yield _entry(read)
+                yield entry_of(read.sequence, read.subject, bytes(read.event) or b64decode(read.payload))
         if not self._bare:
             msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
             raise HistoryError(msg)
@@ -108,9 +108,9 @@ class BundleHistory(History):
             raise HistoryError(msg)
         return True
 
-    def _line_of(self, stream: IO[bytes]) -> bytes:
+    def _lines_of(self, stream: IO[bytes]) -> Iterator[bytes]:
         try:
-            return stream.readline()
+            yield from iter(stream.readline, b"")
         except (OSError, EOFError, zlib.error) as error:
             msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
             raise HistoryError(msg) from error
@@ -155,11 +155,6 @@ def _line(entry: LogEntry) -> _Line:
         return _Line(sequence=entry.sequence, subject=entry.subject, event=msgspec.Raw(payload))
     packed = b64encode(payload).decode()
     return _Line(sequence=entry.sequence, subject=entry.subject, payload=packed, problem=entry.problem)
-
-
-def _entry(line: _Line) -> LogEntry:
-    raw = bytes(line.event)
-    return entry_of(line.sequence, line.subject, raw or b64decode(line.payload))
 
 
 def _first_line(line: bytes, origin: str) -> _First | None:

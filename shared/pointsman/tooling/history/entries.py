@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 
 import msgspec
 
@@ -9,6 +10,8 @@ from pointsman.contracts.codec import UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected, Settings
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
+from pointsman.simulation.replay import Known, pool_settings
+from pointsman.state.state import PoolSettings
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +38,17 @@ class History(ABC):
 
     def __iter__(self) -> Iterator[LogEntry]:
         return self.entries()
+
+    @cached_property
+    def known(self) -> Known | None:
+        """What is known of entries that the log has no more, as of one that it still has or has just lost; None where it
+        has all, or where nothing is known."""
+        return None
+
+    @cached_property
+    def settings(self) -> PoolSettings:
+        """What the fold of this log is told."""
+        return self.known.state.settings if self.known is not None else pool_settings(self)
 
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:

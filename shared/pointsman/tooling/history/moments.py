@@ -4,6 +4,7 @@ Times of day are the wall's, on the day that the log began or, where that is ear
 moment in time ends before the first entry that happened after it: what came late was not known then.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import click
 from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, wall_time_of
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds, Sequence
-from pointsman.simulation.replay import pool_settings
+from pointsman.state.state import State
 from pointsman.tooling.history.entries import History
 
 SEQUENCE = re.compile(r"\d{1,15}")
@@ -37,6 +38,12 @@ class Moment:
             return entry.sequence > self.sequence
         return self.at is not None and entry.event is not None and entry.event.at > self.at
 
+    def is_behind(self, state: State) -> bool:
+        """Whether this state knows of more than was known at the moment."""
+        if self.sequence is not None:
+            return state.sequence > self.sequence
+        return self.at is not None and state.last_at > self.at
+
 
 @dataclass(frozen=True, slots=True)
 class UpTo:
@@ -46,10 +53,9 @@ class UpTo:
     moment: Moment
 
     def __iter__(self) -> Iterator[LogEntry]:
-        for entry in self.entries:
-            if self.moment.is_before(entry):
-                return
-            yield entry
+        if self.moment == Moment():
+            return iter(self.entries)
+        return itertools.takewhile(lambda entry: not self.moment.is_before(entry), self.entries)
 
 
 def moment_in(history: History, text: str | None) -> Moment:
@@ -57,12 +63,21 @@ def moment_in(history: History, text: str | None) -> Moment:
     if text is None:
         return Moment()
     if SEQUENCE.fullmatch(text):
-        return Moment(sequence=int(text))
+        return Moment(sequence=_sequence_in(history, int(text)))
     if found := ENGINE_TIME.fullmatch(text):
         return Moment(at=float(found[1]))
-    speed = pool_settings(history).speed
+    speed = history.settings.speed
     wall = _wall_time(text, _beginning(history, speed))
     return Moment(at=engine_time_of(wall, speed))
+
+
+def _sequence_in(history: History, sequence: Sequence) -> Sequence:
+    last = history.header.last
+    if sequence < 1 or (last and sequence > last):
+        end = f" and ends at entry {last:,}" if last else ""
+        msg = f"there is no entry {sequence:,}: the log begins at entry {max(1, history.header.first):,}{end}"
+        raise click.BadParameter(msg)
+    return sequence
 
 
 def engine_time_of(wall: Seconds, speed: float) -> Seconds:
@@ -82,8 +97,8 @@ def _wall_time(text: str, beginning: datetime) -> Seconds:
             return datetime.fromisoformat(text).astimezone().timestamp()
         hour_text, minute_text, *second_text = text.split(":")
         seconds = float(second_text[0]) if second_text else 0.0
-        midnight = beginning.replace(hour=0, minute=0, second=0, microsecond=0)
-        moment = midnight + timedelta(hours=int(hour_text), minutes=int(minute_text), seconds=seconds)
+        moment = beginning.replace(hour=int(hour_text), minute=int(minute_text), second=int(seconds), microsecond=0)
+        moment += timedelta(seconds=seconds % 1)
     except ValueError as error:
         msg = f"'{text}' is no moment: give {HELP}"
         raise click.BadParameter(msg) from error

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
 from pointsman.tooling.history.entries import History
 
 STEP_ENTRIES = 2000
@@ -17,19 +18,24 @@ QUIET_SECONDS = 5.0
 class Reading:
     """A history that shows how far it is read, each time that it is. Re-readable like the history itself."""
 
-    def __init__(self, history: History, console: Console, what: str) -> None:
+    def __init__(self, history: History, console: Console, what: str, start: Sequence) -> None:
         self._history = history
+        self._start = start
         self._console = console
         self._what = what
         self._shown = False
-        self.entries_read = 0
-        """Of all readings together."""
 
     def __iter__(self) -> Iterator[LogEntry]:
         if self._shown:  # a second cursor over the same log: one bar is enough
-            return iter(self._history)
+            return self._history.entries(self._start)
         self._shown = True
         return self._with_bar() if self._console.is_terminal else self._with_lines()
+
+    @property
+    def _total(self) -> int:
+        """Entries to come; 0 where nobody knows."""
+        header = self._history.header
+        return header.entries and header.entries - max(0, self._start - header.first)
 
     def _with_bar(self) -> Iterator[LogEntry]:
         columns = (
@@ -39,30 +45,25 @@ class Reading:
             TextColumn("{task.completed:,.0f} entries"),
             TimeRemainingColumn(),
         )
-        total = self._history.header.entries or None
+        total = self._total or None
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task(self._what, total=total)
-            for entry in self._counted():
-                if self.entries_read % STEP_ENTRIES == 0:
-                    progress.update(task, completed=self.entries_read)
+            for read, entry in enumerate(self._history.entries(self._start), 1):
                 yield entry
+                if read % STEP_ENTRIES == 0:
+                    progress.update(task, completed=read)
 
     def _with_lines(self) -> Iterator[LogEntry]:
-        total = self._history.header.entries
+        total = self._total
         due = time.monotonic() + QUIET_SECONDS
-        for entry in self._counted():
-            if self.entries_read % STEP_ENTRIES == 0 and time.monotonic() > due:
+        for read, entry in enumerate(self._history.entries(self._start), 1):
+            yield entry
+            if read % STEP_ENTRIES == 0 and time.monotonic() > due:
                 due = time.monotonic() + QUIET_SECONDS
                 of = f" of {total:,}" if total else ""
-                self._console.print(f"{self._what}: {self.entries_read:,}{of} entries", markup=False)
-            yield entry
-
-    def _counted(self) -> Iterator[LogEntry]:
-        for entry in self._history:
-            self.entries_read += 1
-            yield entry
+                self._console.print(f"{self._what}: {read:,}{of} entries", markup=False)
 
 
-def shown(history: History, console: Console, what: str) -> Reading:
-    """The history's entries, with progress on `console` (best the one of standard error)."""
-    return Reading(history, console, what)
+def shown(history: History, console: Console, what: str, start: Sequence = 1) -> Reading:
+    """The history's entries from `start` on, with progress on `console` (best the one of standard error)."""
+    return Reading(history, console, what, start)

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import LogEntry
-from pointsman.simulation.replay import Verdict, fold, pool_settings, verify
+from pointsman.simulation.replay import Verdict, fold, verify
 from pointsman.state.state import State
+from pointsman.tooling.history.beginning import Beginning, beginning_of
 from pointsman.tooling.history.differences import show_difference
 from pointsman.tooling.history.moments import HELP, UpTo, moment_in
 from pointsman.tooling.history.output import console_for, json_option, progress_console, write_json
@@ -50,8 +51,10 @@ def replay_command(source: Source, verifying: bool, to: str | None, json_file: P
     configure_logging("error", "text")
     console = console_for(json_file)
     with source.open() as history:
-        entries = UpTo(shown(history, progress_console(), "replaying"), moment_in(history, to))
-        replayed = _verified(history, entries) if verifying else _folded(history, entries)
+        moment = moment_in(history, to)
+        beginning = beginning_of(history, moment)
+        entries = UpTo(shown(history, progress_console(), "replaying", beginning.start), moment)
+        replayed = (_verified if verifying else _folded)(history, beginning, entries)
     _show(console, replayed)
     if json_file:
         write_json(json_file, replayed.as_json())
@@ -88,6 +91,7 @@ class _Replayed:
     """What came out, and how fast."""
 
     origin: str
+    beginning: str
     tally: _Tally
     speed: float
     state: State | None
@@ -113,6 +117,7 @@ class _Replayed:
         first, last = self.tally.first, self.tally.last
         content: dict[str, Any] = {
             "origin": self.origin,
+            "beginning": self.beginning,
             "first": first.sequence if first else 0,
             "last": last.sequence if last else 0,
             "types": dict(self.tally.types.most_common()),
@@ -130,6 +135,7 @@ class _Replayed:
 def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     """The verdict with both sides of its differences."""
     return {
+        "known_as_of": verdict.known_as_of,
         "decisions": verdict.decisions,
         "identical": verdict.identical,
         "different": verdict.different,
@@ -151,27 +157,29 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _folded(history: History, entries: Iterable[LogEntry]) -> _Replayed:
-    settings = pool_settings(history)
+def _folded(history: History, beginning: Beginning, entries: Iterable[LogEntry]) -> _Replayed:
+    settings = history.settings
     tally = _Tally(entries, Counter())
     wall, cpu = time.perf_counter(), time.process_time()
-    state = fold(tally, settings=settings)
+    state = fold(tally, settings=settings, known=beginning.state)
     took = time.perf_counter() - wall, time.process_time() - cpu
-    return _Replayed(history.origin, tally, settings.speed, state, None, *took)
+    return _Replayed(history.origin, beginning.note, tally, settings.speed, state, None, *took)
 
 
-def _verified(history: History, entries: Iterable[LogEntry]) -> _Replayed:
-    settings = pool_settings(history)
+def _verified(history: History, beginning: Beginning, entries: Iterable[LogEntry]) -> _Replayed:
+    settings = history.settings
     tally = _Tally(entries, Counter())
     wall, cpu = time.perf_counter(), time.process_time()
-    verdict = verify(tally)
+    verdict = verify(tally, known=beginning.known)
     took = time.perf_counter() - wall, time.process_time() - cpu
-    return _Replayed(history.origin, tally, settings.speed, None, verdict, *took)
+    return _Replayed(history.origin, beginning.note, tally, settings.speed, None, verdict, *took)
 
 
 def _show(console: Console, replayed: _Replayed) -> None:
     tally = replayed.tally
     console.print(replayed.origin, markup=False, soft_wrap=True)
+    if replayed.beginning:
+        console.print(replayed.beginning, style="yellow", markup=False, soft_wrap=True)
     if tally.first is None or tally.last is None:
         console.print("there is no entry in it")
         return

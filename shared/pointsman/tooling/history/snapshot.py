@@ -20,6 +20,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "as_of": state.sequence,
         "at": now,
         "wall_time": wall_time(now, state.settings.speed).isoformat(timespec="milliseconds"),
+        "quiet_seconds": max(0.0, now - state.last_at),
         "term": state.term,
         "speed": state.settings.speed,
         "block_tokens": state.settings.block_tokens,

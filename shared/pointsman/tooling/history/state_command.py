@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.simulation.replay import fold, pool_settings
+from pointsman.simulation.replay import fold
+from pointsman.tooling.history.beginning import beginning_of
 from pointsman.tooling.history.moments import HELP, moment_in
 from pointsman.tooling.history.output import console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
@@ -47,19 +48,24 @@ def state_command(source: Source, at: str | None, json_file: Path | None) -> Non
     console = console_for(json_file)
     with source.open() as history:
         moment = moment_in(history, at)
-        entries = shown(history, progress_console(), "folding")
-        state = fold(entries, settings=pool_settings(history), until=moment.is_before)
+        beginning = beginning_of(history, moment)
+        entries = shown(history, progress_console(), "folding", beginning.start)
+        state = fold(entries, settings=history.settings, until=moment.is_before, known=beginning.state)
         described = describe(state, now=moment.at)
         if json_file:
-            write_json(json_file, {"origin": history.origin, **described})
+            write_json(json_file, {"origin": history.origin, "beginning": beginning.note, **described})
         if json_file is None or str(json_file) != "-":
-            _show(console, history.origin, described)
+            _show(console, history.origin, beginning.note, described)
 
 
-def _show(console: Console, origin: str, state: dict[str, Any]) -> None:
+def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) -> None:
     console.print(origin, markup=False, soft_wrap=True)
+    if beginning:
+        console.print(beginning, style="yellow", markup=False, soft_wrap=True)
     console.print(_instances(state))
     requests = state["requests"]
+    if state["quiet_seconds"] > 0:
+        console.print(f"nothing happened for the last {state['quiet_seconds']:,.1f} s before that moment", style="dim")
     console.print(
         f"requests: {requests['pending']} pending, {requests['prefill']} in prefill, {requests['decoding']} decoding; "
         f"{state['placements']:,} placements so far"

@@ -136,7 +136,7 @@ async def follow_log(log: EventLog, printer: Printer, *, start: Sequence | None,
 
 
 async def _tap(settings: FleetSettings, printer: Printer, *, start: Sequence | None, follow: bool) -> None:
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="tap") as link:
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="tap", only_reads=True) as link:
         await _connected(link, settings)
         try:
             await follow_log(link.log, printer, start=start, follow=follow)

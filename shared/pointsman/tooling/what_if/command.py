@@ -15,7 +15,6 @@ from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.dispatch import UnknownPolicyError
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.simulation.replay import pool_settings
 from pointsman.tooling.history.moments import HELP, moment_in
 from pointsman.tooling.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
@@ -112,7 +111,7 @@ def _read(history: History, since: str | None, to: str | None) -> Record:
     return read_record(
         entries,
         origin=history.origin,
-        settings=pool_settings(history),
+        settings=history.settings,
         since=moment_in(history, since),
         to=moment_in(history, to),
     )
