@@ -209,7 +209,7 @@ def _service(plan: FleetPlan, role: str, port: int, name: str) -> ProcessPlan:
         role=role,
         script=f"pointsman-{role}",
         url=url,
-        environment=_common(plan, host, port) | environment(_own(plan, role)),
+        environment=_common(plan, role, host, port) | environment(_own(plan, role)),
         niceness=0 if role in REQUEST_PATH or (role == "scaler" and plan.scale) else BEHIND_THE_REQUESTS,
     )
 
@@ -345,18 +345,19 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         role="worker",
         script="pointsman-worker",
         url=_url(port),
-        environment=_common(plan, LOOPBACK, port) | environment(own),
+        environment=_common(plan, "worker", LOOPBACK, port) | environment(own),
     )
 
 
-def _common(plan: FleetPlan, host: str, port: int) -> dict[str, str]:
+def _common(plan: FleetPlan, role: str, host: str, port: int) -> dict[str, str]:
+    """What all are told alike; an ingress learns from each pool how many tokens its keys stand for."""
     settings = plan.settings
     return environment(
         {
             "nats": plan.nats,
             "pool": settings.pool,
             "speed": settings.speed,
-            "block_tokens": plan.block_tokens,
+            "block_tokens": plan.block_tokens if role != "ingress" else None,
             "secret": plan.secret,
             "host": host,
             "port": port,
