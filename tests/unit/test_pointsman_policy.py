@@ -95,6 +95,17 @@ def test_a_request_is_let_go_late_when_its_punctuality_would_displace_several() 
     assert kept.predicted_ttft < 5.0
 
 
+def test_work_that_is_let_go_late_counts_for_less_the_longer_the_late_wait() -> None:
+    first_late, many_late = pool("a", "b", calm_queue=0.0), pool("a", "b", calm_queue=0.0)
+    for dispatcher, queue in ((first_late, 5.5), (many_late, 100.0)):
+        dispatcher.state.apply(stored("a", 1, prompt()[:2]))
+        occupy(dispatcher, "a", queue)
+        occupy(dispatcher, "b", 3.8, requests=7)
+
+    assert place(first_late, "r", prompt()).instance == "b", "at a it would take nearly as much from others"
+    assert place(many_late, "r", prompt()).instance == "a", "nobody on time is behind a"
+
+
 def test_while_no_queue_is_long_a_little_lateness_is_better_than_work_done_twice() -> None:
     pressed, slack = pool("a", "b"), pool("a", "b")
     for dispatcher, other_queue in ((pressed, 3.6), (slack, 1.0)):
@@ -149,6 +160,23 @@ def test_the_queue_of_the_late_is_bounded() -> None:
 
     assert place(bounded, "late", prompt(), slo_ttft=1.5).instance == "c", "the longest that is not too long"
     assert place(full, "late", prompt(), slo_ttft=1.5).instance == "a", "the shortest where all are too long"
+
+
+def test_a_prefix_that_only_the_queue_of_the_late_holds_is_computed_again_where_that_displaces_few() -> None:
+    trapped, dear, held_elsewhere = pool("a", "b", "c"), pool("a", "b", "c"), pool("a", "b", "c")
+    for dispatcher, requests in ((trapped, 4), (dear, 12), (held_elsewhere, 4)):
+        dispatcher.state.apply(stored("a", 1, prompt()))
+        occupy(dispatcher, "a", 50.0)
+        occupy(dispatcher, "b", 4.2, requests=requests)
+        occupy(dispatcher, "c", 4.9, requests=requests)
+    held_elsewhere.state.apply(stored("c", 1, prompt()[:12]))
+
+    again = place(trapped, "r", prompt())
+
+    assert again.instance == "b"
+    assert again.predicted_ttft > 5.0, "late as well, but those who come after it are not"
+    assert place(dear, "r", prompt()).instance == "a"
+    assert place(held_elsewhere, "r", prompt()).instance == "a", "those who come after it find the prefix at c"
 
 
 def test_a_prompt_that_is_longer_than_its_objective_goes_by_cost() -> None:

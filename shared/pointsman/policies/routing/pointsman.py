@@ -10,7 +10,9 @@ Source: our own, built on what the papers leave open; `docs/policies.md` has the
 - *Dear.* Where only a colder instance is on time, recomputing there takes work from others. That work, divided by
   the mean work of a request, is how many requests it displaces, if the instance has no slack; the slack is judged by
   how much of the objective its queue fills, to the power of `pressure_power`. Above `displaced_max` requests the
-  request is let go late instead.
+  request is let go late instead. That is work too, but done at the end of the queue of the late: the longer that is, the
+  less those feel of it who are on time now, so it is subtracted only for as much of it as the objective is of that
+  queue, to the same power.
 - *Calm.* While no queue is longer than `calm_queue` objectives, nobody has been given up, and a little lateness costs less
   than work done twice: a detour that displaces `calm_displaced_max` of a request, judged with `calm_pressure_power`, is not
   taken, and the request goes where it costs least. A burst ends sooner so. In a lasting overload a queue soon passes the
@@ -20,6 +22,9 @@ Source: our own, built on what the papers leave open; `docs/policies.md` has the
   queue collects the late and the others stay short. A prompt that takes longer than the objective even alone is no
   victim of the load; the cost decides for it, so that its prefix is soon there for others. Admission policies refuse
   the late instead.
+- *Trapped.* Where all who hold `late_hit_share` of it have queues above `calm_queue` objectives, whoever comes with that
+  prefix will be late for as long. It is computed once more where it costs least among queues within the objective, even
+  if this one is late there too, unless that displaces more than `displaced_max` requests.
 - *Freshness.* When the view is older than `stale_after_s`, a global minimum would send everyone to the same instance.
   Then only `stale_candidates` ring candidates of the prefix count, and an instance that holds `stale_hit_share` of the
   prompt: affinity spreads what load cannot be trusted to spread (DualMap's insight).
@@ -61,16 +66,18 @@ class Pointsman(RoutingPolicy):
             return self._cheapest(view, considered, considered)
         punctual = [option for option in considered if option.predicted_ttft <= view.budget]
         if not punctual:
-            return self._late(view, considered, "late everywhere")
+            late = self._late(view, considered, "late everywhere")
+            return self._rescue(view, considered, late) or late
         detour = self._cheapest(view, punctual, considered)
         if considered is options and max(map(_queue, options)) <= self.calm_queue * view.budget:
             direct = self._cheapest(view, options, options)
             if self._displaced(detour, direct, view, options, self.calm_pressure_power) > self.calm_displaced_max:
                 return direct
         late = self._late(view, considered, "on time only at the cost of others")
-        return (
-            late if self._displaced(detour, late, view, options, self.pressure_power) > self.displaced_max else detour
-        )
+        queue = late.option.queue_seconds
+        felt = (view.budget / queue) ** self.pressure_power if queue > view.budget else 1.0
+        displaced = self._displaced(detour, late, view, options, self.pressure_power, felt=felt)
+        return late if displaced > self.displaced_max else detour
 
     def _cheapest(self, view: PoolView, candidates: list[Option], considered: list[Option]) -> Choice:
         costs = [_cost(option) for option in candidates]
@@ -80,11 +87,14 @@ class Pointsman(RoutingPolicy):
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
         return Choice(chosen, reason, considered)
 
-    def _displaced(self, detour: Choice, instead: Choice, view: PoolView, options: list[Option], power: float) -> float:
-        """How many requests the work that a detour adds displaces, given the slack where it would be done."""
-        extra = detour.option.prefill_seconds - instead.option.prefill_seconds
-        if extra <= 0:
+    def _displaced(
+        self, detour: Choice, instead: Choice, view: PoolView, options: list[Option], power: float, felt: float = 1.0
+    ) -> float:
+        """How many requests the work that a detour adds displaces, given the slack where it would be done. `felt`: how
+        much of the work that it saves elsewhere would have delayed them."""
+        if detour.option.prefill_seconds <= instead.option.prefill_seconds:
             return 0.0
+        extra = detour.option.prefill_seconds - felt * instead.option.prefill_seconds
         short = [option for option in options if option.queue_seconds <= view.budget]
         waiting = sum(option.waiting for option in short)
         work = sum(option.queue_seconds for option in short)
@@ -93,6 +103,22 @@ class Pointsman(RoutingPolicy):
         pressure = (detour.option.queue_seconds + detour.option.prefill_seconds / 2) / view.budget
         displaced: float = extra * waiting / work * pressure**power
         return displaced
+
+    def _rescue(self, view: PoolView, options: list[Option], late: Choice) -> Choice | None:
+        """Where to compute what only the queues of the late hold, for all who come with that prefix; None where others
+        hold it too, or it displaces too many."""
+        enough = self.late_hit_share * view.request.prompt_tokens
+        holders = [option for option in options if option.cached_tokens >= enough]
+        if not holders or min(map(_queue, holders)) <= self.calm_queue * view.budget:
+            return None
+        near = [option for option in options if option.queue_seconds <= view.budget]
+        if not near:
+            return None
+        rescue = self._cheapest(view, near, options)
+        displaced = self._displaced(rescue, late, view, options, self.pressure_power, felt=0.0)
+        if displaced > self.displaced_max:
+            return None
+        return Choice(rescue.option, "held only where the late wait: computed again for all who share it", options)
 
     def _trusted(self, view: PoolView, options: list[Option]) -> list[Option]:
         """What may be chosen from while the load is not fresh."""
