@@ -7,9 +7,14 @@ know the same. A checker gives its findings as sentences; none means that all is
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected, WritesLost
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestGranted,
+    RequestHandedOver,
+    RequestPlaced,
+    RequestRejected,
+)
 from pointsman.contracts.requests import (
     RequestArrived,
     RequestCancelled,
@@ -17,10 +22,10 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import InstanceId, RequestId, Sequence
 from pointsman.simulation.replay import Recomputed, verify
 from pointsman.state.checkpoint import state_digest
-from pointsman.state.fleet import Fleet, Instance, Status
+from pointsman.state.fleet import Status
 from pointsman.state.state import State
 from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
@@ -56,8 +61,8 @@ def one_end_a_request(world: World) -> Iterator[str]:
         elif isinstance(event, ENDS) and not stored.echo:
             ends[event.request].append(stored)
     endless = [request for request in arrived if not ends[request]]
-    if len(endless) > writes_lost(world):
-        yield f"{len(endless)} requests have no end, and {writes_lost(world)} writes were lost: {endless[:5]}"
+    if endless:
+        yield f"{len(endless)} requests have no end: {endless[:5]}"
     for request in list(ends):
         count = len(ends[request])
         if count > 1 and not _left_behind(ends[request]) and not _unheard(ends[request]):
@@ -77,6 +82,26 @@ def _left_behind(ends: list[Stored]) -> bool:
     """One end by a leader who had given up on the ingress, one by that ingress, which was only cut off."""
     given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in LEFT_BEHIND]
     return len(ends) == 2 and len(given_up) == 1
+
+
+def one_id_a_rejection(world: World) -> Iterator[str]:
+    """What was rejected is not begun again under another id: an ingress that did not hear so is told again."""
+    asked: dict[tuple[object, ...], RequestId] = {}
+    rejected: dict[RequestId, Sequence] = {}
+    newest = 0
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, LeaderElected):
+            newest = max(newest, event.term)
+        if stored.stamp is None or stored.stamp.term < newest or stored.echo:
+            continue
+        if isinstance(event, RequestRejected):
+            rejected.setdefault(event.request, stored.sequence)
+        elif isinstance(event, RequestArrived):
+            what = (event.ingress, event.arrived_at, event.keys, event.prompt_tokens, event.max_output_tokens)
+            first = asked.setdefault(what, event.request)
+            if first != event.request and first in rejected:
+                yield f"{event.request} at {stored.sequence} is {first} again, rejected at {rejected[first]}"
 
 
 def one_answer_a_client(world: World) -> Iterator[str]:
@@ -105,6 +130,10 @@ def decisions_are_recomputed(world: World) -> Iterator[str]:
                 findings.append(f"{event.request} was placed again at {made.sequence} for attempt {event.attempt}")
             if problem := _unfit(made.state, event.instance, event.request):
                 findings.append(f"{event.request} was placed at {made.sequence} on {event.instance}, which {problem}")
+        elif isinstance(event, RequestHandedOver) and event.instance not in made.state.fleet.decoders:
+            findings.append(
+                f"{event.request} was handed over at {made.sequence} to {event.instance}, which takes nothing"
+            )
 
     verdict = verify(_entries(world), watch=watch)
     yield from findings
@@ -153,7 +182,7 @@ def one_leader_a_term(world: World) -> Iterator[str]:
         numbers[stamp.term][stamp.number] = None
     made = numbers[newest]  # who led before may have died with decisions that never came as far as the log
     missing = set(range(1, max(made, default=0) + 1)) - set(made)
-    if len(missing) > writes_lost(world):
+    if missing:
         yield f"decisions {sorted(missing)[:5]} of term {newest} are not in the log"
 
 
@@ -218,7 +247,7 @@ def the_log_equals_its_followers(world: World) -> Iterator[str]:
         if state.sequence < due:
             yield f"{who} has folded {state.sequence} of {len(history)} entries"
         for what, mine, theirs in _facts(folded, state):
-            if mine != theirs and not (writes_lost(world) and _lost_makes_the_difference(what, folded, state)):
+            if mine != theirs:
                 yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
 
 
@@ -226,7 +255,7 @@ def replay_equals_the_leader(world: World) -> Iterator[str]:
     """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
     remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
     leader = leading(world)
-    if leader is None or writes_lost(world):
+    if leader is None:
         return
     replayed = _replayed(world, leader)
     if replayed.fleet.ready != leader.fleet.ready:  # both keep the answer from here on, which is part of what they are
@@ -270,20 +299,22 @@ def _replayed(world: World, leader: State) -> State:
 
 
 def the_archive_holds_the_log(world: World) -> Iterator[str]:
-    """Every entry is in SQL, once, or in a gap: dropped before it could be read."""
-    archive = world.recorder.archive
-    archived = world.recorder.archive.events | world.recorder.archive.dead_letters
+    """Every entry is in SQL, once, or in a gap: dropped before it could be read. Where the log has lost entries the archive
+    keeps them, and all that there is now under another name, the newest."""
+    archive, losses = world.recorder.archive, world.network.losses
+    archived = archive.events | archive.dead_letters
+    logs = list(archive.logs)[-1:] if losses else archive.logs
     due = world.loop.time() - BEHIND_SECONDS_MAX
     missing = [
         stored
         for stored in world.network.history
         if stored.at < due
-        and not any((log, stored.sequence) in archived for log in world.recorder.archive.logs)
+        and not any((log, stored.sequence) in archived for log in logs)
         and not any(gap["after_sequence"] < stored.sequence < gap["sequence"] for gap in archive.gaps.values())
     ]
     if missing:
         yield f"{len(missing)} entries are not archived, the first is {missing[0].sequence}"
-    if len(archived) > len(world.network.history):
+    if len(archived) > len(world.network.history) and not losses:
         yield f"{len(archived)} entries are archived, {len(world.network.history)} were written"
 
 
@@ -312,6 +343,7 @@ def the_pool_has_its_size(world: World) -> Iterator[str]:
 
 SAFETY: tuple[Checker, ...] = (
     one_end_a_request,
+    one_id_a_rejection,
     one_answer_a_client,
     one_leader_a_term,
     decisions_are_recomputed,
@@ -354,18 +386,6 @@ def _entries(world: World) -> list[LogEntry]:
     ]
 
 
-def _lost_makes_the_difference(what: str, first: State, second: State) -> bool:
-    """Whether a decision that the leader made and the log misses explains it: which requests there are, or that the leader
-    let go of an instance before it came again. Everything else heals."""
-    if what == FLEET:
-        return _whenever_they_came(first.fleet) == _whenever_they_came(second.fleet)
-    return what == REQUESTS
-
-
-def _whenever_they_came(fleet: Fleet) -> list[Instance]:
-    return sorted((replace(instance, arrived_at=0) for instance in fleet.instances), key=lambda i: i.id)
-
-
 def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
     """What two states of the same log must agree on, whichever way they came to it."""
     yield FLEET, first.fleet.instances, second.fleet.instances
@@ -390,8 +410,3 @@ def _in_order_made(history: list[Stored]) -> Iterator[Stored]:
         if isinstance(stored.event, LeaderElected) and not stored.echo:
             yield stored
             yield from sorted(made[stored.event.term], key=lambda s: s.stamp.number if s.stamp else 0)
-
-
-def writes_lost(world: World) -> int:
-    """How many writes the log itself says that it misses."""
-    return sum(stored.event.count for stored in world.network.history if isinstance(stored.event, WritesLost))

@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from random import Random
+from typing import cast
 
+import aiohttp
 from typing_extensions import override
 
 from pointsman.adapters.tokenizer import Tokenizer
@@ -25,6 +27,7 @@ from pointsman.adapters.zmq_kv_events import (
 )
 from pointsman.chassis.health import AsgiApp
 from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.fleet import Role
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
 from pointsman.simulation.block_cache import BlockHash, BlocksEvicted, CacheChange, CacheReset, RunCached
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
@@ -32,9 +35,11 @@ from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.engine_sim.app import EngineApp, ServedModel
 from pointsman.tooling.engine_sim.engine import SimulatedEngine
 from pointsman.tooling.engine_sim.kv_events import EventEncoder
+from pointsman.tooling.engine_sim.kv_transfer import KvTransfer
 from pointsman.tooling.engine_sim.metrics import EngineMetrics
 from pointsman.tooling.engine_sim.wording import Wording
 from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.http import Session
 from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
 from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad
 
@@ -45,6 +50,9 @@ RECONNECT_SECONDS_MAX = 1.0
 ANSWER_SECONDS = 0.0005
 """Mean time that an engine takes to say how it is."""
 PROBE_SECONDS_MAX = 2.0
+TRANSFER_SECONDS_PER_TOKEN = 1e-5
+HOLD_SECONDS: Seconds = 20.0
+"""How long an engine keeps what nobody fetches."""
 
 
 class Truth:
@@ -145,8 +153,18 @@ class EngineLife:
     """One life of an engine's process: everything that dies with it."""
 
     def __init__(
-        self, loop: VirtualLoop, chance: Random, clock: SkewedClock, shape: EngineShape, chain: KeyChain, *, seed: int
+        self,
+        loop: VirtualLoop,
+        chance: Random,
+        clock: SkewedClock,
+        shape: EngineShape,
+        chain: KeyChain,
+        *,
+        seed: int,
+        url: str,
+        to_others: Session | None,
     ) -> None:
+        """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
         self.truth = Truth(chain, shape.block_size)
         self.publisher = MemoryPublisher(
             loop, chance, clock, self.truth, block_size=shape.block_size, buffer_steps=shape.buffer_steps
@@ -168,7 +186,20 @@ class EngineLife:
             self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
         )
         served = ServedModel(name=MODEL, max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size))
-        self.app: AsgiApp = EngineApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served)
+        transfer: KvTransfer | None = None
+        if to_others is not None:
+            transfer = KvTransfer(
+                clock=steady,
+                let_go=self.engine.let_go,
+                block_size=shape.block_size,
+                seconds_per_token=TRANSFER_SECONDS_PER_TOKEN,
+                hold_seconds=HOLD_SECONDS,
+                session=cast(aiohttp.ClientSession, to_others),
+            )
+            transfer.url = url
+        self.app: AsgiApp = EngineApp(
+            self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer
+        )
 
 
 _vocabulary: list[tuple[Tokenizer, Wording]] = []
@@ -185,8 +216,9 @@ def vocabulary() -> tuple[Tokenizer, Wording]:
 class EngineHost:
     """A place where an engine runs, or not, and how it can be reached by its worker."""
 
-    def __init__(self, instance: InstanceId, loop: VirtualLoop, chance: Random) -> None:
+    def __init__(self, instance: InstanceId, role: Role, loop: VirtualLoop, chance: Random) -> None:
         self.instance = instance
+        self.role = role
         self.url = f"http://{instance}:8000"
         self.loop = loop
         self.chance = chance

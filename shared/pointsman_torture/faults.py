@@ -14,6 +14,8 @@ STEPS_BEFORE_KILL_MAX = 12
 """Turns of the loop by which a kill is put off, so that it can come between any two steps."""
 STALE_SECONDS_MAX: Seconds = 8.0
 LOOK_SECONDS: Seconds = 0.01
+LOG_LOSSES = (0, 0, 0, 0, 1, 2)
+"""How often a log without retention loses what it had confirmed, each as likely."""
 EXPIRY_SECONDS: Seconds = 1.0
 """How often retention looks for what it may drop."""
 
@@ -44,10 +46,19 @@ class Trouble:
         if kept:
             self.world.note(f"the log keeps {kept} entries and what the newest checkpoint needs")
             self._expire(kept)
+        else:
+            self._schedule_log_losses()
         kinds = list(FAULTS)
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
             loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, FAULTS[name])
+
+    def _schedule_log_losses(self) -> None:
+        """The log loses entries that it had confirmed; not where retention drops the oldest, too."""
+        chance = self.world.chance("log losses")
+        for _ in range(chance.choice(LOG_LOSSES)):
+            strike = chance.choice((Trouble.power_cut, Trouble.power_cut, Trouble.delete_stream))
+            self.world.loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, Fault(1.0, strike))
 
     def _strike(self, fault: Fault) -> None:
         if not self.over:
@@ -193,6 +204,22 @@ class Trouble:
         self.world.note(f"log server away for {seconds:.2f} s")
         network.server_down()
         self._later(seconds, self._server_back)
+
+    def power_cut(self) -> None:
+        """The log server's machine loses power, and with it what had not been flushed to its disk."""
+        network = self.world.network
+        if not network.broker.available:
+            return
+        count, seconds = self.chance.choice((1, 3, 10, 40, 200)), self._seconds(3.0)
+        self.world.note(f"power cut at the log server: it loses {count} entries, and is away for {seconds:.2f} s")
+        network.server_down()
+        network.lose_newest(count)
+        self._later(seconds, self._server_back)
+
+    def delete_stream(self) -> None:
+        if self.world.network.broker.available:
+            self.world.note("somebody deletes the log")
+            self.world.network.begin_anew()
 
     def clock_jump(self) -> None:
         process = self.chance.choice(self.world.processes)

@@ -186,8 +186,11 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def post(self, url: URL | str, *, data: Any, headers: dict[str, str], allow_redirects: bool = False) -> Asking:
+    def post(
+        self, url: URL | str, *, data: Any, headers: dict[str, str] | None = None, allow_redirects: bool = False
+    ) -> Asking:
         del allow_redirects
+        headers = headers or {}
         self._sends(headers)
         body = data if isinstance(data, bytes) else data.read()
         return Asking(lambda: self._post(URL(url), body, headers))

@@ -5,7 +5,8 @@ through a window as in `adapters.jetstream`: sent at once, kept until confirmed,
 message id. Every message takes time. It can be lost or carried twice, commands can overtake each other, a link can
 be slow or cut, and it takes a while until a process notices that it is cut off. The server can go away and come back.
 
-Apart from the faults there is one history: everything that was ever stored, and by whom.
+Apart from the faults there is one history: everything that was ever stored, and by whom, but for what the log itself has
+lost.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from pointsman.chassis.log_link import Link as Ports
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
 from pointsman.contracts.commands import RouteGranted
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     InstanceDraining,
@@ -122,6 +123,8 @@ class Network:
         self.loop = loop
         self.broker = MemoryBroker(pool)
         self.history: list[Stored] = []
+        self.losses = 0
+        """How often the log has lost its newest entries, or all of them."""
         self.echoes = 0.0
         """Share of entries that are stored once more, some seconds later."""
         self.damage = 0.0
@@ -150,6 +153,26 @@ class Network:
         self.broker.available = True
         for link in self.links:
             link.find_again()
+
+    def lose_newest(self, count: int) -> None:
+        """While the server is down: what it had confirmed last was never on its disk, nor are the leases, which are in its
+        memory. Other entries will have those sequences."""
+        extent = self.broker.extent
+        self.broker.lose_after(max(extent.first - 1, extent.last - count))
+        for lease in (self.broker.lease, self.broker.scaler_lease):
+            lease.forget()
+        self._forget()
+
+    def begin_anew(self) -> None:
+        """Somebody deletes the stream; another, without an entry, takes its place."""
+        self.broker.recreate()
+        self._forget()
+
+    def _forget(self) -> None:
+        last = self.broker.extent.last
+        self.losses += 1
+        del self.history[last:]
+        self._written = {write: at for write, at in self._written.items() if at <= last}
 
     def expire(self, kept: int) -> None:
         """Retention: of the log the newest `kept` entries are left, and what is needed to go on from the newest
@@ -214,9 +237,11 @@ class Network:
         share = min(1.0, RARE_ECHOES * self.echoes) if isinstance(event, RARE) else self.echoes
         if self.chance.random() < share and not isinstance(event, LeaderElected):
             seconds = self.chance.choice((ECHO_SECONDS_MAX, LATE_ECHO_SECONDS_MAX))
-            self.loop.outside(self.chance.uniform(0.0, seconds), self._echo, event, writer)
+            self.loop.outside(self.chance.uniform(0.0, seconds), self._echo, event, writer, self.losses)
 
-    def _echo(self, event: LogEvent, writer: str) -> None:
+    def _echo(self, event: LogEvent, writer: str, losses: int) -> None:
+        if losses != self.losses:
+            return
         sequence = self.broker.store_raw(subject_of(self.pool, event), encode(event))
         self.history.append(Stored(sequence, self.loop.time(), writer, event, echo=True))
 
@@ -535,7 +560,7 @@ class SimulatedLog(EventLog):
 
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        if isinstance(event, RequestGranted) and event.stamp is None:
+        if isinstance(event, RequestGranted | RequestHandedOver) and event.stamp is None:
             self._link.places(event.request)
         self._link.window.put(event, fence=fence)
 

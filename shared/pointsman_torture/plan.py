@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from pointsman.contracts.fleet import Role
 from pointsman.primitives import Seconds
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_torture.engines import EngineShape
@@ -16,6 +17,16 @@ ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
 REBIND_SHARE = 0.3
 """Of the seeds, in which requests may be taken out of engines that keep them waiting."""
+
+SPLIT_SHARE = 0.25
+"""Of the seeds, in which instances have roles."""
+ROLES: tuple[tuple[Role, ...], ...] = (
+    ("prefill", "decode", "both", "decode", "prefill", "both"),
+    ("prefill", "decode", "decode", "prefill", "both", "decode"),
+    ("both", "decode", "prefill", "both", "decode", "prefill"),
+    ("decode", "prefill", "prefill", "both", "decode", "decode"),
+)
+"""Of the hosts in their order: the first two can do all of a request between them."""
 
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
@@ -34,6 +45,8 @@ class Plan:
     scalers: int
     ingresses: int
     schedulers: int
+    roles: tuple[Role, ...]
+    """Of each host."""
     engine: EngineShape
     flush_ms: float
     window_max: int
@@ -48,6 +61,10 @@ class Plan:
     def hosts(self) -> int:
         return self.engines + self.spare
 
+    @property
+    def split(self) -> bool:
+        return any(role != "both" for role in self.roles)
+
 
 def plan_of(seed: int) -> Plan:
     """The fleet of a seed."""
@@ -57,6 +74,8 @@ def plan_of(seed: int) -> Plan:
     fleet: dict[str, Any] = {"pool": POOL, "speed": speed, "block_tokens": POOL_BLOCK_TOKENS, "secret": SECRET}
     spare = Random(f"spare {seed}").choice((0, 0, 1, 2))
     engines = chance.randint(2, 4)
+    parts = Random(f"roles {seed}")
+    split = parts.random() < SPLIT_SHARE
     return Plan(
         seed=seed,
         speed=speed,
@@ -65,6 +84,7 @@ def plan_of(seed: int) -> Plan:
         scalers=2 if spare else 1,
         ingresses=chance.randint(1, 2),
         schedulers=chance.choice((1, 2, 2, 3)),
+        roles=(parts.choice(ROLES) if split else ("both",) * 6)[: engines + spare],
         engine=EngineShape(
             block_size=block_size,
             blocks=chance.choice((40, 80, 160)) * 32 // block_size,
@@ -92,6 +112,7 @@ def plan_of(seed: int) -> Plan:
         ),
         ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
         scaler_settings={
+            "min_instances": 2 if split else 1,
             "max_instances": engines + spare,
             "drain_seconds_max": 10.0,
             "start_seconds_max": 15.0,

@@ -204,7 +204,11 @@ class WorkerProcess(Process):
             clock=self.clock,
             board=life.board,
             settings=WorkerSettings(
-                **plan.fleet_settings, instance=host.instance, engine_url=host.url, flush_ms=plan.flush_ms
+                **plan.fleet_settings,
+                instance=host.instance,
+                engine_url=host.url,
+                flush_ms=plan.flush_ms,
+                role=host.role,
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
@@ -235,8 +239,9 @@ class IngressProcess(Process, Site):
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         world = self.world
         session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
+        told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
         async with assembled(
-            IngressSettings(**world.plan.fleet_settings, **world.plan.ingress_settings, name=self.link.name),
+            IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name),
             {self.world.network.pool: self.link.ports},
             clock=self.clock,
             board=life.board,
@@ -283,8 +288,18 @@ class EngineProcess(Process, Site):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         world = self.world
+        way = Session(
+            world.sites, world.loop, world.chance("transfers"), can_reach=lambda _: True, sends=lambda _: None
+        )
         engine = EngineLife(
-            world.loop, world.chance("engines"), self.clock, world.plan.engine, world.chain, seed=self.lives
+            world.loop,
+            world.chance("engines"),
+            self.clock,
+            world.plan.engine,
+            world.chain,
+            seed=self.lives,
+            url=self.host.url,
+            to_others=way if world.plan.split else None,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -384,7 +399,8 @@ class ScalerProcess(Process):
 
 
 def engine_host(world: "World", number: int) -> EngineHost:
-    return EngineHost(InstanceId(f"engine-{number}"), world.loop, world.chance(f"host {number}"))
+    role = world.plan.roles[number - 1]
+    return EngineHost(InstanceId(f"engine-{number}"), role, world.loop, world.chance(f"host {number}"))
 
 
 def _attend(process: Process, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:

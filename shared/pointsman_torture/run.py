@@ -31,6 +31,8 @@ LAST_ORDERS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
 """How many more come together with one order, each as likely."""
 POLL_SECONDS: Seconds = 1.0
+AGREED_POLLS = 4
+"""In a row: longer than a worker waits for its engine, so that what it asked while they were apart is over."""
 TEAR_DOWN_ROUNDS_MAX = 20
 TEAR_DOWN_SECONDS: Seconds = 3.0
 
@@ -151,13 +153,14 @@ async def _client(world: World, order: Order, wait: Seconds) -> None:
 
 
 async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[None]"]) -> None:
-    """Wait until everyone was answered and everything agrees, or the bound is over."""
+    """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
     deadline = world.loop.time() + QUIET_SECONDS_MAX
-    while world.loop.time() < deadline:
+    agreed = 0
+    while agreed < AGREED_POLLS and world.loop.time() < deadline:
         await asyncio.sleep(POLL_SECONDS)
         trouble.undrain_all()
-        if all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world)):
-            return
+        agrees = all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world))
+        agreed = agreed + 1 if agrees else 0
 
 
 def _tear_down(world: World, loop: VirtualLoop) -> None:

@@ -18,7 +18,7 @@ from pointsman.contracts.cache import (
     CacheSnapshot,
 )
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import HandOverRefused, LeaderElected, RequestHandedOver
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
@@ -36,7 +36,8 @@ from pointsman_torture.network import Stored
 
 WHOLE_CHECK_EVERY = 64
 """Entries between two looks at every request."""
-WITHOUT_TOKEN = (Stage.PENDING, Stage.PREFILL)
+WITHOUT_TOKEN = (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
+PREFILLED = (PrefillFinished, RequestHandedOver, HandOverRefused)
 DECIDED = (InstanceSuspected, InstanceDraining, InstanceUndrained)
 
 
@@ -173,11 +174,18 @@ class FoldTwin:
             yield from self._compare_promises(stored)
 
     def _first_token(self, event: LogEvent) -> tuple[Seconds, Request, InstanceId, Epoch] | None:
-        """What is promised for a while yet, if this event is the first token of a request; asked before it is applied."""
-        if not isinstance(event, PrefillFinished) or (event.stamp is not None and event.stamp.term < self._term):
+        """What is promised for a while yet, if this event is the first token of a request, or the end of a prefill that is
+        decoded elsewhere; asked before it is applied."""
+        if not isinstance(event, PREFILLED) or (event.stamp is not None and event.stamp.term < self._term):
             return None
         request = self._state.workload.requests.get(event.request)
-        if request is None or request.stage is not Stage.PREFILL or request.instance != event.instance:
+        if request is None:
+            return None
+        if isinstance(event, PrefillFinished):
+            counts = request.stage in (Stage.PREFILL, Stage.HANDED_OVER) and request.instance == event.instance
+        else:
+            counts = request.stage is Stage.PREFILL and request.instance == event.source
+        if not counts or (isinstance(event, RequestHandedOver | HandOverRefused) and event.attempt < request.attempt):
             return None
         until = event.at + CONFIRMATION_WALL_SECONDS * self._state.settings.speed
         return until, request, request.instance, request.epoch
@@ -196,7 +204,8 @@ class FoldTwin:
         if (twin is None) != (known is None):
             yield f"{_of(stored)}: {instance} is {'not ' if known is None else ''}in the fleet"
         elif twin is None:
-            promised = isinstance(stored.event, InstanceLeft) and self._state.speculation.blocks(instance)
+            leaves = isinstance(stored.event, InstanceLeft) and not stored.echo
+            promised = leaves and self._state.speculation.blocks(instance)
             if self._state.index.blocks(instance) or promised:  # a leader may promise later, who has not heard of it
                 yield f"{_of(stored)}: something is still known of {instance}, which has left"
         elif known is not None:
@@ -219,7 +228,7 @@ class FoldTwin:
             for stage, part in (
                 (Stage.PENDING, line.pending),
                 (Stage.PREFILL, line.prefill),
-                (Stage.DECODING, line.decoding),
+                (request.stage if request.stage is Stage.HANDED_OVER else Stage.DECODING, line.decoding),
             )
             if request.id in part
         ]

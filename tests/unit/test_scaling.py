@@ -1,11 +1,12 @@
 """How large a pool should be: what each policy wishes and why, what the limits make of it, and the steps that follow."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
 
 from pointsman.contracts.decisions import RequestRejected, ScaleDecided
-from pointsman.contracts.fleet import InstanceDraining
+from pointsman.contracts.fleet import InstanceDraining, Role
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher, PolicySet, UnknownPolicyError, scaling_policy
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
@@ -209,11 +210,11 @@ def test_of_two_decisions_with_one_number_the_first_in_the_log_counts_for_everyo
 # The steps
 
 
-def fleet(**status: str) -> State:
+def fleet(roles: Mapping[str, Role] = {}, **status: str) -> State:
     """Instances by name: ready, new (joined, not heard of), leaving, or drained by a person."""
     state = State(PoolSettings())
     for name, how in status.items():
-        state.apply(joined(name))
+        state.apply(joined(name, role=roles.get(name, "both")))
         if how != "new":
             state.apply(reported(name, 0, []))
         if how in ("leaving", "drained"):
@@ -246,6 +247,17 @@ def test_one_leaves_at_a_time_and_is_stopped_when_it_is_idle() -> None:
 def test_who_leaves_is_taken_back_before_another_is_started() -> None:
     assert steps(fleet(a="leaving", b="ready"), 2, "a b") == [Undrain(InstanceId("a"))]
     assert steps(fleet(a="leaving", b="ready"), 3, "a b") == [Undrain(InstanceId("a")), Grow(total=3, missing=1)]
+
+
+def test_who_alone_prefills_or_decodes_stays_unless_the_pool_is_to_be_empty() -> None:
+    roles: dict[str, Role] = {"a": "prefill", "b": "prefill", "c": "decode"}
+    pair = fleet({"a": "prefill", "c": "decode"}, a="ready", c="ready")
+
+    assert steps(fleet(roles, a="ready", b="ready", c="ready"), 2, "a b c") == [Drain(InstanceId("a"))]
+    assert steps(fleet(roles, a="new", b="ready", c="ready"), 1, "b c") == []
+    assert steps(pair, 1, "a c") == []
+    assert steps(pair, 0, "a c") == [Drain(InstanceId("a"))]
+    assert steps(fleet({"a": "prefill"}, a="ready", c="ready"), 1, "a c") == [Drain(InstanceId("a"))]
 
 
 def test_what_a_person_drained_is_replaced_and_never_stopped() -> None:

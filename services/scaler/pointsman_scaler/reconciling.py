@@ -98,7 +98,7 @@ def next_steps(
         if missing > len(back):
             steps.append(Grow(len(count.provided) - len(count.overdue) + missing - len(back), missing - len(back)))
     elif missing < 0 and not count.leaving:
-        victim = _victim(state, count, stoppable)
+        victim = _victim(state, count, stoppable, empties=wanted == 0)
         if victim is not None:
             steps.append(Drain(victim))
     return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
@@ -111,14 +111,22 @@ def requests_at(state: State, instance: InstanceId) -> int:
 
 
 def _victim(
-    state: State, count: Census, stoppable: Callable[[list[InstanceId]], list[InstanceId]]
+    state: State, count: Census, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """Of those that the provider may stop: who serves nobody, else who has the least to lose."""
+    """Of those that the provider may stop: who serves nobody, else who has the least to lose. Unless the pool is to be
+    emptied, nobody without whom the others cannot serve."""
     running = [instance for instance in count.provided if instance not in count.overdue]
     allowed = set(stoppable(running))
-    candidates = [i for i in count.staying if i.id in allowed]
+    candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:
         return None
     return min(
         candidates, key=lambda i: (i.answered and i.serving, requests_at(state, i.id), state.index.blocks(i.id), i.id)
     ).id
+
+
+def _is_needed(state: State, instance: Instance) -> bool:
+    """Whether it serves, and nobody could prefill, or nobody decode, if it did not."""
+    serving = in_service(state)
+    others = {other.role for other in serving if other.id != instance.id}
+    return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})

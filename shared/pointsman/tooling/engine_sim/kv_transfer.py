@@ -60,8 +60,10 @@ class KvTransfer:
         block_size: Tokens,
         seconds_per_token: Seconds,
         hold_seconds: Seconds,
+        session: aiohttp.ClientSession | None = None,
     ) -> None:
-        """`let_go`: gives the blocks of a finished request back. Seconds are engine time."""
+        """`let_go`: gives the blocks of a finished request back. Seconds are engine time. `session`: by which other engines
+        are asked; one is opened when it is needed."""
         self._clock = clock
         self._let_go = let_go
         self._block_size = block_size
@@ -69,7 +71,7 @@ class KvTransfer:
         self._hold_seconds = hold_seconds
         self._engine_id = secrets.token_hex(8)
         self._held: dict[str, tuple[RequestId, asyncio.TimerHandle]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._session = session
         self.url = ""
         """Where other engines reach this one."""
 
