@@ -166,13 +166,15 @@ def one_leader_a_term(world: World) -> Iterator[str]:
             continue
         event = stored.event
         if isinstance(event, LeaderElected):
-            if event.term <= newest:
-                yield f"term {event.term} begins at {stored.sequence}, after term {newest}"
+            if event.term <= newest or event.term in leader:
+                yield f"term {event.term} begins at {stored.sequence}, after {max(newest, *leader)}"
             newest, newest_at = max(newest, event.term), stored.sequence
             leader[event.term] = stored.writer
         stamp = stored.stamp
         if stamp is None:
             continue
+        if world.network.losses:  # perhaps of its election
+            leader.setdefault(stamp.term, stored.writer)
         if leader.get(stamp.term) != stored.writer:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
         if stamp.term < newest and newest_at >= stored.first:

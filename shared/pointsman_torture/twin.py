@@ -142,7 +142,7 @@ class FoldTwin:
             self._decided.add(decision)
         if isinstance(event, LeaderElected):
             self._term = max(self._term, event.term)
-        instance = getattr(event, "instance", None)
+        instance, leaves = getattr(event, "instance", None), False
         if isinstance(event, InstanceJoined):
             if event.epoch > self._newest.get(event.instance, Epoch(-1)):
                 self._newest[event.instance] = event.epoch
@@ -156,6 +156,7 @@ class FoldTwin:
             known = self._holdings.get(event.instance)
             if known is not None and known.epoch == event.epoch:
                 del self._holdings[event.instance]
+                leaves = True
             elif known is not None and event.stamp is not None and event.epoch < known.epoch:
                 known.let_go(event.stamp.as_of)
         elif isinstance(event, CacheEvent) and event.instance in self._holdings:
@@ -165,7 +166,7 @@ class FoldTwin:
         elif isinstance(event, DECIDED) and event.instance in self._holdings:
             self._holdings[event.instance].decide(event)
         if instance and isinstance(event, CacheEvent | FleetEvent):
-            yield from self._compare(InstanceId(instance), stored)
+            yield from self._compare(InstanceId(instance), stored, leaves=leaves)
         if isinstance(event, RequestEvent):
             request = state.workload.requests.get(event.request)
             if request is not None:
@@ -199,12 +200,11 @@ class FoldTwin:
             if kept[2] != event.instance or (removed is not None and removed.isdisjoint(kept[1].keys))
         ]
 
-    def _compare(self, instance: InstanceId, stored: Stored) -> Iterator[str]:
+    def _compare(self, instance: InstanceId, stored: Stored, *, leaves: bool = False) -> Iterator[str]:
         twin, known = self._holdings.get(instance), self._state.fleet.get(instance)
         if (twin is None) != (known is None):
             yield f"{_of(stored)}: {instance} is {'not ' if known is None else ''}in the fleet"
         elif twin is None:
-            leaves = isinstance(stored.event, InstanceLeft) and not stored.echo
             promised = leaves and self._state.speculation.blocks(instance)
             if self._state.index.blocks(instance) or promised:  # a leader may promise later, who has not heard of it
                 yield f"{_of(stored)}: something is still known of {instance}, which has left"

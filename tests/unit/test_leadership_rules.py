@@ -154,3 +154,16 @@ async def test_at_most_one_holds_the_lease_and_somebody_does(seed: int) -> None:
     assert led > 400, "somebody leads for most of the time"
     assert terms == sorted(terms)
     assert terms
+
+
+async def test_a_term_is_not_used_again_though_lease_and_log_have_forgotten_it() -> None:
+    timeline = Timeline()
+    clock, lease = ProcessClock(timeline), MemoryLease(lambda: True)
+    leadership = Leadership(lease, clock, name="one", lease_seconds=LEASE_SECONDS)
+    await leadership.obtain(term_of_log=lambda: Term(0))
+    assert leadership.term_above(Term(6)) == 7  # a leader without a lease had been elected in the meantime
+
+    lease.forget()
+    await leadership.obtain(term_of_log=lambda: Term(0))
+
+    assert leadership.term_above(Term(0)) == 8

@@ -41,6 +41,8 @@ class Leadership:
         self._tenure: Tenure | None = None
         self._acts_until: Seconds = 0.0
         self._resigned = False
+        self._newest = Term(0)
+        """The latest term that this process knows of, though lease and log may have lost it since."""
         self.leader = ""
         """Who holds the lease as far as was seen; empty while nobody does."""
 
@@ -66,10 +68,11 @@ class Leadership:
                     seen, seen_at = found, looked_at
                     self.leader = found.holder if found else ""
                 known_term = term_of_log()
+                self._newest = max(self._newest, found.term if found else Term(0), known_term or Term(0))
                 if known_term is not None and self._is_free(found, known_term, seen_at) and not self._resigned:
                     if found is not None and found.holder not in ("", self._name):
                         log.warning("lease_expired", leader=found.holder, seconds=self._lease_seconds)
-                    if await self._take(found, known_term):
+                    if await self._take(found):
                         return
             await self._clock.sleep_wall(self._lease_seconds / LOOKS_PER_LEASE)
 
@@ -83,9 +86,10 @@ class Leadership:
                 return reason
 
     def term_above(self, term_of_log: Term) -> Term:
-        """The term to be elected in: that of the lease, or a later one where the log knows it already."""
+        """The term to be elected in: that of the lease, or a later one where one is known already."""
         assert self._tenure is not None
-        return Term(max(self._tenure.term, term_of_log + 1))
+        self._newest = Term(max(self._newest, self._tenure.term, term_of_log + 1))
+        return self._newest
 
     async def resign(self) -> None:
         """Give the lease back, if it is ours, so that another takes it at once; and want it no more."""
@@ -107,11 +111,10 @@ class Leadership:
             return True
         return self._clock.wall() - seen_at >= self._lease_seconds
 
-    async def _take(self, found: Tenure | None, known_term: Term) -> bool:
+    async def _take(self, found: Tenure | None) -> bool:
         asked_at = self._clock.wall()
-        term = Term(max(found.term if found else 0, known_term) + 1)
         try:
-            tenure = await self._lease.put(self._name, term, after=found.revision if found else 0)
+            tenure = await self._lease.put(self._name, Term(self._newest + 1), after=found.revision if found else 0)
         except (LeaseTakenError, StoreUnavailableError):
             return False
         self._hold(tenure, asked_at)
@@ -156,6 +159,6 @@ class Leadership:
 
     def _hold(self, tenure: Tenure, asked_at: Seconds) -> None:
         if not self._resigned:
-            self._tenure = tenure
+            self._tenure, self._newest = tenure, max(self._newest, tenure.term)
             self._acts_until = asked_at + ACTING_SHARE * self._lease_seconds
             self.leader = self._name

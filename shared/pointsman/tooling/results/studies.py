@@ -237,7 +237,7 @@ def _ordering(conversation: Source, tools: Source) -> Iterable[Study]:
 
 
 def _lag(conversation: Source, tools: Source) -> Iterable[Study]:
-    for source, rates in ((conversation, (6.5,)), (tools, (13.0,))):
+    for source, rates in ((conversation, (5.0, 6.5)), (tools, (10.0, 13.0))):
         yield Study(
             key=f"lag-{_short(source)}",
             title=f"Knowledge half a second old, {_called(source)}",
