@@ -41,6 +41,8 @@ from tests.support.events import first_token, joined, route
 from tests.support.log_worlds import Client, JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
 WAIT_SECONDS = 15.0
+LEASE_SECONDS = 10.0
+"""Longer than any stall of a busy machine: clients here ask once, where an ingress would ask the next leader again."""
 BLOCKS = 100
 SLO = 30.0
 CROWD = 12
@@ -79,8 +81,10 @@ class Fleet:
     asking: dict[str, "asyncio.Task[AnyCommand]"] = field(default_factory=dict)
 
     async def join(self, *instances: str) -> None:
+        """Instances join, and the leader has read of it."""
         for instance in instances:
             await self.client.log.append(joined(instance, at=self.clock.now()))
+        await eventually(lambda: all(self.scheduler.state.fleet.get(InstanceId(instance)) for instance in instances))
 
     async def crowd(self, number: int = CROWD) -> None:
         """So many requests ask, and all have been placed."""
@@ -89,7 +93,14 @@ class Fleet:
             command = route(f"r{n}", keys, arrived_at=self.clock.now(), slo_ttft=SLO)
             asked = self.client.commands.request(route_subject(self.world.pool), command, timeout=WAIT_SECONDS)
             self.asking[f"r{n}"] = asyncio.ensure_future(asked)
-        await eventually(lambda: len(self.scheduler.state.workload.requests) == number)
+        await eventually(lambda: self._refused() or len(self.scheduler.state.workload.requests) == number)
+        assert not self._refused()
+
+    def _refused(self) -> list[object]:
+        """What became of those who were answered, and not with a grant."""
+        ended = (asking for asking in self.asking.values() if asking.done())
+        answers = [asking.exception() or asking.result() for asking in ended]
+        return [answer for answer in answers if not isinstance(answer, RouteGranted)]
 
     async def answer_all(self) -> dict[str, str]:
         """Engines give first tokens one after the other until everybody was granted; who was granted where."""
@@ -145,7 +156,9 @@ class Fleet:
 @asynccontextmanager
 async def fleet(world: LogWorld) -> AsyncIterator[Fleet]:
     clock, board = ScaledClock(), HealthBoard()
-    settings = SchedulerSettings(pool=world.pool, lease_seconds=0.6, waiter_seconds=60.0, suspect_seconds=60.0)
+    settings = SchedulerSettings(
+        pool=world.pool, lease_seconds=LEASE_SECONDS, waiter_seconds=60.0, suspect_seconds=60.0
+    )
     policies = policy_set(admission="none", prefill_window_tokens=10)
     async with world.client("scheduler") as link, world.client("test") as client:
         service = SchedulerService(

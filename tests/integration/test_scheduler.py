@@ -35,6 +35,8 @@ from tests.support.events import first_token, joined, reported, route, stored
 
 POOL = PoolName("default")
 WAIT_SECONDS = 5.0
+LEASE_SECONDS = 10.0
+"""Longer than any stall of a busy machine: clients here ask once, where an ingress would ask the next leader again."""
 
 
 @dataclass
@@ -49,7 +51,7 @@ class World:
 
     @asynccontextmanager
     async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
-        chosen = SchedulerSettings(**{"speed": 1.0, "lease_seconds": 0.6} | settings)
+        chosen = SchedulerSettings(**{"speed": 1.0, "lease_seconds": LEASE_SECONDS} | settings)
         link = self.broker.client(name=name, clock=self.clock)
         board = HealthBoard()
         service = SchedulerService(
