@@ -30,7 +30,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import LogEntry
+from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.bench_faults.engine_truth import held_keys, replay_endpoint_of
@@ -142,7 +142,13 @@ async def assert_index_agrees(fleet: FleetFile, link: Link) -> None:
     async def agree() -> bool:
         nonlocal disagreement
         state, _ = await folded(link)
-        described = await link.commands.request(fleet_view_subject(PoolName(fleet.pool)), DescribeFleet(), timeout=2.0)
+        try:
+            described = await link.commands.request(
+                fleet_view_subject(PoolName(fleet.pool)), DescribeFleet(), timeout=2.0
+            )
+        except (NoResponderError, CommandTimeoutError) as nobody:
+            disagreement = f"no scheduler describes the fleet: {nobody}"
+            return False
         assert isinstance(described, FleetDescribed)
         led = {i.instance: i for i in described.instances}
         for engine in find_fleet(data=Path(fleet.data)).of_role("engine"):

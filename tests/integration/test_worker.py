@@ -44,7 +44,7 @@ from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
 from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
-from pointsman_worker.service import WorkerService
+from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 
@@ -508,10 +508,8 @@ async def test_leaving_takes_no_longer_than_its_bound_when_the_log_is_away() -> 
     async with FakePublisher() as publisher, working(publisher) as bench:
         await until(lambda: bench.log.of(InstanceJoined))
         bench.log.broker.disconnect()
-        began = time.monotonic()
-        await bench.service.leave("stopped")
-
-        assert time.monotonic() - began < 2.0
+        async with asyncio.timeout(3 * LEAVE_SECONDS_MAX):
+            await bench.service.leave("stopped")
 
 
 async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -> None:
