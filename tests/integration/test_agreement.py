@@ -1,13 +1,15 @@
 """A fleet that runs and the simulator, given the same requests: the same latencies and the same hits."""
 
+import asyncio
 import random
+import time
 
 import pytest
 
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest, poisson
 from pointsman.tooling.bench_agreement.both import Figures, Pool, pace, run_live, run_simulated
 from pointsman.tooling.bench_agreement.command import exit_code
-from pointsman.tooling.bench_agreement.machine import Machine
+from pointsman.tooling.bench_agreement.machine import Heartbeat, Machine
 from pointsman.tooling.bench_agreement.verdict import Agreement, Verdict, numbers, verdict
 
 TOLERANCE = 0.1
@@ -74,10 +76,28 @@ def test_a_fleet_is_held_against_the_median_of_its_twins_unless_the_machine_was_
     assert verdict(numbers(live, simulated, TOLERANCE), disturbed=disturbed) == expected
 
 
-def test_a_machine_is_disturbed_by_waiting_for_cores_and_by_requests_sent_late() -> None:
-    assert not Machine(waited_s=0.02, late_p90_s=0.02, warned={}).disturbed(1.0)
-    assert Machine(waited_s=0.2, late_p90_s=0.0, warned={}).disturbed(1.0)
-    assert Machine(waited_s=0.0, late_p90_s=0.2, warned={}).disturbed(1.0)
+@pytest.mark.parametrize(
+    ("cost", "disturbed"),
+    [
+        ({"waited_s": 0.02, "late_p90_s": 0.02, "stood_still_s": 0.1}, False),
+        ({"waited_s": 0.2}, True),
+        ({"late_p90_s": 0.2}, True),
+        ({"stood_still_s": 0.3}, True),
+    ],
+)
+def test_a_machine_is_disturbed_by_waiting_for_cores_by_requests_sent_late_and_by_standing_still(
+    cost: dict[str, float], disturbed: bool
+) -> None:
+    nothing = {"waited_s": 0.0, "late_p90_s": 0.0, "stood_still_s": 0.0}
+    assert Machine(**(nothing | cost), warned={}).disturbed(1.0) == disturbed
+
+
+async def test_a_heart_misses_beats_while_nothing_runs() -> None:
+    async with Heartbeat().listened() as heartbeat:
+        await asyncio.sleep(0.05)
+        time.sleep(0.2)  # noqa: ASYNC251 - so that nothing runs
+        await asyncio.sleep(0.05)
+    assert heartbeat.longest_pause > 0.15
 
 
 @pytest.mark.parametrize(
@@ -100,6 +120,7 @@ def agreement(found: Verdict) -> Agreement:
         verdict=found,
         waited_s=0.0,
         late_p90_s=0.0,
+        stood_still_s=0.0,
         warned={},
         wall_s=9.0,
         numbers=[],

@@ -31,7 +31,7 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_s
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench.load import LoadGenerator, Tally, Target
 from pointsman.tooling.bench.report import RunFacts, RunReport, summarise
-from pointsman.tooling.bench_agreement.machine import REQUEST_PATH, Machine, waited_for_cores, warnings_in
+from pointsman.tooling.bench_agreement.machine import REQUEST_PATH, Heartbeat, Machine, waited_for_cores, warnings_in
 from pointsman.tooling.discovery import FleetFile
 from pointsman.tooling.up.plan import ENGINE_BLOCK_TOKENS, SIMULATED_MODEL
 
@@ -102,7 +102,8 @@ async def run_live(
             path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
             load = LoadGenerator(_target(pool, fleet, speed), requests, time_scale=speed, warmup=warmup)
             waited, started = waited_for_cores(path), time.monotonic()
-            await load.run(lambda: tick(load.tally))
+            async with Heartbeat().listened() as heartbeat:
+                await load.run(lambda: tick(load.tally))
             waited, wall = waited_for_cores(path) - waited, time.monotonic() - started
             warned = warnings_in(Path(fleet.data) / "logs")
     outcomes = load.tally.outcomes
@@ -110,6 +111,7 @@ async def run_live(
     machine = Machine(
         waited_s=waited / len(requests) * speed,
         late_p90_s=metrics.percentile([outcome.late_s for outcome in outcomes], 90) or 0.0,
+        stood_still_s=heartbeat.longest_pause * speed,
         warned=warned,
     )
     return _live_figures(report), machine

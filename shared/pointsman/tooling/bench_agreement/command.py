@@ -280,6 +280,7 @@ class _Both:
             verdict=verdict(compared, disturbed=machine.disturbed(paced.prefill_p50_s)),
             waited_s=machine.waited_s,
             late_p90_s=machine.late_p90_s,
+            stood_still_s=machine.stood_still_s,
             warned=machine.warned,
             wall_s=time.monotonic() - started,
             numbers=compared,
@@ -290,7 +291,7 @@ class _Both:
         console.print(_table(compared, self._options.tolerance))
         console.print(
             f"a request waited {compared.waited_s:.3f} s for a core and was sent {compared.late_p90_s:.3f} s late (P90), "
-            "engine time",
+            f"nothing at all ran for {compared.stood_still_s:.3f} s at most, engine time",
             style="dim",
             soft_wrap=True,
         )

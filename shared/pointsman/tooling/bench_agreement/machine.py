@@ -2,13 +2,16 @@
 
 A request passes through several processes, and wall time spent on the way counts `speed` times in engine time. What
 that way costs on an idle machine belongs to the fleet. How long processes that could run wait for a core does not: it
-says what else the machine does. The kernel counts it for each thread (`/proc/PID/task/*/schedstat`).
+says what else the machine does. The kernel counts it for each thread (`/proc/PID/task/*/schedstat`). It does not know of
+a host that takes its cores away for a while; a heartbeat does.
 """
 
+import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,11 @@ from pointsman.primitives import Seconds
 DISTURBED_SHARE_MAX = 0.03
 """Of a median prefill: close to saturation, so much less capacity is a queue twice as long. A machine that takes more
 has no say in whether two worlds agree."""
+
+STANDSTILL_SHARE_MAX = 0.2
+"""Of a median prefill: a single standstill is in the TTFT of all who wait at that moment, and of nobody else."""
+
+HEARTBEAT_WALL_SECONDS = 0.02
 
 REQUEST_PATH = frozenset({"ingress", "scheduler", "nats", "engine"})
 """Roles of the processes that a request waits for."""
@@ -32,12 +40,37 @@ class Machine:
     """That processes on the path waited for a core, all together, for each request; 0 where the kernel does not say."""
     late_p90_s: Seconds
     """That requests were sent after their time, P90."""
+    stood_still_s: Seconds
+    """The longest that nothing ran here at all."""
     warned: dict[str, int]
     """What the fleet's processes warned of meanwhile, and how often: an engine that was late, a worker unheard."""
 
     def disturbed(self, prefill_p50_s: Seconds) -> bool:
         """Whether that is too much to judge latencies, where a median prefill takes `prefill_p50_s`."""
-        return max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
+        slow = max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
+        return slow or self.stood_still_s > STANDSTILL_SHARE_MAX * prefill_p50_s
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Beats while it is `listened` to."""
+
+    longest_pause: float = 0.0
+    """Wall seconds between two beats, beyond what they are apart."""
+
+    @contextlib.asynccontextmanager
+    async def listened(self) -> AsyncIterator["Heartbeat"]:
+        beating = asyncio.create_task(self._beat())
+        try:
+            yield self
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_WALL_SECONDS)
+            self.longest_pause = max(self.longest_pause, time.monotonic() - before - HEARTBEAT_WALL_SECONDS)
 
 
 def waited_for_cores(pids: Iterable[int]) -> float:

@@ -42,6 +42,7 @@ class Agreement(msgspec.Struct, kw_only=True, frozen=True):
     verdict: Verdict
     waited_s: Seconds
     late_p90_s: Seconds
+    stood_still_s: Seconds
     warned: dict[str, int]
     wall_s: float
     numbers: list[Number]
