@@ -233,7 +233,54 @@ async def test_an_engine_that_renders_is_asked_with_the_very_same_body(world: Wo
 
     assert answer.headers["x-pointsman-prefix"] == "exact"
     assert world.scheduler.asked[0].prompt_tokens == len(body)
-    assert [r.body for r in (*world.one.received, *world.two.received) if r.path.endswith("/render")] == [body]
+    assert [asked.body for asked in (*world.one.questions, *world.two.questions)] == [body]
+
+
+async def test_an_engine_that_does_not_render_is_asked_to_once(world: World) -> None:
+    for _ in range(4):
+        async with world.post(CHAT, HELLO) as answer:
+            await answer.read()
+
+    asked = [[question.path.rpartition("/")[2] for question in one.questions] for one in (world.one, world.two)]
+    assert max(paths.count("render") for paths in asked) == 1
+    assert sum(paths.count("tokenize") for paths in asked) == 4
+
+
+async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_question(world: World) -> None:
+    world.one.key = world.two.key = "sesame"
+    statuses = []
+    for key in ("wrong", "sesame"):
+        async with world.post(CHAT, HELLO, Authorization=f"Bearer {key}", X_Request_Id=key) as answer:
+            statuses.append(answer.status)
+
+    assert statuses == [401, 200]
+    assert [asked.exact for asked in world.scheduler.asked] == [False, True]
+    questions = [*world.one.questions, *world.two.questions]
+    assert {asked.headers["authorization"]: asked.headers["x-request-id"] for asked in questions} == {
+        "Bearer wrong": "wrong",
+        "Bearer sesame": "sesame",
+    }
+
+
+async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: World) -> None:
+    world.one.objection = world.two.objection = "only user and assistant may speak."
+    async with world.post(CHAT, HELLO) as answer:
+        error = (await answer.json())["error"]
+
+    assert (answer.status, error["param"]) == (400, "messages")
+    assert error["message"] == "The prompt does not fit this model: only user and assistant may speak."
+    assert world.scheduler.asked == []
+
+
+async def test_an_engine_without_the_adapter_is_not_asked_about_its_chats(world: World) -> None:
+    told = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), adapters=["poet"])
+    await world.log.append(told)
+    await eventually_listed(world, "poet")
+    async with world.post(CHAT, {**HELLO, "model": "poet"}) as answer:
+        await answer.read()
+
+    assert [asked.path.rpartition("/")[2] for asked in world.two.questions] == ["render", "tokenize"]
+    assert world.one.questions == []
 
 
 async def test_a_tokenizer_of_its_own_spares_the_engine_the_question() -> None:
@@ -401,6 +448,16 @@ async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_on
         (end,) = await world.events()
         assert isinstance(end, RequestFailed)
         assert end.status == 502
+
+
+async def test_a_client_is_not_told_where_the_engine_is_that_cannot_be_reached() -> None:
+    async with world_with(retries_max=0) as world:
+        world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+        async with world.post(COMPLETIONS, TOKENS) as answer:
+            error = (await answer.json())["error"]
+
+    assert (answer.status, error["code"]) == (502, "engine_failed")
+    assert error["message"] == "No engine that was tried has answered: it cannot be reached. Ask again."
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -> None:

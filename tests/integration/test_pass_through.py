@@ -12,8 +12,9 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import joined, reported
-from tests.support.fake_engine import Behaviour, eventually
+from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, ONE, TWO, World, eventually_listed, world_with
+from tests.support.waiting import eventually
 
 RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE = "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"
 LONG = "Every block of this prompt has a key of its own. " * 20
@@ -110,6 +111,18 @@ async def test_a_response_that_cannot_be_known_is_served_all_the_same_and_says_s
     assert answer.status == 200
     assert answer.headers["x-pointsman-prefix"].startswith(("partial", "none"))
     assert not world.scheduler.asked[0].exact
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": "user", "content": [{"type": "x\r\nx-mine: yes"}]}, {"type": "x\r\nx-mine: yes"}]
+)
+async def test_what_a_client_calls_its_parts_makes_no_header(world: World, item: dict[str, Any]) -> None:
+    world.one.says[RESPONSES] = {"id": "resp_1", "usage": USAGE}
+    async with world.post(RESPONSES, {"model": "m", "input": [item]}) as answer:
+        await answer.read()
+
+    assert answer.headers["x-pointsman-prefix"].endswith("; xx-mine: yes")
+    assert "x-mine" not in answer.headers
 
 
 async def test_the_stream_of_a_response_passes_through_and_its_usage_is_in_the_log(world: World) -> None:

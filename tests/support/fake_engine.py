@@ -5,7 +5,6 @@ many requests were given up by their client, is there to be looked at.
 """
 
 import asyncio
-import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator
@@ -15,6 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.waiting import eventually as eventually
 
 
 class Behaviour(StrEnum):
@@ -59,18 +60,23 @@ class FakeEngine:
     has_tokenize: bool = True
     renders: bool = False
     """Whether it has /v1/chat/completions/render: the tokens are then the bytes of the body."""
+    objection: str = ""
+    """What it has against every prompt, where it is asked for the tokens."""
+    key: str = ""
+    """Who does not show it is turned away; empty: everybody may ask."""
     says: dict[str, dict[str, Any] | list[bytes]] = field(default_factory=dict)
     """By path, in place of the usual: a whole answer, or the pieces of a stream. Paths beyond those of completions and
     chats are only there where something is said on them."""
     script: deque[Behaviour] = field(default_factory=deque)
     received: list[Received] = field(default_factory=list)
+    questions: list[Received] = field(default_factory=list)
+    """What came to /tokenize and /render."""
     given_up: int = 0
     transfer_params: dict[str, Any] | None = None
     """What it says of its KV cache where it is asked to prefill for another."""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        self.received.append(Received(request.path, body, {k.lower(): v for k, v in request.headers.items()}))
+        body = await self._take(request, self.received)
         behaviour = self.script.popleft() if self.script else Behaviour.ANSWERS
         try:
             return await self._behave(behaviour, request, json.loads(body))
@@ -79,26 +85,35 @@ class FakeEngine:
             raise
 
     async def tokenize(self, request: web.Request) -> web.Response:
+        asked = json.loads(await self._take(request, self.questions))
         if not self.has_tokenize:
-            return web.Response(status=404)
-        asked = await request.json()
+            return _no_such_path()
+        if self.objection:
+            return web.json_response({"error": {"message": self.objection, "code": 400}}, status=400)
         text = asked.get("prompt") or "".join(f"{m['role']}:{m['content']}" for m in asked["messages"])
         tokens = list(text.encode())
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 1000})
 
     async def render(self, request: web.Request) -> web.Response:
+        body = await self._take(request, self.questions)
         if not self.renders:
-            return web.Response(status=404)
-        body = await request.read()
-        self.received.append(Received(request.path, body, {k.lower(): v for k, v in request.headers.items()}))
+            return _no_such_path()
         return web.json_response({"request_id": "r", "token_ids": list(body), "features": None})
+
+    async def _take(self, request: web.Request, received: list[Received]) -> bytes:
+        body = await request.read()
+        headers = {k.lower(): v for k, v in request.headers.items()}
+        received.append(Received(request.path, body, headers))
+        if self.key and headers.get("authorization") != f"Bearer {self.key}":
+            raise web.HTTPUnauthorized
+        return body
 
     async def _behave(self, behaviour: Behaviour, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         match behaviour:
             case Behaviour.ANSWERS if request.path in self.says:
                 return await self._say(request, self.says[request.path])
             case Behaviour.ANSWERS if request.path not in ("/v1/completions", "/v1/chat/completions"):
-                return web.json_response({"detail": "Not Found"}, status=404)
+                return _no_such_path()
             case Behaviour.ANSWERS if asked.get("stream"):
                 return await self._stream(request, asked)
             case Behaviour.ANSWERS:
@@ -191,16 +206,11 @@ def _event(fields: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
+def _no_such_path() -> web.Response:
+    return web.json_response({"detail": "Not Found"}, status=404)
+
+
 def _transport(request: web.Request) -> asyncio.Transport:
     transport = request.transport
     assert isinstance(transport, asyncio.Transport)
     return transport
-
-
-async def eventually(condition: Any, *, seconds: float = 5.0) -> None:
-    """Wait until `condition()` holds; fails the test when it does not in time."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 - the condition is any expression of the test
-                await asyncio.sleep(0.01)
-    assert condition(), "did not happen in time"

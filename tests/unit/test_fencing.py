@@ -20,6 +20,8 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.routing import REPEAT_WALL_SECONDS, Router
+from pointsman_ingress.silence import Silence
+from pointsman_ingress.under_way import UnderWay
 from tests.support.events import joined, route
 
 POOL = PoolName("default")
@@ -83,6 +85,7 @@ class Rig:
 
     broker: MemoryBroker
     router: Router
+    under_way: UnderWay
     asked: list[tuple[RouteRequest, Reply]]
 
     async def asked_times(self, count: int) -> None:
@@ -116,9 +119,9 @@ async def rig() -> AsyncIterator[Rig]:
     broker, clock, board = MemoryBroker(POOL), ScaledClock(), HealthBoard()
     link = broker.client(clock, name="ingress")
     fleet = FleetView(clock, board)
-    router = Router(
-        commands=link.commands, events=link.log, fleet=fleet, pool=POOL, clock=clock, board=board, silence_max=3.0
-    )
+    under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
+    silence = Silence(commands=link.commands, pool=POOL, clock=clock, board=board, silence_max=3.0)
+    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=POOL, clock=clock)
     asked: list[tuple[RouteRequest, Reply]] = []
 
     async def leader(command: AnyCommand, reply: Reply) -> None:
@@ -127,7 +130,7 @@ async def rig() -> AsyncIterator[Rig]:
 
     following = asyncio.create_task(fleet.follow(link.log))
     async with broker.client(clock, name="leader").commands.serve(route_subject(POOL), leader):
-        yield Rig(broker, router, asked)
+        yield Rig(broker, router, under_way, asked)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
@@ -176,12 +179,11 @@ async def test_a_new_leader_is_told_of_grants_that_it_may_not_know(rig: Rig) -> 
     await rig.answer(1)
     grant = await waiting
     assert isinstance(grant, RouteGranted)
-    rig.router.begins(grant)
-    rig.broker.elect(elected(2), 0)
-    async with asyncio.timeout(2):
-        while not rig.grants_told():  # noqa: ASYNC110 - likewise
-            await asyncio.sleep(0.005)
-    rig.router.ends(grant)
+    with rig.under_way.at_engine(grant):
+        rig.broker.elect(elected(2), 0)
+        async with asyncio.timeout(2):
+            while not rig.grants_told():  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.005)
     rig.broker.elect(elected(3), 1)
     await asyncio.sleep(0.02)
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.keys import Keys
-from pointsman_ingress.openai_errors import Refusal, rejected
+from pointsman_ingress.openai_errors import Refusal, rejected, unknown_model
 from pointsman_ingress.proxy import Usage, usage_in
 from pointsman_ingress.tenants import Keyring, KeysFileError
 
@@ -125,6 +125,24 @@ def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
     ]
 
     assert waits == [b"1", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "message"),
+    [
+        ("queue_full", "9 requests wait already", "9 requests wait already. Ask again later."),
+        ("slo_tpot", "", "The request was refused. Ask again later, or with a longer objective (x-slo-tpot-ms)."),
+    ],
+)
+def test_a_rejection_says_why_and_what_to_do(reason: str, detail: str, message: str) -> None:
+    assert rejected(429, reason, detail, retry_after_wall=1).message == message
+
+
+def test_a_client_that_asks_for_a_model_that_is_not_there_is_told_of_some_that_are() -> None:
+    few, many = (unknown_model("m", [f"m{number}" for number in range(count)]).message for count in (2, 1000))
+
+    assert few == "The model 'm' does not exist; there is: m0, m1."
+    assert many.endswith(", m19, and 980 more in /v1/models.")
 
 
 def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:

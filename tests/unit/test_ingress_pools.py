@@ -14,15 +14,17 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.contracts.fleet import InstanceLeft, InstanceReported
+from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
+from pointsman_ingress.under_way import UnderWay
 from tests.support.events import joined, reported
-from tests.support.fake_engine import eventually
+from tests.support.waiting import eventually
 
 CHAT, CODE = PoolName("chat"), PoolName("code")
 
@@ -45,8 +47,11 @@ class Rig:
 
     def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
         """Who is asked for it where all are idle."""
-        found = self.fleets[pool].least(lambda _instance: 0.0, adapter=adapter)
+        found = self.under_way(pool).least_busy(adapter=adapter)
         return found.id if found is not None else None
+
+    def under_way(self, pool: PoolName) -> UnderWay:
+        return UnderWay(fleet=self.fleets[pool], events=self.logs[pool], clock=ScaledClock())
 
     def refusal(self, name: str) -> tuple[int, str]:
         with pytest.raises(Refusal) as refusal:
@@ -62,7 +67,17 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
     following = [asyncio.create_task(fleets[name].follow(logs[name])) for name in names]
     unused = cast(Any, None)
     pools = [
-        Pool(name=name, fleet=fleets[name], router=unused, tokenising=unused, keys=unused, events=logs[name])
+        Pool(
+            name=name,
+            fleet=fleets[name],
+            silence=unused,
+            under_way=unused,
+            router=unused,
+            rebinding=unused,
+            tokenising=unused,
+            keys=unused,
+            events=logs[name],
+        )
         for name in names
     ]
     yield Rig(Pools(pools), fleets, logs)
@@ -74,6 +89,23 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
 def naming(instance: str, *, at: float, **names: list[str]) -> InstanceReported:
     """A report of an instance with these adapters and aliases."""
     return msgspec.structs.replace(reported(instance, 0, [], at=at), **names)
+
+
+def busy(instance: str, *, at: float, requests: int) -> InstanceReported:
+    """A report of an instance with so many requests."""
+    return msgspec.structs.replace(reported(instance, 0, [], at=at), running=requests - 1, waiting=1)
+
+
+def grant(request: str, instance: str) -> RouteGranted:
+    return RouteGranted(
+        request=RequestId(request),
+        attempt=1,
+        instance=InstanceId(instance),
+        url="http://a",
+        hit_tokens=0,
+        predicted_ttft=0.0,
+        knowledge="exact",
+    )
 
 
 async def test_a_model_is_found_in_its_pool_under_its_name_its_aliases_and_its_adapters() -> None:
@@ -106,6 +138,32 @@ async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are
         assert (with_it, any_of_them) == ("b", "a")
         assert one.least(CHAT, "poet") is None
         assert one.refusal("poet") == (404, "model_not_found")
+
+
+async def test_an_engine_is_as_busy_as_this_ingress_keeps_it_or_as_its_worker_has_said_just_now() -> None:
+    async with rig(CHAT) as one:
+        under_way = one.under_way(CHAT)
+        await one.tell(CHAT, joined("a", at=1), joined("b", at=1), busy("a", at=1, requests=9))
+        long_ago = under_way.least_busy()
+        await one.tell(CHAT, busy("a", at=ScaledClock().now(), requests=2))
+        just_now = under_way.least_busy()
+        with under_way.at_engine(grant("r1", "b")), under_way.at_engine(grant("r2", "b")):
+            level = under_way.least_busy()
+            with under_way.at_engine(grant("r3", "b")):
+                kept_busy = under_way.least_busy()
+        done = under_way.least_busy()
+
+    assert [known and known.id for known in (long_ago, just_now, level, kept_busy, done)] == ["a", "b", "a", "a", "b"]
+
+
+async def test_where_no_engine_is_ready_a_suspected_one_is_asked_as_long_as_it_prefills() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", at=1, role="decode"), joined("b", at=1))
+        for name in ("a", "b"):
+            silent = InstanceSuspected(at=2, instance=InstanceId(name), epoch=Epoch(1), silent_seconds=5)
+            await one.tell(CHAT, silent)
+
+        assert one.least(CHAT, "") == "b"
 
 
 async def test_a_pool_whose_engines_have_all_gone_still_has_its_model_and_its_keys() -> None:

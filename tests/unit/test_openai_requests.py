@@ -7,17 +7,8 @@ from typing import Any
 import pytest
 
 from pointsman_ingress.openai_errors import Refusal
-from pointsman_ingress.openai_requests import (
-    Chat,
-    Objectives,
-    Texts,
-    Tokenised,
-    objectives,
-    parse_chat,
-    parse_completion,
-    session_of,
-    tenant_of,
-)
+from pointsman_ingress.openai_requests import Chat, Texts, Tokenised, parse_chat, parse_completion
+from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
 
 DEFAULTS = Objectives(5.0, 0.1)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -10,8 +10,10 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman_ingress.openai_requests import parse_chat, parse_completion
-from pointsman_ingress.tokenising import Tokenising, Tokens
+from pointsman_ingress.proxy import EngineClient
+from pointsman_ingress.tokenising import Inquiry, Tokenising, Tokens
 
+NOBODY = Inquiry({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}
 PICTURE = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
 
@@ -22,9 +24,8 @@ async def tokenising() -> AsyncIterator[Tokenising]:
     async with aiohttp.ClientSession() as session:
         made = Tokenising(
             tokenizer=Tokenizer.builtin(),
-            engine=lambda: None,
-            session=session,
-            engine_headers={},
+            engine=lambda _adapter: None,
+            engines=EngineClient(session, api_key="", forward_authorization=True),
             threads=1,
             clock=ScaledClock(),
         )
@@ -34,12 +35,12 @@ async def tokenising() -> AsyncIterator[Tokenising]:
 
 async def of_chat(tokenising: Tokenising, *messages: dict[str, Any], **fields: Any) -> Tokens:
     body = json.dumps({"messages": messages, **fields}).encode()
-    return await tokenising.tokens(parse_chat(body), body)
+    return await tokenising.tokens(parse_chat(body), NOBODY)
 
 
 async def of_completion(tokenising: Tokenising, **fields: Any) -> Tokens:
     body = json.dumps(fields).encode()
-    return await tokenising.tokens(parse_completion(body), body)
+    return await tokenising.tokens(parse_completion(body), NOBODY)
 
 
 async def test_a_plain_prompt_is_known_whole(tokenising: Tokenising) -> None:

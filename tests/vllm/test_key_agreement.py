@@ -10,7 +10,7 @@ import base64
 import json
 import subprocess
 import urllib.error
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.tooling.vllm_cpu.home import EngineHome
-from pointsman_ingress.openai_requests import Asked, parse_chat, parse_completion
-from pointsman_ingress.tokenising import Tokenising, Tokens
+from pointsman_ingress.openai_requests import Asked, Chat, parse_chat, parse_completion
+from pointsman_ingress.proxy import EngineClient
+from pointsman_ingress.tokenising import Inquiry, Tokenising, Tokens
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.vllm.conftest import ADAPTER
 
 MODEL = "smollm2-135m"
+NOBODY = Inquiry({}, "agreement")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SECRET = b"agreement"
 
@@ -199,9 +201,8 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         ways = [
             Tokenising(
                 tokenizer=own,
-                engine=lambda: instance_at(engine),
-                session=session,
-                engine_headers={},
+                engine=lambda _adapter: instance_at(engine),
+                engines=EngineClient(session, api_key="", forward_authorization=False),
                 threads=1,
                 clock=ScaledClock(),
             )
@@ -229,12 +230,17 @@ class Row:
         return self.same_tokens and self.same_keys and self.cached == self.expected_cached
 
 
+def unrendered(asked: Asked) -> Asked:
+    """The same, with nothing that an engine could render."""
+    return replace(asked, prompt=replace(asked.prompt, body=b"")) if isinstance(asked.prompt, Chat) else asked
+
+
 async def seen(bench: Bench, case: Case) -> Row:
     """Send a case twice, and look at what the engine says of it. Tokens are also taken from the engine, as an ingress
     without a tokenizer does: from what it renders, and from its `/tokenize`."""
     asked = case.asked
-    tokens = await bench.local.tokens(asked, case.body)
-    elsewhere = [await bench.remote.tokens(asked, body) for body in (case.body, b"")]
+    tokens = await bench.local.tokens(asked, NOBODY)
+    elsewhere = [await bench.remote.tokens(way, NOBODY) for way in (asked, unrendered(asked))]
     keys = bench.keys(tokens, asked, case.adapter)
     before = await bench.cache.holds(set())
     status, first = await bench.post(case.path, case.body)
@@ -275,7 +281,7 @@ async def test_a_template_of_the_clients_own_is_rendered_by_the_engine(bench: Be
 
 async def test_who_asks_how_likely_the_prompt_is_gets_nothing_from_the_cache(bench: Bench) -> None:
     case = chat("prompt logprobs", prompt_logprobs=1)
-    tokens = await bench.local.tokens(case.asked, case.body)
+    tokens = await bench.local.tokens(case.asked, NOBODY)
     await bench.post(case.path, case.body)
     _, answer = await bench.post(case.path, case.body)
 
@@ -286,7 +292,7 @@ async def test_who_asks_how_likely_the_prompt_is_gets_nothing_from_the_cache(ben
 async def test_embeddings_in_place_of_a_prompt_have_no_keys_on_either_side(bench: Bench, vllm_home: EngineHome) -> None:
     vectors = vectors_of(vllm_home, 100)
     case = Case("embeddings", COMPLETIONS, {"prompt_embeds": base64.b64encode(vectors).decode()})
-    tokens = await bench.local.tokens(case.asked, case.body)
+    tokens = await bench.local.tokens(case.asked, NOBODY)
     before = await bench.cache.holds(set())
     status, answer = await bench.post(case.path, case.body)
 

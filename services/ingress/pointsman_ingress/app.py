@@ -10,27 +10,31 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, send_whole
+from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.openai_errors import Refusal, error_body
 from pointsman_ingress.pools import Pool, Pools
-from pointsman_ingress.service import ROUTES, Gateway
+from pointsman_ingress.service import Gateway
 from pointsman_ingress.tenants import Keyring
 
 _ONLY_POST = error_body(405, "method_not_allowed", "This path takes POST only.")
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_SAID = {
+    404: ("not_found", "There is no such path; /docs lists those that there are."),
+    405: ("method_not_allowed", "This path does not take that method; /docs says which."),
+}
 
 
 def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: HealthBoard) -> AsgiApp:
     """Everything that the ingress serves over HTTP."""
     under = _fastapi(pools, keyring, board)
-    routes, serve = ROUTES, gateway.serve
+    endpoints, serve = BY_PATH, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        route = routes.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None:
+        endpoint = endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None:
             await under(scope, receive, send)
         elif scope["method"] == "POST":
-            await serve(route, scope, receive, send)
+            await serve(endpoint, scope, receive, send)
         else:
             await send_whole(send, 405, _ONLY_POST, "application/json", [(b"allow", b"POST")])
 
@@ -92,15 +96,15 @@ def _refused(_request: Request, refusal: Exception) -> Response:
 
 def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException | StarletteHTTPException)
-    code = _CODES.get(error.status_code, "invalid_request")
-    body = error_body(error.status_code, code, f"{error.detail}.")
+    code, message = _SAID.get(error.status_code, ("invalid_request", f"{error.detail}."))
+    body = error_body(error.status_code, code, message)
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
 def _document_hot_routes(app: FastAPI) -> None:
     """Put the paths that FastAPI never sees into its OpenAPI document."""
     described = app.openapi()
-    for path in ROUTES:
+    for path in BY_PATH:
         described.setdefault("paths", {})[path] = {
             "post": {
                 "tags": ["OpenAI"],

@@ -5,8 +5,6 @@ Only our own response headers and the engine's content type reach the client.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 
@@ -17,27 +15,14 @@ from pointsman.chassis.telemetry import HTTP_REQUESTS
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
+from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
-from pointsman_ingress.openai_requests import Asked, Headers, header_text
-from pointsman_ingress.streams import CHUNKS, StreamShape
+from pointsman_ingress.request_headers import Headers, header_text
 
 RECENT_IDS_MAX = 100_000
 """Request ids that clients chose and that are remembered, so that a second use of one gets an id of its own."""
 
 JSON = "application/json"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One of the paths that lead to an engine."""
-
-    path: str
-    parse: Callable[[bytes], Asked]
-    shape: StreamShape = CHUNKS
-    placed: bool = True
-    """Whether a scheduler says where it goes. Otherwise any engine of the pool will do, and the log does not hear of it."""
-    splits: bool = False
-    """Whether one engine may prefill it and another decode."""
 
 
 class ClientGoneError(Exception):
@@ -69,9 +54,9 @@ class RequestIds:
 class Call:
     """One HTTP exchange: first what was asked, then the answer, which can be begun and ended once."""
 
-    def __init__(self, route: Route, scope: Scope, send: Send, *, ids: RequestIds, arrived_at: Seconds) -> None:
+    def __init__(self, endpoint: Endpoint, scope: Scope, send: Send, *, ids: RequestIds, arrived_at: Seconds) -> None:
         """`arrived_at`: engine time."""
-        self.route = route
+        self.endpoint = endpoint
         self.headers: Headers = dict(scope["headers"])
         self.arrived_at = arrived_at
         shown = header_text(self.headers, b"x-request-id")
@@ -122,7 +107,7 @@ class Call:
         else:
             headers.append((b"content-length", b"%d" % length))
         self._started = True
-        _answered(self.route.path, 200).inc()
+        _answered(self.endpoint.path, 200).inc()
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
@@ -153,7 +138,7 @@ class Call:
     ) -> None:
         """A complete answer, with no more headers of ours than `headers`."""
         self._started = True
-        _answered(self.route.path, status).inc()
+        _answered(self.endpoint.path, status).inc()
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
 
     def _announced_bytes(self) -> int:

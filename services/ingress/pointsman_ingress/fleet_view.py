@@ -1,12 +1,12 @@
-"""The fleet as the ingress knows it: whom to ask for `/tokenize`, which models there are, what their block keys stand for,
-and, when no scheduler answers, where to send a request all the same.
+"""The fleet as the ingress knows it: which engines can be asked, which models there are, what their block keys stand for,
+and who leads.
 
 Folds the fleet's events with `State`, like everyone else. What the ingress cannot know from those events alone
 (queues, caches) is the scheduler's business.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -47,12 +47,12 @@ class FleetView:
         self._leaders_block_tokens: Tokens = 0
         self._joined_block_tokens: Tokens = 0
         self._changed = asyncio.Event()
-        self._elected: Callable[[Term], None] = lambda _term: None
+        self._hear_elections: list[Callable[[Term], None]] = []
         self._missing()
 
     def on_election(self, hear: Callable[[Term], None]) -> None:
         """Call `hear` with the term of each leader that the log tells of; with 0 where the log begins anew."""
-        self._elected = hear
+        self._hear_elections.append(hear)
 
     async def follow(self, events: EventLog) -> None:
         """Fold the fleet's events and elections, for ever."""
@@ -82,17 +82,15 @@ class FleetView:
 
     @property
     def ready(self) -> list[Instance]:
-        """Instances that take new requests, sorted by name."""
+        """Instances that take new requests (decode-only ones do not), sorted by name."""
         fleet = self._state.fleet
         return [fleet[instance] for instance in fleet.ready]
 
     @property
     def reachable(self) -> list[Instance]:
-        """Ready instances, or, where none is, those that are at least not known to be down."""
-        return self.ready or [i for i in self.instances if i.status in (Status.SUSPECTED, Status.DRAINING)]
-
-    def __getitem__(self, instance: InstanceId) -> Instance:
-        return self._state.fleet[instance]
+        """Ready instances, or, where none is, those that are at least not known to be down: as long as they prefill."""
+        doubtful = (Status.SUSPECTED, Status.DRAINING)
+        return self.ready or [i for i in self.instances if i.status in doubtful and i.role != "decode"]
 
     def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """That life of the instance, if it is still the present one."""
@@ -126,12 +124,9 @@ class FleetView:
         lengths = [instance.max_model_len for instance in self.instances if instance.max_model_len > 0]
         return min(lengths, default=0)
 
-    def least(
-        self, load: Callable[[InstanceId], float], *, adapter: str = "", excluded: Collection[InstanceId] = ()
-    ) -> Instance | None:
-        """The reachable instance with the least `load` that has this LoRA adapter, the first by name among equals."""
-        candidates = [i for i in self.reachable if i.id not in excluded and i.has(adapter)]
-        return min(candidates, key=lambda instance: (load(instance.id), instance.id), default=None)
+    def _elected(self, term: Term) -> None:
+        for hear in self._hear_elections:
+            hear(term)
 
     def _note_models(self) -> None:
         offered: dict[str, Model] = {}

@@ -26,15 +26,18 @@ from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.keys import Keys
-from pointsman_ingress.openai_requests import Objectives
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
-from pointsman_ingress.proxy import EngineClient, engine_headers, open_session
+from pointsman_ingress.proxy import EngineClient, open_session
+from pointsman_ingress.rebinding import Rebinding
+from pointsman_ingress.request_headers import Objectives
 from pointsman_ingress.routing import Router
-from pointsman_ingress.service import Bounds, Gateway
+from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.silence import Silence
 from pointsman_ingress.tenants import Keyring
 from pointsman_ingress.tokenising import Tokenising
+from pointsman_ingress.under_way import UnderWay
 
 log = structlog.get_logger()
 
@@ -105,7 +108,7 @@ async def assembled(
         engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
         with ExitStack() as closing:
             served = [
-                _pool(settings, name, link, session=session, clock=clock, board=(pool_boards or {}).get(name, board))
+                _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
                 for name, link in links.items()
             ]
             for pool in served:
@@ -113,7 +116,14 @@ async def assembled(
             pools = Pools(served)
             gateway = Gateway(
                 name=_name(settings),
-                bounds=_bounds(settings),
+                bounds=Bounds(
+                    body_bytes=settings.body_bytes_max,
+                    body_wall_seconds=settings.body_timeout,
+                    request_wall_seconds=settings.request_timeout,
+                    retries=settings.retries_max,
+                ),
+                objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
+                additions=Additions(stream_usage=settings.stream_usage, client_name=settings.names_clients),
                 keyring=keyring,
                 pools=pools,
                 engines=engines,
@@ -142,31 +152,33 @@ def _pool(
     name: PoolName,
     link: Link,
     *,
-    session: aiohttp.ClientSession,
+    engines: EngineClient,
     clock: Clock,
     board: HealthBoard,
 ) -> Pool:
     """Raises TokenizerLoadError."""
     fleet = FleetView(clock, board)
-    router = Router(
-        commands=link.commands,
-        events=link.log,
-        fleet=fleet,
-        pool=name,
-        clock=clock,
-        board=board,
-        silence_max=settings.silence_max,
-    )
+    under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
+    silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
+    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
-        engine=lambda: fleet.least(router.in_flight.__getitem__),
-        session=session,
-        engine_headers=engine_headers(settings.engine_api_key),
+        engine=lambda adapter: under_way.least_busy(adapter=adapter),
+        engines=engines,
         threads=settings.tokenise_threads,
         clock=clock,
     )
-    keys = Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens)
-    return Pool(name=name, fleet=fleet, router=router, tokenising=tokenising, keys=keys, events=link.log)
+    return Pool(
+        name=name,
+        fleet=fleet,
+        silence=silence,
+        under_way=under_way,
+        router=router,
+        rebinding=Rebinding(commands=link.commands, pool=name, clock=clock, newest_term=lambda: router.newest_term),
+        tokenising=tokenising,
+        keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
+        events=link.log,
+    )
 
 
 def _attend(
@@ -180,8 +192,8 @@ def _attend(
 ) -> None:
     """Start what goes on beside the requests of a pool."""
     supervisor.start(pool.fleet.follow(pool.events), name=f"fleet-view-{pool.name}")
-    supervisor.start(pool.router.look_out(), name=f"scheduler-watch-{pool.name}")
-    supervisor.start(pool.router.rebinding.ask(), name=f"rebinding-{pool.name}")
+    supervisor.start(pool.silence.look_out(), name=f"scheduler-watch-{pool.name}")
+    supervisor.start(pool.rebinding.ask(), name=f"rebinding-{pool.name}")
     if settings.probe:
         prober = Prober(
             fleet=pool.fleet,
@@ -209,18 +221,6 @@ async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -
 
 def _name(settings: IngressSettings) -> str:
     return settings.name or f"ingress-{os.getpid()}"
-
-
-def _bounds(settings: IngressSettings) -> Bounds:
-    return Bounds(
-        body_bytes=settings.body_bytes_max,
-        body_wall_seconds=settings.body_timeout,
-        request_wall_seconds=settings.request_timeout,
-        retries=settings.retries_max,
-        stream_usage=settings.stream_usage,
-        names_clients=settings.names_clients,
-        objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
-    )
 
 
 def _tokenizer_places(settings: IngressSettings) -> dict[str, str]:

@@ -5,11 +5,12 @@ A `Refusal` is raised wherever a request turns out to be impossible and answered
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, Tokens
 
 _TYPES = {
     400: "invalid_request_error",
@@ -30,6 +31,16 @@ DO_NOT_RETRY = (b"x-should-retry", b"false")
 """Official OpenAI clients ask again by themselves after 408, 429 and 5xx, but for answers that say this."""
 
 REASON_HEADER = b"x-pointsman-reject-reason"
+
+NAMES_MAX = 20
+"""Models that are named to a client that asked for another."""
+
+_ADVICE = {
+    "slo_ttft": "Ask again later, or with a longer objective (x-slo-ttft-ms).",
+    "slo_unreachable": "Ask with a longer objective (x-slo-ttft-ms) or a shorter prompt.",
+    "slo_tpot": "Ask again later, or with a longer objective (x-slo-tpot-ms).",
+}
+"""What to do about a reason of the scheduler's, where it is more than to wait."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -86,10 +97,19 @@ def invalid_key() -> Refusal:
     )
 
 
-def unknown_model(model: str, known: str) -> Refusal:
-    return Refusal(
-        404, "model_not_found", f"The model {model[:200]!r} does not exist; there is: {known}.", param="model"
-    )
+def unknown_model(model: str, known: Sequence[str]) -> Refusal:
+    msg = f"The model {model[:200]!r} does not exist; there is: {_first_of(known)}."
+    return Refusal(404, "model_not_found", msg, param="model")
+
+
+def model_wanted(known: Sequence[str]) -> Refusal:
+    return bad_request(f"Several models are served here; name one of them: {_first_of(known)}.", param="model")
+
+
+def _first_of(models: Sequence[str]) -> str:
+    """The first of them."""
+    more = len(models) - NAMES_MAX
+    return ", ".join(models[:NAMES_MAX]) + (f", and {more} more in /v1/models" if more > 0 else "")
 
 
 def not_served(path: str) -> Refusal:
@@ -97,17 +117,18 @@ def not_served(path: str) -> Refusal:
     return Refusal(404, "endpoint_not_found", f"The engines of this model have no {path}.", param="model")
 
 
-def too_long(prompt_tokens: int, output_tokens: int, model_len: int) -> Refusal:
+def too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: Tokens, *, param: str) -> Refusal:
+    """Begins with the words by which client libraries know it."""
     return bad_request(
-        f"The model's context is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} more were "
-        "asked for. Shorten the prompt or ask for less.",
-        param="messages",
+        f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
+        "more were asked for. Shorten the prompt or ask for less.",
+        param=param,
         code="context_length_exceeded",
     )
 
 
 def body_too_large(bytes_max: int) -> Refusal:
-    return Refusal(413, "body_too_large", f"The body is larger than {bytes_max} bytes.")
+    return Refusal(413, "body_too_large", f"The body is larger than {bytes_max} bytes, the most that is taken here.")
 
 
 def timed_out(message: str) -> Refusal:
@@ -119,21 +140,27 @@ def given_up() -> Refusal:
     return Refusal(408, "request_timeout", "The request took too long and was given up.", headers=(DO_NOT_RETRY,))
 
 
-def engine_failed(detail: str) -> Refusal:
-    return Refusal(502, "engine_failed", f"The engines that were tried failed to answer: {detail}.")
+def engine_failed(reason: str) -> Refusal:
+    """`reason`: of the last one, where several were tried."""
+    return Refusal(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
+
+
+def engine_broke_off(reason: str) -> Refusal:
+    return Refusal(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
 
 
 def no_engines() -> Refusal:
-    return _try_later(503, "no_engines", "No engine has joined yet.", 1.0)
+    return _try_later(503, "no_engines", "No engine is there that could be asked. Ask again later.", 1.0)
 
 
 def no_place() -> Refusal:
-    return _try_later(503, "no_place", "No scheduler answers, and no engine is known that could be asked.", 1.0)
+    return _try_later(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", 1.0)
 
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:
     """What the scheduler refused, with its own status and reason."""
-    message = detail or "The request was refused."
+    found = detail or "the request was refused"
+    message = f"{found[:1].upper()}{found[1:]}. {_ADVICE.get(reason, 'Ask again later.')}"
     if reason in IN_VAIN:
         return Refusal(status, reason, message, headers=(DO_NOT_RETRY, (REASON_HEADER, reason.encode())))
     return _try_later(status, reason, message, retry_after_wall)

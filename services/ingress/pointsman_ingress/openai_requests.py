@@ -1,4 +1,4 @@
-"""What a client asks for: the few fields of an OpenAI body that routing needs, checked.
+"""What a client asks for in a body: the few fields of OpenAI's that routing needs, checked. `request_headers` has the rest.
 
 Pure. Unknown fields are not looked at, the body itself is forwarded as it came. A body that cannot be served is
 refused here, before anything is tokenised or logged.
@@ -6,28 +6,20 @@ refused here, before anything is tokenised or logged.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
-from pointsman_ingress.openai_errors import Refusal, bad_request
+from pointsman.primitives import Tokens
+from pointsman_ingress.content_parts import first_foreign, texts
+from pointsman_ingress.openai_errors import bad_request
 from pointsman_ingress.responses_input import chat_form
 
 COMPLETION_OUTPUT_TOKENS = 16
 """What /v1/completions gives when nothing is asked for, as OpenAI defines it."""
 
 SALT_LENGTH_MAX = 1024
-NAME_LENGTH_MAX = 128
-ANONYMOUS = Tenant("anonymous")
-
-Headers = dict[bytes, bytes]
-"""Lower-case names; of repeated headers the last counts."""
-
-
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
-"""Content parts that are made of tokens and nothing else."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -135,11 +127,13 @@ class Chat:
     """Where it is."""
     template: str | None = None
     """The client's own chat template, where it brings one."""
+    body: bytes = field(default=b"", compare=False, repr=False)
+    """The chat completion as the client sent it, which an engine can render; empty where the chat was none."""
 
     @property
     def length(self) -> int:
         """Characters, about."""
-        characters = sum(len(text) for message in self.messages for text in _texts(message))
+        characters = sum(len(text) for message in self.messages for text in texts(message.get("content")))
         return characters + (1000 * len(self.tools) if self.tools else 0)
 
 
@@ -164,6 +158,8 @@ class Asked:
 
     model: str
     prompt: Prompt
+    prompt_field: str
+    """Where in the body the prompt is."""
     stream: bool
     output_tokens: Tokens | None
     output_demanded: bool
@@ -182,14 +178,6 @@ class Asked:
     """Whether it is a stream whose client did not ask for its usage, so that it can be asked for and kept from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Engine seconds."""
-
-    ttft: Seconds
-    tpot: Seconds
-
-
 def parse_completion(body: bytes) -> Asked:
     """A body of /v1/completions. Raises Refusal."""
     fields = _decode(_completion_body, body)
@@ -201,6 +189,7 @@ def parse_completion(body: bytes) -> Asked:
         prompt,
         COMPLETION_OUTPUT_TOKENS if output_tokens is None else output_tokens,
         output_tokens,
+        prompt_field="prompt",
         reads_cache=fields.prompt_logprobs is None and not echoes,
     )
 
@@ -215,7 +204,7 @@ def parse_chat(body: bytes) -> Asked:
     older_name = _positive(fields.max_tokens, "max_tokens")
     if output_tokens is None:
         output_tokens = older_name
-    foreign, foreign_message = _first_foreign(fields.messages)
+    foreign, foreign_message = first_foreign(fields.messages)
     prompt = Chat(
         messages=fields.messages,
         tools=fields.tools,
@@ -226,8 +215,10 @@ def parse_chat(body: bytes) -> Asked:
         foreign=foreign,
         foreign_message=foreign_message,
         template=fields.chat_template,
+        body=body,
     )
-    return _asked(fields, prompt, output_tokens, output_tokens, reads_cache=fields.prompt_logprobs is None)
+    reads_cache = fields.prompt_logprobs is None
+    return _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages", reads_cache=reads_cache)
 
 
 def parse_response(body: bytes) -> Asked:
@@ -254,7 +245,7 @@ def parse_response(body: bytes) -> Asked:
         foreign_message=form.foreign_message,
     )
     output_tokens = _positive(fields.max_output_tokens, "max_output_tokens")
-    asked = _asked(fields, prompt, output_tokens, output_tokens, reads_cache=True)
+    asked = _asked(fields, prompt, output_tokens, output_tokens, prompt_field="input")
     truncates = fields.truncation not in (None, "disabled")
     return replace(asked, truncates=truncates, truncate_to=0, usage_may_be_asked=False)
 
@@ -266,48 +257,12 @@ def parse_embeddings(body: bytes) -> Asked:
     if not given:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
-    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, reads_cache=True), stream=False)
+    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field="input"), stream=False)
 
 
 def parse_named(body: bytes) -> Asked:
     """A body of which only the model is looked at. Raises Refusal."""
-    return _asked(_decode(_any_body, body), Sized(0), 0, None, reads_cache=True)
-
-
-def objectives(headers: Headers, defaults: Objectives) -> Objectives:
-    """The client's objectives from `x-slo-ttft-ms` and `x-slo-tpot-ms` or their aliases. Raises Refusal."""
-    ttft = _milliseconds(headers, b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
-    tpot = _milliseconds(headers, b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
-    if ttft is None and tpot is None:
-        return defaults
-    return Objectives(defaults.ttft if ttft is None else ttft, defaults.tpot if tpot is None else tpot)
-
-
-def tenant_of(headers: Headers, user: str) -> Tenant:
-    """Who a client without an API key says it is."""
-    name = header_text(headers, b"x-llm-d-inference-fairness-id") or cleaned(user)
-    return Tenant(name) if name else ANONYMOUS
-
-
-def session_of(headers: Headers, user: str) -> SessionId:
-    """The conversation that the client names, or the user in its place."""
-    return SessionId(header_text(headers, b"x-session-id") or cleaned(user))
-
-
-def header_text(headers: Headers, name: bytes) -> str:
-    """A header's value, fit to be logged and sent back; empty where it is missing."""
-    value = headers.get(name)
-    return cleaned(value.decode("latin-1")) if value else ""
-
-
-def cleaned(text: str) -> str:
-    """Printable ASCII only, at most 128 characters."""
-    if not text:
-        return ""
-    text = text[:NAME_LENGTH_MAX].strip()
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c for c in text if c.isascii() and c.isprintable())
+    return _asked(_decode(_any_body, body), Sized(0), 0, None, prompt_field="")
 
 
 def _decode(decoder: msgspec.json.Decoder[F], body: bytes) -> F:
@@ -322,7 +277,13 @@ def _decode(decoder: msgspec.json.Decoder[F], body: bytes) -> F:
 
 
 def _asked(
-    fields: _Body, prompt: Prompt, output_tokens: Tokens | None, demanded: Tokens | None, *, reads_cache: bool
+    fields: _Body,
+    prompt: Prompt,
+    output_tokens: Tokens | None,
+    demanded: Tokens | None,
+    *,
+    prompt_field: str,
+    reads_cache: bool = True,
 ) -> Asked:
     salt = fields.cache_salt or ""
     if len(salt) > SALT_LENGTH_MAX:
@@ -331,6 +292,7 @@ def _asked(
     return Asked(
         model=fields.model or "",
         prompt=prompt,
+        prompt_field=prompt_field,
         stream=fields.stream is True,
         output_tokens=output_tokens,
         output_demanded=demanded is not None,
@@ -420,60 +382,3 @@ def _positive(value: int | None, name: str) -> Tokens | None:
         msg = f"`{name}` must be at least 1, not {value}."
         raise bad_request(msg, param=name)
     return value
-
-
-def _milliseconds(headers: Headers, *names: bytes) -> Seconds | None:
-    for name in names:
-        value = headers.get(name)
-        if value is not None:
-            return _seconds(value, name)
-    return None
-
-
-def _seconds(value: bytes, name: bytes) -> Seconds:
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = 0.0
-    if not 0 < milliseconds < float("inf"):
-        raise _bad_objective(name.decode())
-    return milliseconds / 1000
-
-
-def _bad_objective(name: str) -> Refusal:
-    return bad_request(f"The header {name} must be a positive number of milliseconds.", param=name)
-
-
-def _first_foreign(messages: list[dict[str, Any]]) -> tuple[str, int]:
-    """The kind of the first part of a chat that is no text, and in which message it is; empty where there is none."""
-    for at, message in enumerate(messages):
-        if kind := _foreign_part(message):
-            return kind, at
-    return "", 0
-
-
-def _foreign_part(message: dict[str, Any]) -> str:
-    """The kind of the first part of a message that is no text; empty where there is none."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return ""
-    return next((kind for part in content if (kind := _kind_of(part)) not in TEXT_PARTS), "")
-
-
-def _kind_of(part: Any) -> str:
-    """What engines take a content part for. Some clients leave the type out where a field says it."""
-    if not isinstance(part, dict):
-        return "text"
-    kind = part.get("type")
-    if isinstance(kind, str):
-        return cleaned(kind) or "unknown"
-    return next((cleaned(name) for name in part if isinstance(name, str)), "unknown")
-
-
-def _texts(message: dict[str, Any]) -> list[str]:
-    content = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        return []
-    return [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]

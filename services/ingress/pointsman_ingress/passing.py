@@ -30,7 +30,7 @@ class Passage:
         tried: list[InstanceId] = []
         reason = ""
         while len(tried) <= self._retries:
-            instance = pool.fleet.least(lambda known: _load(pool, known), adapter=model.adapter, excluded=tried)
+            instance = pool.under_way.least_busy(adapter=model.adapter, excluded=tried)
             if instance is None:
                 break
             try:
@@ -38,7 +38,7 @@ class Passage:
             except EngineFailedError as error:
                 log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
                 tried.append(instance.id)
-                reason = str(error)
+                reason = error.told
                 ENGINE_RETRIES.inc()
             else:
                 return
@@ -46,15 +46,9 @@ class Passage:
 
     async def _ask(self, call: Call, instance: Instance) -> None:
         """Raises EngineFailedError, and Refusal where the engine has no such path; then the client has seen nothing."""
-        path = call.route.path
+        path = call.endpoint.path
         async with await self._engines.send(instance.url, path, call.body, call.headers, call.id) as answer:
-            body = await answer.whole(await answer.chunk())
+            body = await answer.whole()
         if lacks_endpoint(answer.status, body):
             raise not_served(path)
         await call.answer(answer.status, body, answer.content_type, instance.id)
-
-
-def _load(pool: Pool, instance: InstanceId) -> int:
-    """Requests there: what its worker reports, or what this ingress alone has sent, which is known sooner."""
-    known = pool.fleet[instance]
-    return max(pool.router.in_flight[instance], known.running + known.waiting)

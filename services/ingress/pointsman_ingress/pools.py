@@ -14,9 +14,12 @@ from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman_ingress.fleet_view import FleetView, Model
 from pointsman_ingress.keys import Keys
-from pointsman_ingress.openai_errors import Refusal, bad_request, no_engines, unknown_model
+from pointsman_ingress.openai_errors import Refusal, model_wanted, no_engines, unknown_model
+from pointsman_ingress.rebinding import Rebinding
 from pointsman_ingress.routing import Router
+from pointsman_ingress.silence import Silence
 from pointsman_ingress.tokenising import Tokenising
+from pointsman_ingress.under_way import UnderWay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,10 @@ class Pool:
 
     name: PoolName
     fleet: FleetView
+    silence: Silence
+    under_way: UnderWay
     router: Router
+    rebinding: Rebinding
     tokenising: Tokenising
     keys: Keys
     events: EventLog
@@ -62,8 +68,7 @@ class Pools:
         if not serving:
             raise no_engines()
         if len(serving) > 1:
-            msg = f"Several models are served here; name one of them: {self._names()}."
-            raise bad_request(msg, param="model")
+            raise model_wanted(self._names())
         return serving[0]
 
     def _unknown(self, name: str) -> Refusal:
@@ -72,8 +77,8 @@ class Pools:
             no_engines() if any(pool.fleet.base is None for pool in self._pools) else unknown_model(name, self._names())
         )
 
-    def _names(self) -> str:
-        return ", ".join(model.name for _, model in self.offered())
+    def _names(self) -> list[str]:
+        return [model.name for _, model in self.offered()]
 
 
 class PoolsBoard(HealthBoard):

@@ -22,13 +22,12 @@ from pointsman.contracts.fleet import InstanceProbed
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance, Status
-from pointsman_ingress.call import Route
+from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Endpoint
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.proxy import EngineClient, EngineFailedError
-from pointsman_ingress.service import CHAT_COMPLETIONS, COMPLETIONS
-from pointsman_ingress.tokenising import Tokenising
+from pointsman_ingress.tokenising import Inquiry, Tokenising
 
 log = structlog.get_logger()
 
@@ -53,7 +52,7 @@ class NoVerdictError(Exception):
 class _Trial:
     """One prompt to send, and its tokens as we see them."""
 
-    route: Route
+    endpoint: Endpoint
     body: bytes
     tokens: Sequence[int]
 
@@ -155,7 +154,7 @@ class Prober:
         words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
         message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
-        tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.parse(body))
+        tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.parse(body), Inquiry({}, self._request_id()))
         return _Trial(CHAT_COMPLETIONS, body, tokens.prompts[0]), tokens.exact
 
     def _token_trial(self, instance: Instance) -> _Trial:
@@ -189,14 +188,16 @@ class Prober:
             raise EngineFailedError(msg) from error
 
     async def _answered(self, instance: Instance, trial: _Trial) -> None:
-        request_id = f"probe-{self._chance.getrandbits(48):012x}"
         async with await self._engines.send(
-            instance.url, trial.route.path, trial.body, {}, request_id, dp_rank=instance.dp_rank
+            instance.url, trial.endpoint.path, trial.body, {}, self._request_id(), dp_rank=instance.dp_rank
         ) as answer:
-            body = await answer.whole(await answer.chunk())
+            body = await answer.whole()
             if answer.status >= 400:
                 msg = f"status {answer.status}: {body[:200].decode(errors='replace')}"
                 raise EngineFailedError(msg)
+
+    def _request_id(self) -> str:
+        return f"probe-{self._chance.getrandbits(48):012x}"
 
     async def _appears(self, instance: Instance, key: bytes, start: int) -> bool:
         async for entry in self._events.read(start, kinds=(f"kv.{instance.id}",)):

@@ -16,7 +16,7 @@ from yarl import URL
 
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
-from pointsman_ingress.openai_requests import Headers
+from pointsman_ingress.request_headers import Headers
 from pointsman_ingress.streams import CHUNKS, StreamShape
 
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
@@ -39,7 +39,12 @@ RANK_HEADER = "x-data-parallel-rank"
 
 
 class EngineFailedError(Exception):
-    """The engine did not answer, answered with a server error, or broke off."""
+    """The engine did not answer, answered with a server error, or broke off. `told` is what clients may hear of it: its
+    address is none of their business."""
+
+    def __init__(self, reason: str, *, told: str = "") -> None:
+        super().__init__(reason)
+        self.told = told or reason
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -57,7 +62,7 @@ class EngineClient:
         """`api_key` is shown to the engines; without one the client's own key is passed on if
         `forward_authorization` says so (where it is not ours to check)."""
         self._session = session
-        self._own_headers = engine_headers(api_key)
+        self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._forward_authorization = forward_authorization and not api_key
         self._urls: dict[tuple[str, str], URL] = {}
 
@@ -81,10 +86,10 @@ class EngineClient:
                 url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineFailedError(_reason(error)) from error
+            raise _failure(error) from error
         if (response.status >= 500 and response.status != NOT_IMPLEMENTED) or 300 <= response.status < 400:
             response.close()
-            msg = f"status {response.status}"
+            msg = f"its status was {response.status}"
             raise EngineFailedError(msg)
         return EngineAnswer(response, shape)
 
@@ -137,7 +142,7 @@ class EngineAnswer:
         try:
             chunk = await self._response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineFailedError(_reason(error)) from error
+            raise _failure(error) from error
         if chunk:
             self._tail.append(chunk)
             self._keep_last_event()
@@ -146,14 +151,14 @@ class EngineAnswer:
             self._end()
         return chunk
 
-    async def whole(self, first: bytes) -> bytes:
-        """Everything, `first` included. Raises EngineFailedError where it breaks off or is larger than 64 MiB."""
+    async def whole(self, first: bytes = b"") -> bytes:
+        """Everything, with what was read `first`. Raises EngineFailedError where it breaks off or is larger than 64 MiB."""
         chunks, size = [first], len(first)
         while chunk := await self.chunk():
             chunks.append(chunk)
             size += len(chunk)
             if size > ANSWER_BYTES_MAX:
-                msg = f"an answer of more than {ANSWER_BYTES_MAX} bytes"
+                msg = f"its answer is larger than {ANSWER_BYTES_MAX} bytes"
                 raise EngineFailedError(msg)
         return b"".join(chunks)
 
@@ -178,7 +183,7 @@ class EngineAnswer:
 
     def _end(self) -> None:
         if self.streams and self.status == 200 and not self._shape.has_ended(b"".join(self._tail)):
-            msg = f"the stream ended without {self._shape.ends[0].decode().strip()}"
+            msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg)
         self._ended = True
 
@@ -202,11 +207,6 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
 def _payload(body: bytes) -> bytes | BytesIO:
     """A large body is sent piece by piece, so that it does not hold up others."""
     return body if len(body) <= PIECE_BYTES else BytesIO(body)
-
-
-def engine_headers(api_key: str) -> dict[str, str]:
-    """What we show to engines for ourselves."""
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def open_session(*, connections_max: int, connect_timeout: Seconds) -> aiohttp.ClientSession:
@@ -267,5 +267,7 @@ def usage_in(answer: bytes) -> Usage:
     )
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _failure(error: Exception) -> EngineFailedError:
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    unreached = isinstance(error, aiohttp.ClientConnectorError | TimeoutError)
+    return EngineFailedError(reason, told="it cannot be reached" if unreached else "the connection broke off")

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pointsman_ingress.content_parts import UNKNOWN, foreign_part
+from pointsman_ingress.request_headers import cleaned
+
 Message = dict[str, Any]
 
 
@@ -43,9 +46,13 @@ class ChatForm:
 
     def cannot_tell(self, kind: str) -> None:
         """From here on nothing is known."""
-        if not self.foreign:
-            self.foreign, self.foreign_message = kind, len(self.messages)
-        self.messages.append({"role": "user", "content": [{"type": kind}]})
+        self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
+
+    def take(self, message: Message, *, foreign: str) -> None:
+        """A message as it is. `foreign`: what of it has no place in a template; empty where all of it has."""
+        if foreign and not self.foreign:
+            self.foreign, self.foreign_message = foreign, len(self.messages)
+        self.messages.append(message)
 
 
 def chat_form(
@@ -95,10 +102,7 @@ def _add_message(form: ChatForm, item: dict[str, Any]) -> None:
     """What an assistant said is its first part alone; other messages are taken as they are, parts and all."""
     content = item.get("content")
     if item["role"] != "assistant":
-        foreign = _foreign_part(content)
-        if foreign and not form.foreign:
-            form.foreign, form.foreign_message = foreign, len(form.messages)
-        form.messages.append(item)
+        form.take(item, foreign=foreign_part(content))
         return
     if isinstance(content, list) and content:
         content = content[0].get("text") if isinstance(content[0], dict) else None
@@ -114,13 +118,6 @@ def _thought(item: dict[str, Any]) -> str | None:
             text = parts[0].get("text")
             return text if isinstance(text, str) else None
     return None if item.get("encrypted_content") else ""
-
-
-def _foreign_part(content: Any) -> str:
-    if not isinstance(content, list):
-        return ""
-    kinds = (part.get("type") if isinstance(part, dict) else None for part in content)
-    return next((str(kind) for kind in kinds if kind not in ("input_text", "output_text", "text")), "")
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

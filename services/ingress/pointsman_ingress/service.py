@@ -23,14 +23,16 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteReque
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
-from pointsman_ingress.call import Call, ClientGoneError, RequestIds, Route
+from pointsman_ingress.call import Call, ClientGoneError, RequestIds
 from pointsman_ingress.client_naming import naming_client
+from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.life import Life
 from pointsman_ingress.openai_errors import (
     Refusal,
     bad_request,
+    engine_broke_off,
     engine_failed,
     given_up,
     no_place,
@@ -38,56 +40,42 @@ from pointsman_ingress.openai_errors import (
     rejected,
     too_long,
 )
-from pointsman_ingress.openai_requests import (
-    Asked,
-    Objectives,
-    Tokenised,
-    objectives,
-    parse_chat,
-    parse_completion,
-    parse_embeddings,
-    parse_named,
-    parse_response,
-    session_of,
-    tenant_of,
-)
+from pointsman_ingress.openai_requests import Asked, Tokenised
 from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
 from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
+from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
 from pointsman_ingress.routing import NoPlaceError, Router
 from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
 from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
-from pointsman_ingress.streams import NAMED_EVENTS
 from pointsman_ingress.tenants import Keyring
+from pointsman_ingress.tokenising import Inquiry
 
 log = structlog.get_logger()
 
-EMBEDDINGS = Route("/v1/embeddings", parse_embeddings)
-RESPONSES = Route("/v1/responses", parse_response, NAMED_EVENTS)
-TOKENIZE = Route("/tokenize", parse_named, placed=False)
-DETOKENIZE = Route("/detokenize", parse_named, placed=False)
-COMPLETIONS = Route("/v1/completions", parse_completion, splits=True)
-CHAT_COMPLETIONS = Route("/v1/chat/completions", parse_chat, splits=True)
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
-
-ROUTES = {route.path: route for route in (COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a request may take. Wall seconds, except the objectives."""
+    """What a request may take. Wall seconds."""
 
     body_bytes: int
     body_wall_seconds: Seconds
     request_wall_seconds: Seconds
     retries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Additions:
+    """What is added to a client's body on its way to an engine."""
+
     stream_usage: bool
-    """Whether the usage of streams is asked for where the client does not."""
-    names_clients: bool
-    """Whether engines are told whose request it is."""
-    objectives: Objectives
+    """Where the client does not, the usage of its stream is asked for."""
+    client_name: bool
+    """The engine is told whose request it is."""
 
 
 class Gateway:
@@ -98,6 +86,8 @@ class Gateway:
         *,
         name: str,
         bounds: Bounds,
+        objectives: Objectives,
+        additions: Additions,
         keyring: Keyring,
         pools: Pools,
         engines: EngineClient,
@@ -105,9 +95,11 @@ class Gateway:
         supervisor: Supervisor,
         ids: RequestIds,
     ) -> None:
-        """`name`: this ingress in the log."""
+        """`name`: this ingress in the log. `objectives`: of clients that name none."""
         self._name = name
         self._bounds = bounds
+        self._objectives = objectives
+        self._additions = additions
         self._keyring = keyring
         self._pools = pools
         self._engines = engines
@@ -116,14 +108,14 @@ class Gateway:
         self._ids = ids
         self._passage = Passage(engines, retries=bounds.retries)
 
-    async def serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises nothing but the cancellation of its own task."""
-        call = Call(route, scope, send, ids=self._ids, arrived_at=self._clock.now())
+        call = Call(endpoint, scope, send, ids=self._ids, arrived_at=self._clock.now())
         life: Life | None = None
         with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
             try:
                 asked = await self._read(call, receive, patience)
-                if not route.placed:
+                if not endpoint.placed:
                     await self._passage.deliver(call, *self._pools.find(asked.model))
                     return
                 pool, command = await self._understand(call, asked)
@@ -149,21 +141,20 @@ class Gateway:
         bounds = self._bounds
         await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
-        return call.route.parse(call.body)
+        return call.endpoint.parse(call.body)
 
     async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
-        bounds = self._bounds
-        wished = objectives(call.headers, bounds.objectives)
+        wished = objectives(call.headers, self._objectives)
         pool, model = self._pools.find(asked.model)
         model_len = pool.fleet.model_len
-        self._check_length(asked, model_len, _certain_tokens(asked))
-        tokens = await pool.tokenising.tokens(asked, call.body if call.route is CHAT_COMPLETIONS else b"")
+        _check_length(asked, model_len, _certain_tokens(asked))
+        tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model.adapter))
         call.prefix = tokens.said
         call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
-        call.asks_usage = asked.usage_may_be_asked and bounds.stream_usage
+        call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
         if tokens.exact:
-            self._check_length(asked, model_len, max(map(len, tokens.prompts)))
+            _check_length(asked, model_len, max(map(len, tokens.prompts)))
         command = RouteRequest(
             request=call.id,
             ingress=self._name,
@@ -179,17 +170,9 @@ class Gateway:
             streaming=asked.stream,
             adapter=model.adapter,
         )
-        if bounds.names_clients:
+        if self._additions.client_name:
             call.body = naming_client(call.body, command.tenant)
         return pool, command
-
-    def _check_length(self, asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> None:
-        """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
-        if model_len == 0 or asked.truncates:
-            return
-        output_tokens = 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
-        if prompt_tokens + output_tokens > model_len:
-            raise too_long(prompt_tokens, output_tokens, model_len)
 
     def _begin(self, pool: Pool, call: Call, command: RouteRequest) -> Life:
         return Life(
@@ -214,7 +197,7 @@ class Gateway:
                 log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
                 if command.attempt > self._bounds.retries:
                     life.failed("engine_failed", 502)
-                    raise engine_failed(str(error)) from error
+                    raise engine_failed(error.told) from error
                 ENGINE_RETRIES.inc()
                 life.waits_again()
                 excluded = [*command.excluded, failed]
@@ -258,7 +241,7 @@ class Gateway:
                 return
             grant, body = handed_over
         while grant.rebind:
-            async with life.pool.router.rebinding.watch(grant) as watch:
+            async with life.pool.rebinding.watch(grant) as watch:
                 await self._exchange(call, life, grant, body, exact=exact)
             if watch.onward is None:
                 return
@@ -268,16 +251,14 @@ class Gateway:
 
     async def _exchange(self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, exact: bool) -> None:
         """One engine's answer, as it comes. Raises as `_forward`."""
-        router = life.pool.router
-        router.begins(grant)
-        try:
-            engines, path = self._engines, call.route.path
+        engines, path, pool = self._engines, call.endpoint.path, life.pool
+        with pool.under_way.at_engine(grant):
             async with await engines.send(
-                grant.url, path, body, call.headers, life.request, dp_rank=grant.dp_rank, shape=call.route.shape
+                grant.url, path, body, call.headers, life.request, dp_rank=grant.dp_rank, shape=call.endpoint.shape
             ) as answer:
                 first = await answer.opening()
                 if grant.rebind:
-                    router.rebinding.answered(grant)
+                    pool.rebinding.answered(grant)
                 knowledge = _knowledge(grant, exact=exact)
                 if answer.status >= 400:
                     await self._pass_refusal_on(call, life, answer, first)
@@ -285,8 +266,6 @@ class Gateway:
                     await self._stream(call, life, grant, answer, first, knowledge)
                 else:
                     await self._hand_over(call, life, grant, answer, first, knowledge)
-        finally:
-            router.ends(grant)
 
     async def _prefill_elsewhere(
         self, call: Call, life: Life, grant: RouteGranted, body: bytes
@@ -294,7 +273,7 @@ class Gateway:
         """Have the prompt computed where it was placed, and ask where the request goes on: that grant, and the body to be
         sent there. None where the engine refused the request, which the client has been told. Raises EngineFailedError,
         and Refusal where nobody who decodes can take it any more."""
-        split, prefilled = SplitBody(body, path_splits=call.route.splits), NOT_PREFILLED
+        split, prefilled = SplitBody(body, path_splits=call.endpoint.splits), NOT_PREFILLED
         if split.possible:
             answered = await self._prefill(call, life, grant, split)
             if answered is None:
@@ -311,19 +290,14 @@ class Gateway:
 
     async def _prefill(self, call: Call, life: Life, grant: RouteGranted, split: SplitBody) -> Prefilled | None:
         """None where the engine refused the request. Raises EngineFailedError."""
-        router = life.pool.router
-        router.begins(grant)
-        try:
+        with life.pool.under_way.at_engine(grant):
             async with await self._engines.send(
-                grant.url, call.route.path, split.prefill(), call.headers, life.request, dp_rank=grant.dp_rank
+                grant.url, call.endpoint.path, split.prefill(), call.headers, life.request, dp_rank=grant.dp_rank
             ) as answer:
-                first = await answer.chunk()
                 if answer.status < 400:
-                    return read_prefill(await answer.whole(first))
-                await self._pass_refusal_on(call, life, answer, first)
+                    return read_prefill(await answer.whole())
+                await self._pass_refusal_on(call, life, answer)
                 return None
-        finally:
-            router.ends(grant)
 
     async def _stream(
         self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
@@ -339,7 +313,7 @@ class Gateway:
         except EngineFailedError as error:
             log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=str(error))
             life.failed("engine_broke_off", 502)
-            await call.refuse(engine_failed(str(error)), mid_event=answer.mid_event)
+            await call.refuse(engine_broke_off(error.told), mid_event=answer.mid_event)
             return
         await call.finish(remover.rest() if remover else b"")
         usage = life.told_of(answer.streamed_usage())
@@ -359,12 +333,12 @@ class Gateway:
             life.first_token()
         life.finished(usage, output_tokens=0)
 
-    async def _pass_refusal_on(self, call: Call, life: Life, answer: EngineAnswer, first: bytes) -> None:
+    async def _pass_refusal_on(self, call: Call, life: Life, answer: EngineAnswer, first: bytes = b"") -> None:
         """The engine's own 4xx: the client's business, not a failure of the engine."""
         body = await answer.whole(first)
         life.failed("engine_refused", answer.status)
         if lacks_endpoint(answer.status, body):
-            raise not_served(call.route.path)
+            raise not_served(call.endpoint.path)
         await call.pass_on(answer.status, body, answer.content_type)
 
     # Interruptions
@@ -413,6 +387,15 @@ def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: Sequence[int]) 
     except ValueError as error:
         msg = f"{error}."
         raise bad_request(msg, param="prompt") from error
+
+
+def _check_length(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> None:
+    """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
+    if model_len == 0 or asked.truncates:
+        return
+    output_tokens = 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
+    if prompt_tokens + output_tokens > model_len:
+        raise too_long(prompt_tokens, output_tokens, model_len, param=asked.prompt_field)
 
 
 def _certain_tokens(asked: Asked) -> Tokens:

@@ -19,7 +19,7 @@ import structlog
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tenant
 from pointsman_ingress.openai_errors import invalid_key
-from pointsman_ingress.openai_requests import Headers
+from pointsman_ingress.request_headers import Headers
 
 log = structlog.get_logger()
 

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-import aiohttp
 import msgspec
 import structlog
 
@@ -28,8 +27,12 @@ from pointsman.chassis.telemetry import TOKENISE_SECONDS
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
 from pointsman.state.fleet import Instance
-from pointsman_ingress.openai_errors import Refusal, bad_request
-from pointsman_ingress.openai_requests import TEXT_PARTS, Asked, Chat, Embeddings, Sized, Texts, Tokenised
+from pointsman_ingress.content_parts import text_parts, texts
+from pointsman_ingress.endpoints import CHAT_COMPLETIONS, TOKENIZE
+from pointsman_ingress.openai_errors import bad_request
+from pointsman_ingress.openai_requests import Asked, Chat, Embeddings, Sized, Texts, Tokenised
+from pointsman_ingress.proxy import EngineClient, EngineFailedError, lacks_endpoint
+from pointsman_ingress.request_headers import Headers
 
 log = structlog.get_logger()
 
@@ -39,7 +42,7 @@ INLINE_CHARACTERS_MAX = 512
 ENGINE_WALL_SECONDS_MAX: Seconds = 10.0
 """How long an engine's `/tokenize` may take before the prompt is guessed."""
 
-RENDER_PATH = "/v1/chat/completions/render"
+RENDER_PATH = f"{CHAT_COMPLETIONS.path}/render"
 MARKS = ("x", "\n\n.")
 """Texts in place of content that is none: what stands before it has the same tokens whichever it is, or is not known."""
 
@@ -64,6 +67,16 @@ class TextTokenizer(Protocol):
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """In whose name an engine is asked, should one have to be, and which of them can tell."""
+
+    headers: Headers
+    request_id: str
+    adapter: str = ""
+    """The LoRA adapter that the request is for, if any: an engine without it does not know the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +115,28 @@ class Tokenising:
         self,
         *,
         tokenizer: TextTokenizer | None,
-        engine: Callable[[], Instance | None],
-        session: aiohttp.ClientSession,
-        engine_headers: dict[str, str],
+        engine: Callable[[str], Instance | None],
+        engines: EngineClient,
         threads: int,
         clock: Clock,
     ) -> None:
-        """`engine` gives an instance to ask where there is no `tokenizer`."""
+        """`engine` gives an instance to ask, with this LoRA adapter, where there is no `tokenizer`."""
         self._tokenizer = tokenizer
         self._engine = engine
-        self._session = session
-        self._engine_headers = engine_headers
+        self._engines = engines
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._clock = clock
         self._renders_not: set[tuple[InstanceId, Epoch]] = set()
         """Engines that were asked to render and cannot."""
 
-    async def tokens(self, asked: Asked, body: bytes = b"") -> Tokens:
-        """The request's tokens. `body` of a chat completion as the client sent it, where an engine may be asked to render
-        it. Raises Refusal where the prompt itself is at fault."""
+    async def tokens(self, asked: Asked, inquiry: Inquiry) -> Tokens:
+        """The request's tokens. Raises Refusal where the prompt itself is at fault."""
         started = self._clock.wall()
         try:
-            tokens = _truncated(await self._understood(asked, body), asked)
+            tokens = _truncated(await self._understood(asked, inquiry), asked)
+        except _ImpossibleError as error:
+            msg = f"The prompt does not fit this model: {error}."
+            raise bad_request(msg, param=asked.prompt_field) from error
         finally:
             if not isinstance(asked.prompt, Tokenised):
                 TOKENISE_SECONDS.observe(self._clock.wall() - started)
@@ -131,7 +144,7 @@ class Tokenising:
             return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
         return tokens
 
-    async def _understood(self, asked: Asked, body: bytes) -> Tokens:
+    async def _understood(self, asked: Asked, inquiry: Inquiry) -> Tokens:
         prompt = asked.prompt
         match prompt:
             case Tokenised():
@@ -141,19 +154,19 @@ class Tokenising:
             case Embeddings():
                 return Tokens([[0]], exact=False, known=0, doubt="prompt_embeds")
             case Chat() if prompt.template is not None:
-                prompts = await self._ask_engine(prompt, asked.model, body)
+                prompts = await self._ask_engine(prompt, asked.model, inquiry)
             case Chat() if prompt.foreign:
-                return await self._beginning(prompt, asked.model)
+                return await self._beginning(prompt, asked.model, inquiry)
             case _:
-                prompts = await self._encoded(prompt, asked.model, body)
+                prompts = await self._encoded(prompt, asked.model, inquiry)
         if prompts is None:
             return Tokens(_guesses(prompt), exact=False, known=0 if asked.truncates else None, doubt=GUESSED)
         return Tokens(prompts, exact=True)
 
-    async def _beginning(self, chat: Chat, model: str) -> Tokens:
+    async def _beginning(self, chat: Chat, model: str, inquiry: Inquiry) -> Tokens:
         """Of a chat that is not only text: the tokens before the message that is not, as far as no text in its place
         could change them."""
-        variants = [await self._encoded(_in_words(chat, mark), model, b"") for mark in MARKS]
+        variants = [await self._encoded(_in_words(chat, mark), model, inquiry) for mark in MARKS]
         if not all(variants):
             return Tokens(_guesses(chat), exact=False, known=0, doubt=chat.foreign)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
@@ -165,61 +178,65 @@ class Tokenising:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _encoded(self, prompt: Texts | Chat, model: str, body: bytes) -> list[list[int]] | None:
+    async def _encoded(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return await self._ask_engine(prompt, model, body)
+            return await self._ask_engine(prompt, model, inquiry)
         try:
             return await self._aside(lambda: _encode(tokenizer, prompt), prompt.length)
         except UnsupportedContentError:
-            return await self._ask_engine(prompt, model, body)
+            return await self._ask_engine(prompt, model, inquiry)
         except ValueError as error:
-            msg = f"The prompt cannot be tokenised: {error}."
-            raise bad_request(msg, param="messages") from error
+            raise _ImpossibleError(str(error)) from error
 
     async def _aside(self, work: Callable[[], T], characters: int) -> T:
         if characters <= INLINE_CHARACTERS_MAX:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _ask_engine(self, prompt: Texts | Chat, model: str, body: bytes) -> list[list[int]] | None:
-        engine = self._engine()
+    async def _ask_engine(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
+        engine = self._engine(inquiry.adapter)
         if engine is None:
             return None
         try:
             async with asyncio.timeout(ENGINE_WALL_SECONDS_MAX):
-                if isinstance(prompt, Chat) and body and (rendered := await self._rendered(engine, body)):
+                if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt.body, inquiry)):
                     return [rendered]
-                return [await self._ask(engine, question) for question in _questions(prompt, model)]
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, _NoTokenizeError) as error:
+                return [await self._tokenised(engine, question, inquiry) for question in _questions(prompt, model)]
+        except (EngineFailedError, TimeoutError, msgspec.DecodeError) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             return None
 
-    async def _rendered(self, engine: Instance, body: bytes) -> list[int]:
-        """What the engine makes of the very same request; nothing where it does not render."""
-        if (engine.id, engine.epoch) in self._renders_not:
+    async def _rendered(self, engine: Instance, body: bytes, inquiry: Inquiry) -> list[int]:
+        """What the engine makes of the very same request; nothing where it does not, which `/tokenize` may do all the
+        same. Raises _ImpossibleError."""
+        if not body or (engine.id, engine.epoch) in self._renders_not:
             return []
-        status, answer = await self._post(engine, RENDER_PATH, body)
+        try:
+            status, answer = await self._ask(engine, RENDER_PATH, body, inquiry)
+        except EngineFailedError:
+            return []
         if status == 200:
             return msgspec.json.decode(answer, type=_Rendered).token_ids
-        if status in (400, 422):
-            raise _engine_refusal(answer)
-        self._renders_not.add((engine.id, engine.epoch))
+        if lacks_endpoint(status, answer):
+            self._renders_not.add((engine.id, engine.epoch))
         return []
 
-    async def _ask(self, engine: Instance, question: dict[str, Any]) -> list[int]:
-        status, answer = await self._post(engine, "/tokenize", msgspec.json.encode(question))
-        if status in (400, 422):
-            raise _engine_refusal(answer)
+    async def _tokenised(self, engine: Instance, question: dict[str, Any], inquiry: Inquiry) -> list[int]:
+        """Raises as `_ask`."""
+        status, answer = await self._ask(engine, TOKENIZE.path, msgspec.json.encode(question), inquiry)
         if status != 200:
-            msg = f"status {status}"
-            raise _NoTokenizeError(msg)
+            msg = f"its status was {status}"
+            raise EngineFailedError(msg)
         return msgspec.json.decode(answer, type=_TokenizeAnswer).tokens
 
-    async def _post(self, engine: Instance, path: str, body: bytes) -> tuple[int, bytes]:
-        headers = {"content-type": "application/json", **self._engine_headers}
-        async with self._session.post(engine.url.rstrip("/") + path, data=body, headers=headers) as reply:
-            return reply.status, await reply.read()
+    async def _ask(self, engine: Instance, path: str, body: bytes, inquiry: Inquiry) -> tuple[int, bytes]:
+        """Raises EngineFailedError, and _ImpossibleError where the engine says that the prompt is at fault."""
+        async with await self._engines.send(engine.url, path, body, inquiry.headers, inquiry.request_id) as reply:
+            status, answer = reply.status, await reply.whole()
+        if status in (400, 422):
+            raise _ImpossibleError(_complaint(answer))
+        return status, answer
 
 
 class _Rendered(msgspec.Struct):
@@ -230,8 +247,8 @@ class _TokenizeAnswer(msgspec.Struct):
     tokens: list[int]
 
 
-class _NoTokenizeError(Exception):
-    """The engine has no usable `/tokenize`."""
+class _ImpossibleError(Exception):
+    """The prompt itself is at fault; says why."""
 
 
 def _encode(tokenizer: TextTokenizer, prompt: Texts | Chat) -> list[list[int]]:
@@ -277,22 +294,10 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 def _in_words(chat: Chat, mark: str) -> Chat:
     """The chat with `mark` at the start of the message that holds the first part which is no text, and without any such
     part."""
-    messages = [_texts_only(message) for message in chat.messages]
-    at = chat.foreign_message
-    words = [part if isinstance(part, str) else _text_of(part) for part in messages[at]["content"]]
-    messages[at] = {**messages[at], "content": mark + "\n".join(words)}
-    return replace(chat, messages=messages, foreign="")
-
-
-def _texts_only(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": [p for p in content if not isinstance(p, dict) or p.get("type") in TEXT_PARTS]}
-
-
-def _text_of(part: dict[str, Any]) -> str:
-    return next((text for name in ("text", "refusal", "thinking") if isinstance(text := part.get(name), str)), "")
+    messages = [{**message, "content": text_parts(message.get("content"))} for message in chat.messages]
+    at = messages[chat.foreign_message]
+    at["content"] = mark + "\n".join(texts(at["content"]))
+    return replace(chat, messages=messages, foreign="", body=b"")
 
 
 def _truncated(tokens: Tokens, asked: Asked) -> Tokens:
@@ -310,15 +315,15 @@ def _truncated(tokens: Tokens, asked: Asked) -> Tokens:
     return replace(tokens, exact=False, known=known, doubt=tokens.doubt or "truncate_prompt_tokens")
 
 
-def _engine_refusal(body: bytes) -> Refusal:
+def _complaint(body: bytes) -> str:
     """What the engine has against the prompt, for the client to read."""
     try:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
-        message = str(error.get("message") or error.get("detail") or "it does not fit the model")
+        message = error.get("message") or error.get("detail")
     except (msgspec.DecodeError, AttributeError):
-        message = "it does not fit the model"
-    return bad_request(f"The prompt cannot be tokenised: {message[:500]}.", param="messages")
+        message = None
+    return str(message or "the engine does not say why")[:500].rstrip(".")
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:
