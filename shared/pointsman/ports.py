@@ -231,10 +231,13 @@ class CheckpointLabel:
 
 
 class Checkpoints(Protocol):
-    """Where states of the fold are kept: the newest two, each whole or not at all."""
+    """Where states of the fold are kept, each whole or not at all: the newest two, and some that are older."""
 
-    async def save(self, label: CheckpointLabel, content: bytes) -> None:
-        """Keep this one, in place of the older of the two. Raises StoreUnavailableError."""
+    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+        """Keep this one, in place of one that is needed least. `log_begins`: the first entry that the log still has.
+
+        Raises StoreUnavailableError.
+        """
         ...
 
     async def labels(self) -> list[CheckpointLabel]:
@@ -244,6 +247,17 @@ class Checkpoints(Protocol):
     async def load(self, label: CheckpointLabel) -> bytes | None:
         """The content, proven whole; None if it is not there any more or is damaged. Raises StoreUnavailableError."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects a process with its pool."""
+
+    log: EventLog
+    commands: Commands
+    lease: Lease
+    checkpoints: Checkpoints
+    scaler_lease: Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ import asyncio
 
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS
-from pointsman.ports import Clock
+from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_time_of
 from pointsman.primitives import Seconds
 
 BEGIN_SECONDS = 86_400.0
@@ -15,20 +14,15 @@ UPTIME_SECONDS = 5_000.0
 """What monotonic clocks show then."""
 
 
-class SkewedClock(Clock):
+class SkewedClock(ScaledClock):
     """Virtual time, seen by a process whose date is `skew` wall seconds ahead."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
+        super().__init__(speed)
         self._loop = loop
-        self._speed = speed
         self.skew: Seconds = 0.0
         self.asleep: Seconds = 0.0
         """For how long its machine was suspended: monotonic clocks stood still."""
-
-    @property
-    @override
-    def speed(self) -> float:
-        return self._speed
 
     @property
     def unix(self) -> Seconds:
@@ -37,16 +31,8 @@ class SkewedClock(Clock):
 
     @override
     def now(self) -> Seconds:
-        return ANCHOR_UNIX_SECONDS + (self.unix - ANCHOR_UNIX_SECONDS) * self._speed
+        return engine_time_of(self.unix, self.speed)
 
     @override
     def wall(self) -> Seconds:
         return UPTIME_SECONDS + self._loop.time() - self.asleep
-
-    @override
-    async def sleep(self, seconds: Seconds) -> None:
-        await asyncio.sleep(max(0.0, seconds) / self._speed)
-
-    @override
-    async def sleep_wall(self, seconds: Seconds) -> None:
-        await asyncio.sleep(seconds)

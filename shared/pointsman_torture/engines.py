@@ -15,6 +15,7 @@ from typing import cast
 import aiohttp
 from typing_extensions import override
 
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.zmq_kv_events import (
     RECEIVE_QUEUE_MAX,
@@ -41,7 +42,6 @@ from pointsman.tooling.engine_sim.wording import Wording
 from pointsman_torture.clocks import SkewedClock
 from pointsman_torture.http import Session
 from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
-from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad
 
 MODEL = "pointsman-sim"
 PROFILE = "qwen2.5-7b-910b4"
@@ -288,21 +288,11 @@ class MemorySockets(EngineSockets):
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
-        self._live = MemoryLiveSocket(host)
-        self._replay = MemoryReplaySocket(host)
+        self.live: MemoryLiveSocket = MemoryLiveSocket(host)
+        self.replay = MemoryReplaySocket(host)
         host.sockets = [self]
         if host.life is not None:
             host.reconnect()
-
-    @property
-    @override
-    def live(self) -> "MemoryLiveSocket":
-        return self._live
-
-    @property
-    @override
-    def replay(self) -> ReplaySocket | None:
-        return self._replay
 
     @override
     def close(self) -> None:

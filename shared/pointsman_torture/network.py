@@ -20,7 +20,6 @@ from typing import Any
 from typing_extensions import override
 
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.log_link import Link as Ports
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
 from pointsman.contracts.commands import RouteGranted
@@ -53,6 +52,7 @@ from pointsman.ports import (
     StoreUnavailableError,
     Tenure,
 )
+from pointsman.ports import Link as Ports
 from pointsman.primitives import PoolName, RequestId, Seconds, Sequence, Term
 from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -686,9 +686,9 @@ class SimulatedCheckpoints(Checkpoints):
         self._link = link
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes) -> None:
+    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
         await self._link.one_way()
-        await self._link.network.broker.checkpoints.save(label, content)
+        await self._link.network.broker.checkpoints.save(label, content, log_begins=log_begins)
         self._link.network.checkpointed = max(self._link.network.checkpointed, label.as_of)
         await self._link.one_way()
 

@@ -28,9 +28,9 @@ from pointsman_recorder.service import Recorder
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from pointsman_scheduler.checkpointing import Cadence, Checkpointer
-from pointsman_scheduler.chosen import chosen_policies, empty_state
-from pointsman_scheduler.following import Following
+from pointsman_scheduler.checkpointer import checkpointer_over
+from pointsman_scheduler.chosen import chosen_policies
+from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.service import SchedulerService
 from pointsman_torture.archive import MemoryArchive
 from pointsman_torture.clocks import SkewedClock
@@ -140,25 +140,57 @@ class Process(ABC):
             self.world.violation(f"{self.name} failed: {error!r}")
 
 
+class HttpProcess(Process, Site):
+    """One that answers HTTP, each request in tasks of its own."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        super().__init__(world, name)
+        self.app: AsgiApp | None = None
+
+    @property
+    @override
+    def reachable(self) -> bool:
+        return True
+
+    @override
+    def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+        life = self.life
+        assert life is not None
+        life.exchanges[exchange] = None
+
+        async def attending() -> None:
+            try:
+                await work()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - an application must answer, not raise
+                self.world.violation(f"{self.name} raised at a request: {error!r}")
+            life.exchanges.pop(exchange, None)
+            exchange.end()
+
+        self.world.loop.launch(attending(), life.context)
+
+    @override
+    def died(self) -> None:
+        super().died()
+        self.app = None
+
+
 class SchedulerProcess(Process):
     service: SchedulerService
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        self.service = service = SchedulerService(
-            event_log=self.link.log,
-            commands=self.link.commands,
-            lease=self.link.lease,
-            checkpoints=self.link.checkpoints,
+        settings = self.world.plan.scheduler
+        self.service = start_scheduler(
+            supervisor,
+            self.link.ports,
+            settings=settings,
+            policies=chosen_policies(settings),
             clock=self.clock,
             board=life.board,
-            settings=self.world.plan.scheduler,
-            policies=chosen_policies(self.world.plan.scheduler),
             name=self.link.name,
         )
-        supervisor.start(service.run(), name="life")
-        supervisor.start(service.keep_house(), name="housekeeping")
-        supervisor.start(service.heal(), name="healing")
         await supervisor.until_stopped()
 
 
@@ -168,22 +200,7 @@ class CheckpointerProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         settings = self.world.plan.scheduler
-        policies = chosen_policies(settings)
-        following = Following(
-            event_log=self.link.log,
-            checkpoints=self.link.checkpoints,
-            clock=self.clock,
-            board=life.board,
-            part="fold",
-            empty_state=lambda: empty_state(settings, policies),
-        )
-        checkpointer = Checkpointer(
-            event_log=self.link.log,
-            checkpoints=self.link.checkpoints,
-            following=following,
-            clock=self.clock,
-            cadence=Cadence(events=settings.checkpoint_events, seconds=settings.checkpoint_seconds),
-        )
+        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=life.board)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 
@@ -228,10 +245,9 @@ class WorkerProcess(Process):
             self._supervisor.stop()
 
 
-class IngressProcess(Process, Site):
+class IngressProcess(HttpProcess):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.app: AsgiApp | None = None
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
 
@@ -252,20 +268,6 @@ class IngressProcess(Process, Site):
             self.app = app
             await supervisor.until_stopped()
 
-    @override
-    def died(self) -> None:
-        super().died()
-        self.app = None
-
-    @property
-    @override
-    def reachable(self) -> bool:
-        return True
-
-    @override
-    def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        _attend(self, exchange, work)
-
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
@@ -277,13 +279,12 @@ class IngressProcess(Process, Site):
             self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
 
 
-class EngineProcess(Process, Site):
+class EngineProcess(HttpProcess):
     networked = False
 
     def __init__(self, world: "World", name: str, host: EngineHost) -> None:
         super().__init__(world, name)
         self.host = host
-        self.app: AsgiApp | None = None
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -309,7 +310,6 @@ class EngineProcess(Process, Site):
     @override
     def died(self) -> None:
         super().died()
-        self.app = None
         self.host.died()
 
     @override
@@ -326,15 +326,6 @@ class EngineProcess(Process, Site):
     def kill(self) -> None:
         super().kill()
         self.host.paused = False
-
-    @property
-    @override
-    def reachable(self) -> bool:
-        return True
-
-    @override
-    def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        _attend(self, exchange, work)
 
 
 class RecorderProcess(Process):
@@ -401,22 +392,3 @@ class ScalerProcess(Process):
 def engine_host(world: "World", number: int) -> EngineHost:
     role = world.plan.roles[number - 1]
     return EngineHost(InstanceId(f"engine-{number}"), role, world.loop, world.chance(f"host {number}"))
-
-
-def _attend(process: Process, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-    """One HTTP request in the process's own tasks."""
-    life = process.life
-    assert life is not None
-    life.exchanges[exchange] = None
-
-    async def attending() -> None:
-        try:
-            await work()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - an application must answer, not raise
-            process.world.violation(f"{process.name} raised at a request: {error!r}")
-        life.exchanges.pop(exchange, None)
-        exchange.end()
-
-    process.world.loop.launch(attending(), life.context)

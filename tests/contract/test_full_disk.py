@@ -1,22 +1,23 @@
 """A log whose disk is full: a nats-server on a tiny file system, which is filled while we write."""
 
-import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream import JetStreamLink, writes
+from pointsman.adapters.jetstream import writes
 from pointsman.chassis.embedded_nats import start_nats
 from pointsman.contracts.decisions import WritesLost
-from pointsman.ports import LogEntry, LogUnavailableError
+from pointsman.ports import Link, LogUnavailableError
 from pointsman.primitives import PoolName, Term
 from tests.support.events import stored
+from tests.support.log_reading import events_in
 from tests.support.log_worlds import RememberingListener
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 DISK_BYTES = 8 * 1024**2
@@ -53,21 +54,21 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
         async with jetstream.connect(server.url, POOL, ScaledClock(), name="test", listener=listener) as link:
             assert await appended_until_full(link) > 5
             link.log.append_soon(stored("engine-2", 1, KEYS_EACH))
-            await until(lambda: listener.stalled_now)
+            await eventually(lambda: listener.stalled_now)
 
             held = await link.lease.put("one", Term(1), after=0)
             assert await link.lease.look() == held
-            await until(lambda: listener.losses)
+            await eventually(lambda: listener.losses)
 
             (disk / "spare").unlink()
             await server.kill()
             server = await start_nats(disk / "nats", port)
-            await until(lambda: link.commands.connected)
+            await eventually(lambda: link.commands.connected)
             link.log.append_soon(stored("engine-3", 1, [1]))
             assert await link.log.flush(10)
 
             assert not listener.stalled_now
-            events = [entry.event async for entry in whole(link)]
+            events = await events_in(link.log)
             lost = [event for event in events if isinstance(event, WritesLost)]
             assert sum(event.count for event in lost) == len(listener.losses) >= 1
             assert stored("engine-3", 1, [1]) in events
@@ -76,7 +77,7 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
             await server.kill()
 
 
-async def appended_until_full(link: JetStreamLink) -> int:
+async def appended_until_full(link: Link) -> int:
     """How many events were confirmed before one was not."""
     number = 0
     with contextlib.suppress(LogUnavailableError):
@@ -84,18 +85,3 @@ async def appended_until_full(link: JetStreamLink) -> int:
             await link.log.append(stored("engine-1", number + 1, KEYS_EACH))
             number += 1
     return number
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(15):
-        while not condition():  # noqa: ASYNC110 - what is watched tells nobody
-            await asyncio.sleep(0.02)
-
-
-async def whole(link: JetStreamLink) -> AsyncIterator[LogEntry]:
-    last = (await link.log.extent()).last
-    async for entry in link.log.read(1):
-        assert isinstance(entry, LogEntry)
-        yield entry
-        if entry.sequence >= last:
-            break

@@ -22,9 +22,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from typing_extensions import override
 
-from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, stop_all
+from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
+from pointsman.chassis.instance_keeper import STOP_SECONDS
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import InstanceId, PoolName
+from tests.support.waiting import eventually
 
 SLEEPER = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
 
@@ -68,6 +70,23 @@ async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> Non
     await _until_gone(provider)
 
 
+async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for(tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf"
+    code = f"import signal, pathlib, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(deaf)!r}).touch()"
+    engine = shlex.join([sys.executable, "-c", code + "; time.sleep(60)"])
+    provider = ProcessProvider(tmp_path, InstanceTemplate(engine=engine, environment={}))
+    await provider.grow(1)
+    await _until_told(tmp_path, 1)
+    await eventually(deaf.exists)
+
+    stopping = asyncio.create_task(stop_all(tmp_path))
+    async with asyncio.timeout(STOP_SECONDS - 2):
+        await kill_all(tmp_path)
+        await stopping
+
+    assert await names(provider) == []
+
+
 async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path) -> None:
     guard = tmp_path / "fleet.lock"
     guard.touch()  # nobody holds it: the fleet is gone
@@ -83,24 +102,15 @@ def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
 
 
 async def _until_gone(provider: InstanceProvider) -> None:
-    async with asyncio.timeout(20.0):
-        while True:
-            if not await names(provider):
-                return
-            await asyncio.sleep(0.05)
+    async def gone() -> bool:
+        return not await names(provider)
+
+    await eventually(gone)
 
 
 async def _until_told(directory: Path, keepers: int) -> None:
     """Until every keeper has written down which process it is."""
-    async with asyncio.timeout(20.0):
-        while True:
-            if _told(directory) >= keepers:
-                return
-            await asyncio.sleep(0.05)
-
-
-def _told(directory: Path) -> int:
-    return sum(bool(lock.read_text()) for lock in directory.glob("scaled-*.lock"))
+    await eventually(lambda: sum(bool(lock.read_text()) for lock in directory.glob("scaled-*.lock")) >= keepers)
 
 
 # Servers that answer like Docker and like Kubernetes

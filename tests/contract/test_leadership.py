@@ -4,21 +4,21 @@ import asyncio
 
 import pytest
 
-from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.ports import (
     CheckpointLabel,
     ElectionLostError,
     LeaseTakenError,
-    LogEntry,
     LogUnavailableError,
     StoreUnavailableError,
     Tenure,
 )
 from pointsman.primitives import InstanceId, RequestId, Term
 from tests.support.events import joined, stored
-from tests.support.log_worlds import Client, LogWorld
+from tests.support.log_reading import events_in
+from tests.support.log_worlds import LogWorld
+from tests.support.waiting import eventually
 
 
 def elected(term: int, scheduler: str = "one") -> LeaderElected:
@@ -32,17 +32,6 @@ def decision(term: int, number: int) -> RequestGranted:
 
 def label(as_of: int, form: str = "1") -> CheckpointLabel:
     return CheckpointLabel(identity="log", as_of=as_of, entry="e", form=form)
-
-
-async def everything(client: Client) -> list[LogEvent | None]:
-    last = (await client.log.extent()).last
-    found: list[LogEvent | None] = []
-    async for entry in client.log.read(1):
-        assert isinstance(entry, LogEntry)
-        found.append(entry.event)
-        if entry.sequence == last:
-            break
-    return found
 
 
 async def test_a_lease_is_written_by_whoever_has_seen_it_last(world: LogWorld) -> None:
@@ -97,7 +86,7 @@ async def test_each_election_has_one_successor(world: LogWorld) -> None:
             await one.log.elect(elected(2), after=first.elected)
 
         assert (first.elected, second.elected) == (2, 4)
-        assert await everything(one) == [joined("a"), elected(1), joined("b"), elected(2, "two")]
+        assert await events_in(one.log) == [joined("a"), elected(1), joined("b"), elected(2, "two")]
 
 
 async def test_what_a_deposed_leader_still_writes_is_not_stored(world: LogWorld) -> None:
@@ -114,7 +103,7 @@ async def test_what_a_deposed_leader_still_writes_is_not_stored(world: LogWorld)
         assert await one.log.flush(5)
 
         written = [decision(1, number) for number in range(1, 51)]
-        assert await everything(one) == [joined("a"), elected(1), *written, elected(2, "two"), stored("a", 1, [1])]
+        assert await events_in(one.log) == [joined("a"), elected(1), *written, elected(2, "two"), stored("a", 1, [1])]
         assert "elected" in fence.broken
         assert world.listener.losses == []
 
@@ -146,17 +135,17 @@ async def test_nobody_is_elected_while_the_log_is_away(world: LogWorld) -> None:
         await world.start()
 
 
-async def test_the_newest_two_checkpoints_are_kept_whole(world: LogWorld) -> None:
-    contents = {as_of: bytes([as_of]) * 300_000 for as_of in (1, 2, 3, 4)}
+async def test_six_checkpoints_are_kept_whole_and_one_that_nobody_can_use_goes_first(world: LogWorld) -> None:
+    contents = {as_of: bytes([as_of]) * 300_000 for as_of in range(1, 8)}
     async with world.client("writer") as writer, world.client("reader") as reader:
         assert await reader.checkpoints.labels() == []
         for as_of, content in contents.items():
-            await writer.checkpoints.save(label(as_of), content)
+            await writer.checkpoints.save(label(as_of), content, log_begins=2)
 
-        assert await reader.checkpoints.labels() == [label(4), label(3)]
-        assert await reader.checkpoints.load(label(4)) == contents[4]
-        assert await reader.checkpoints.load(label(3)) == contents[3]
-        assert await reader.checkpoints.load(label(2)) is None
+        assert await reader.checkpoints.labels() == [label(as_of) for as_of in (7, 6, 5, 4, 3, 2)]
+        assert await reader.checkpoints.load(label(5)) == contents[5]
+        assert await reader.checkpoints.load(label(2)) == contents[2]
+        assert await reader.checkpoints.load(label(1)) is None
         assert await reader.checkpoints.load(label(4, form="2")) is None
 
 
@@ -167,8 +156,6 @@ async def test_checkpoints_survive_a_restart_of_the_server_and_are_away_with_it(
         with pytest.raises(StoreUnavailableError):
             await client.checkpoints.labels()
         await world.start()
-        async with asyncio.timeout(5):
-            while not client.commands.connected:  # noqa: ASYNC110 - the port tells, but does not call
-                await asyncio.sleep(0.01)
+        await eventually(lambda: client.commands.connected)
 
         assert await client.checkpoints.load(label(1)) == b"state"

@@ -110,6 +110,9 @@ EVENTS: list[LogEvent] = [
         decode=DecodeCost(step_s=0.03, per_request_s=0.0001, per_context_token_s=1e-7),
         transfer_tokens_per_s=38000.0,
         dp_rank=1,
+        adapters=["poet"],
+        aliases=["m-latest"],
+        completes=False,
     ),
     InstanceReported(
         at=AT,

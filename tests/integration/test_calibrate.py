@@ -51,3 +51,12 @@ async def test_where_no_engine_is_the_message_says_so(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "no engine answers at http://127.0.0.1:9" in result.output
     assert not (tmp_path / "x.json").exists()
+
+
+async def test_a_model_that_the_engine_does_not_serve_is_not_measured(tmp_path: Path) -> None:
+    async with running_engine(model="this") as engine:
+        arguments = [engine.url, "--model", "other", "--out", str(tmp_path / "x.json")]
+        result = await asyncio.to_thread(CliRunner().invoke, calibrate_command, arguments)
+
+    assert result.exit_code == 1
+    assert "serves this, not 'other'" in result.output

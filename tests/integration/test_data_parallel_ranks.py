@@ -14,9 +14,6 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import open_link
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
@@ -25,7 +22,8 @@ from pointsman.tooling.engine_sim.server import EngineServer
 from pointsman.tooling.up.ports import free_ports
 from pointsman_ingress.life import EQUAL, compared
 from tests.support.engine_sim import running_engine
-from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, folded, send_conversations, until_held
+from tests.support.log_reading import events_in, link_to
+from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held
 from tests.support.up import pointsman_up
 
 BLOCK = 32
@@ -101,14 +99,14 @@ async def test_each_rank_has_an_index_and_predictions_of_its_own(tmp_path: Path)
         await asyncio.to_thread(up.wait_for, "Try it")
         fleet = find_fleet(data=up.data)
         settings = fleet.settings()
-        link = await stack.enter_async_context(open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test"))
+        link = await stack.enter_async_context(link_to(fleet))
 
         await send_conversations(fleet.ingress, REQUESTS)
 
         chain = KeyChain(secret=settings.secret.encode(), model=MODEL, block_tokens=BLOCK)
         named = {InstanceId(f"engine-{rank + 1}"): (engine, BLOCK) for rank, engine in enumerate(ranks)}
         state = await until_held(link, chain, named)
-        _, log = await folded(link, BLOCK)
+        log = await events_in(link.log)
 
     ends = [event for event in log if isinstance(event, RequestFinished)]
     outcomes = Counter(compared(e.predicted_cached_tokens, e.cached_tokens, granularity=BLOCK) for e in ends)

@@ -5,7 +5,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -13,6 +13,7 @@ import pytest
 
 from pointsman.tooling.engine_sim.server import EngineServer
 from tests.support.engine_sim import WAIT_SECONDS, EventReader, HeldBlocks, running_engine
+from tests.support.waiting import eventually
 
 BLOCK = 16
 
@@ -37,12 +38,6 @@ async def stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) ->
         events = (await answer.text()).split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not holds():  # noqa: ASYNC110 - looks in from outside
-            await asyncio.sleep(0.005)
 
 
 async def test_a_conversation_hits_its_own_prefix_and_the_events_tell_what_the_engine_holds(

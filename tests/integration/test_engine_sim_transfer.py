@@ -15,7 +15,7 @@ from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.engine_sim.server import EngineServer, check
 from pointsman.tooling.engine_sim.settings import EngineSimSettings
 from tests.support.engine_sim import EventReader, HeldBlocks, running_engine
-from tests.support.fake_engine import eventually
+from tests.support.waiting import eventually
 
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}'
 PROMPT = list(range(1000))

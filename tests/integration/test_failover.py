@@ -16,17 +16,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import Link, open_link
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
+from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName
 from pointsman.tooling.discovery import FleetFile, find_fleet
+from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 20.0
@@ -52,10 +50,7 @@ def fleet(up: RunningUp) -> FleetFile:
 
 @pytest.fixture
 async def link(fleet: FleetFile) -> AsyncIterator[Link]:
-    async with open_link(fleet.settings(), ScaledClock(SPEED), HealthBoard(), name="test") as opened:
-        async with asyncio.timeout(10):
-            while not opened.commands.connected:  # noqa: ASYNC110 - the port tells, but does not call
-                await asyncio.sleep(0.02)
+    async with link_to(fleet) as opened:
         yield opened
 
 
@@ -140,25 +135,13 @@ class Clients:
         return min(answered for asked, answered in self.answered_at if asked >= moment) - moment
 
 
-async def log_of(link: Link) -> list[LogEvent]:
-    events: list[LogEvent] = []
-    last = (await link.log.extent()).last
-    async for entry in link.log.read(1):
-        assert isinstance(entry, LogEntry)
-        assert entry.event is not None, entry.problem
-        events.append(entry.event)
-        if entry.sequence >= last:
-            break
-    return events
-
-
 async def assert_each_request_has_one_end(link: Link, answers: dict[str, int]) -> None:
     """As soon as the log is complete."""
     ends: Counter[str] = Counter()
     events: list[LogEvent] = []
     async with asyncio.timeout(10):
         while set(ends) != set(answers):
-            events = await log_of(link)
+            events = await events_in(link.log)
             ends = Counter(e.request for e in events if isinstance(e, ENDS) and e.request in answers)
             await asyncio.sleep(0.2)
 
@@ -203,7 +186,7 @@ async def test_a_killed_leader_is_followed_at_once_and_no_request_is_lost(
     assert resumed < RESUMES_SECONDS_MAX
     assert set(clients.answers.values()) == {200}
     await assert_each_request_has_one_end(link, clients.answers)
-    assert_terms_are_in_order(await log_of(link))
+    assert_terms_are_in_order(await events_in(link.log))
     assert await leader_pid(link) != pid
 
 
@@ -232,7 +215,7 @@ async def test_a_leader_that_stood_still_comes_back_as_a_follower(fleet: FleetFi
     assert int(after.scheduler.split("-")[1]) != pid
     assert set(clients.answers.values()) == {200}
     await assert_each_request_has_one_end(link, clients.answers)
-    events = await log_of(link)
+    events = await events_in(link.log)
     assert_terms_are_in_order(events)
     grants = Counter(
         (e.request, e.attempt)

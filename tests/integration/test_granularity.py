@@ -14,9 +14,6 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
@@ -28,9 +25,9 @@ from pointsman.tooling.discovery import find_fleet
 from pointsman_ingress.life import EQUAL, compared
 from pointsman_ingress.settings import IngressSettings
 from tests.support.engine_sim import running_engine
-from tests.support.log_worlds import whole_log
-from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, folded, send_conversations, until_held
-from tests.support.split_fleet import EnginePlace, leading_scheduler, start_ingress, start_worker
+from tests.support.log_reading import events_in, link_to
+from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held
+from tests.support.split_fleet import EnginePlace, start_ingress, start_scheduler, start_worker
 from tests.support.up import pointsman_up
 
 ENGINE_TOKENS = 4096
@@ -58,14 +55,14 @@ async def test_engines_with_other_blocks_than_the_keys_and_each_other_serve_one_
         await asyncio.to_thread(up.wait_for, "Try it")
         fleet = find_fleet(data=up.data)
         settings = fleet.settings()
-        link = await stack.enter_async_context(open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test"))
+        link = await stack.enter_async_context(link_to(fleet))
 
         await send_conversations(fleet.ingress, REQUESTS)
 
         chain = KeyChain(secret=settings.secret.encode(), model=MODEL, block_tokens=block_tokens)
         named = {InstanceId(f"engine-{n}"): pair for n, pair in enumerate(zip(engines, sizes, strict=True), 1)}
         state = await until_held(link, chain, named)
-        _, events = await folded(link, block_tokens)
+        events = await events_in(link.log)
 
     assert [state.fleet[name].engine_block_tokens for name in named] == list(sizes)
     ends = [event for event in events if isinstance(event, RequestFinished)]
@@ -111,9 +108,7 @@ async def test_pools_whose_keys_stand_for_different_blocks_share_an_ingress_that
             body = {"model": KINDS[pool].model, "prompt": prompt, "max_tokens": 1, "stream": True}
             predicted[pool] = [await _predicted_hit(client, f"{url}/v1/completions", body) for _ in range(2)]
             await _until(broker, clock, BlocksStored, holding=_expected(pool, prompt)[-1])
-    logs = {
-        pool: [e.event for e in await whole_log(broker.client(clock, name="r").log)] for pool, broker in brokers.items()
-    }
+    logs = {pool: await events_in(broker.client(clock, name="r").log) for pool, broker in brokers.items()}
 
     for pool, kind in KINDS.items():
         arrived = [event for event in logs[pool] if isinstance(event, RequestArrived)]
@@ -138,9 +133,7 @@ def _expected(pool: PoolName, prompt: list[int]) -> list[BlockKey]:
 async def _start_pool(stack: AsyncExitStack, pool: PoolName, broker: MemoryBroker, clock: ScaledClock) -> None:
     kind = KINDS[pool]
     told = {"pool": pool, "speed": SPEED, "block_tokens": kind.block_tokens}
-    supervisor = await stack.enter_async_context(Supervisor())
-    scheduler = await leading_scheduler(broker, clock, supervisor, told)
-    stack.push_async_callback(scheduler.resign)
+    await start_scheduler(stack, broker, clock, told)
     engine = await stack.enter_async_context(
         running_engine(speed=SPEED, model=kind.model, block_size=kind.engine_block_tokens)
     )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -25,6 +26,7 @@ from pointsman.state.state import State
 from pointsman.tooling.cli import main
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.entries import Header
+from pointsman.tooling.history.sources import HistoryError, open_history
 from tests.support.recorded_log import POOL, SETTINGS, RecordedFleet
 
 POLICIES = policy_set(prefill_window_tokens=900)
@@ -75,9 +77,17 @@ async def _fill(url: str, entries: list[LogEntry]) -> None:
             state = fold(entries[:as_of], settings=SETTINGS, memories=POLICIES.memories())
             label = CheckpointLabel(identity=identity, as_of=as_of, entry=entry_digest(entries[as_of - 1]), form=form)
             await link.checkpoints.save(label, encode_state(state))
-        config = (await stream.stream_info(stream_name(POOL))).config
-        await stream.update_stream(config.evolve(max_msgs=len(entries) - GONE))
         await client.close()
+    await _keep(url, len(entries) - GONE)
+
+
+async def _keep(url: str, most: int) -> None:
+    """Have retention drop all but the newest entries."""
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    config = (await stream.stream_info(stream_name(POOL))).config
+    await stream.update_stream(config.evolve(max_msgs=most))
+    await client.close()
 
 
 def _json(*arguments: str) -> dict[str, Any]:
@@ -85,6 +95,14 @@ def _json(*arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output[-3000:]
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
+
+
+def _answer(*arguments: str) -> dict[str, Any]:
+    """Of a command that may have found something; without what depends on where and when it is asked."""
+    result = CliRunner().invoke(main, [*arguments, "--json", "-"])
+    assert result.exit_code in (0, 1), result.output[-3000:]
+    told = json.loads(result.stdout)
+    return {name: value for name, value in told.items() if name not in ("origin", "bench")}
 
 
 def _without_place(told: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +154,51 @@ def test_a_moment_before_the_checkpoint_is_shown_with_what_is_missing_and_one_be
     assert "what was known before is missing" in before["beginning"]
     assert refused.exit_code == 2
     assert f"begins at entry {GONE + 1}; what came before is gone" in refused.output
+
+
+def test_a_log_that_loses_its_head_while_it_is_read_gives_what_is_left(entries: list[LogEntry], tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        server = runner.run(start_nats(tmp_path / "nats"))
+        try:
+            runner.run(_fill(server.url, entries))
+            with open_history(nats=server.url) as history:
+                runner.run(_keep(server.url, len(entries) - GONE - 20))
+                read, behind = list(history.entries(GONE)), history.entries(GONE + 10)
+
+                assert [entry.sequence for entry in read] == list(range(GONE + 21, len(entries) + 1))
+                with pytest.raises(HistoryError, match="changed while it was read"):
+                    next(behind)
+        finally:
+            runner.run(server.stop())
+
+
+def test_an_export_carries_the_checkpoint_and_answers_as_the_log_itself(
+    entries: list[LogEntry], live: tuple[str, str], tmp_path: Path
+) -> None:
+    out, again = tmp_path / "incident.pmlog", tmp_path / "again.pmlog"
+    request = next(e.event.request for e in entries[OLDEST:] if isinstance(e.event, RequestPlaced))
+    asked = [("replay", "--verify"), ("state", "--at", str(OLDEST + 1)), ("doctor",), ("explain", request)]
+
+    exported = _json("export", str(out), *live)
+    copied = _json("export", str(again), "--from", str(out))
+
+    assert (exported["entries"], exported["checkpoint"]) == (len(entries) - GONE, OLDEST)
+    assert (copied["entries"], copied["checkpoint"]) == (len(entries) - GONE, OLDEST)
+    for question in asked:
+        answers = [_answer(*question, *place) for place in (live, ("--from", str(out)), ("--from", str(again)))]
+        assert answers[0]["beginning"].endswith(f"behind entry {OLDEST}, with a checkpoint of what was known then")
+        assert answers[1:] == [answers[0]] * 2
+
+
+def test_an_export_up_to_a_moment_before_the_checkpoint_goes_without_it(live: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "incident.pmlog"
+
+    exported = _json("export", str(out), "--to", str(OLDEST - 10), *live)
+    told, itself = (_json("state", "--at", str(OLDEST - 20), *place) for place in (("--from", str(out)), live))
+
+    assert (exported["entries"], exported["checkpoint"]) == (OLDEST - 10 - GONE, None)
+    assert "what was known before is missing" in told["beginning"]
+    assert _without_place(told) == _without_place(itself)
 
 
 def test_the_story_of_a_request_behind_the_checkpoint_is_that_of_the_whole_log(

@@ -28,7 +28,7 @@ from pointsman.primitives import Epoch, Term
 from pointsman.tooling import bench_gateway
 from pointsman_ingress import probe, routing
 from tests.support.events import joined, reported
-from tests.support.fake_engine import Behaviour, eventually
+from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
     CHAT,
     COMPLETIONS,
@@ -41,6 +41,7 @@ from tests.support.ingress_world import (
     eventually_listed,
     world_with,
 )
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

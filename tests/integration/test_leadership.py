@@ -1,8 +1,8 @@
 """Leaders come and go over one log in memory: who may decide, what is void, and where a fold begins."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +25,15 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
 from pointsman_scheduler import checkpointing
-from pointsman_scheduler.checkpointing import Cadence, Checkpointer
+from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.chosen import empty_state
 from pointsman_scheduler.following import Following
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
-from tests.support.log_worlds import whole_log
+from tests.support.log_reading import events_in, folded, whole_log
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 WAIT_SECONDS = 5.0
@@ -78,34 +80,12 @@ class World:
         self.client = self.broker.client(name="test", clock=ScaledClock())
         self.clock = ScaledClock()
 
-    def service(self, name: str, clock: ScaledClock, board: HealthBoard, **settings: Any) -> SchedulerService:
-        chosen = SchedulerSettings(**{"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10} | settings)
-        link = self.broker.client(name=name, clock=clock)
-        return SchedulerService(
-            event_log=link.log,
-            commands=link.commands,
-            lease=link.lease,
-            checkpoints=link.checkpoints,
-            clock=clock,
-            board=board,
-            settings=chosen,
-            policies=policy_set(prefill_window_tokens=chosen.prefill_window_tokens),
-            name=name,
-        )
-
-    @asynccontextmanager
-    async def scheduler(
+    def scheduler(
         self, name: str, clock: ScaledClock | None = None, **settings: Any
-    ) -> AsyncIterator[SchedulerService]:
-        """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
-        clock, board = clock or self.clock, HealthBoard()
-        service = self.service(name, clock, board, **settings)
-        async with Supervisor() as supervisor:
-            supervisor.start(service.run(), name="life")
-            supervisor.start(service.keep_house(), name="house")
-            supervisor.start(service.heal(), name="heal")
-            await eventually(lambda: board.ready)
-            yield service
+    ) -> AbstractAsyncContextManager[SchedulerService]:
+        told = {"lease_seconds": LEASE_SECONDS, "prefill_window_tokens": 10} | settings
+        clock = clock or self.clock
+        return running_scheduler(self.broker.client(name=name, clock=clock), clock, name=name, **told)
 
     async def route(self, request: str, keys: list[int], **fields: Any) -> RouteGranted | RouteRejected:
         """As an ingress does: again and again until somebody answers."""
@@ -126,15 +106,11 @@ class World:
         return await whole_log(self.client.log)
 
     async def events(self) -> list[LogEvent]:
-        return [entry.event for entry in await self.entries() if entry.event is not None]
+        return await events_in(self.client.log)
 
     async def folded(self) -> State:
         """A cold fold, in the order of the log."""
-        state = empty_state(SchedulerSettings(), policy_set())
-        for entry in await self.entries():
-            assert entry.event is not None
-            state.apply(entry.event, entry.sequence)
-        return state
+        return await folded(self.client.log, empty_state(SchedulerSettings(), policy_set()))
 
     def following(self) -> Following:
         return Following(
@@ -148,13 +124,8 @@ class World:
 
     @asynccontextmanager
     async def checkpointer(self, events: int = 1, seconds: float = 3600.0) -> AsyncIterator[None]:
-        checkpointer = Checkpointer(
-            event_log=self.client.log,
-            checkpoints=self.broker.checkpoints,
-            following=self.following(),
-            clock=self.clock,
-            cadence=Cadence(events=events, seconds=seconds),
-        )
+        settings = SchedulerSettings(checkpoint_events=events, checkpoint_seconds=seconds)
+        checkpointer = checkpointer_over(self.client, settings, clock=self.clock, board=HealthBoard())
         async with Supervisor() as supervisor:
             supervisor.start(checkpointer.run(), name="checkpoints")
             yield
@@ -162,17 +133,6 @@ class World:
     async def newest(self) -> int:
         labels = await self.broker.checkpoints.labels()
         return labels[0].as_of if labels else 0
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.01)
 
 
 # Leading

@@ -13,8 +13,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.support.fake_engine import Behaviour, eventually
+from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, TWO, World, world_with
+from tests.support.waiting import eventually
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}

@@ -6,10 +6,9 @@ one instance the fifth request and all behind it are predicted late. Each engine
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import pytest
@@ -29,16 +28,17 @@ from pointsman.contracts.decisions import LeaderElected, MigrationRefused, Reque
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import migrate_subject, route_subject
 from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
-from pointsman.ports import Commands, EventLog, LogEntry, Reply
+from pointsman.ports import Commands, EventLog, Link, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler import migrating
 from pointsman_scheduler.service import SchedulerService
-from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route
-from tests.support.log_worlds import Client, JetStreamWorld, LogWorld, MemoryWorld, SharedServer
+from tests.support.log_worlds import LogWorld, MemoryWorld
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
 
 WAIT_SECONDS = 15.0
 LEASE_SECONDS = 10.0
@@ -47,27 +47,10 @@ BLOCKS = 100
 SLO = 30.0
 CROWD = 12
 
-pools = (PoolName(f"rebalanced-{number}") for number in count())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
-    shared = SharedServer(tmp_path_factory.mktemp("nats"))
-    asyncio.run(shared.start())
-    yield shared
-    asyncio.run(shared.running.stop())
-
-
-@pytest.fixture(params=["memory", "jetstream"])
-def anywhere(request: pytest.FixtureRequest) -> LogWorld:
-    if request.param == "memory":
-        return MemoryWorld(next(pools))
-    return JetStreamWorld(next(pools), request.getfixturevalue("server"))
-
 
 @pytest.fixture
 def in_memory() -> LogWorld:
-    return MemoryWorld(next(pools))
+    return MemoryWorld(PoolName("rebalanced"))
 
 
 @dataclass
@@ -75,7 +58,7 @@ class Fleet:
     """A scheduler that leads, engines that a test speaks for, and clients whose answers are kept."""
 
     world: LogWorld
-    client: Client
+    client: Link
     clock: ScaledClock
     scheduler: SchedulerService
     asking: dict[str, "asyncio.Task[AnyCommand]"] = field(default_factory=dict)
@@ -155,33 +138,28 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(world: LogWorld) -> AsyncIterator[Fleet]:
-    clock, board = ScaledClock(), HealthBoard()
-    settings = SchedulerSettings(
-        pool=world.pool, lease_seconds=LEASE_SECONDS, waiter_seconds=60.0, suspect_seconds=60.0
-    )
-    policies = policy_set(admission="none", prefill_window_tokens=10)
-    async with world.client("scheduler") as link, world.client("test") as client:
-        service = SchedulerService(
-            event_log=link.log,
-            commands=link.commands,
-            lease=link.lease,
-            checkpoints=link.checkpoints,
-            clock=clock,
-            board=board,
-            settings=settings,
-            policies=policies,
-            name="scheduler",
-        )
-        async with Supervisor() as supervisor:
-            supervisor.start(service.run(), name="life")
-            await eventually(lambda: service.leading is not None)
-            running = Fleet(world, client, clock, service)
-            try:
-                yield running
-            finally:
-                for asking in running.asking.values():
-                    asking.cancel()
-                await asyncio.gather(*running.asking.values(), return_exceptions=True)
+    clock = ScaledClock()
+    async with (
+        world.client("scheduler") as link,
+        world.client("test") as client,
+        running_scheduler(
+            link,
+            clock,
+            pool=world.pool,
+            admission="none",
+            prefill_window_tokens=10,
+            lease_seconds=LEASE_SECONDS,
+            waiter_seconds=60.0,
+            suspect_seconds=60.0,
+        ) as service,
+    ):
+        running = Fleet(world, client, clock, service)
+        try:
+            yield running
+        finally:
+            for asking in running.asking.values():
+                asking.cancel()
+            await asyncio.gather(*running.asking.values(), return_exceptions=True)
 
 
 @asynccontextmanager
@@ -206,20 +184,14 @@ async def rebalancer(
             yield service
 
 
-async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110 - a test looks from outside
-            await asyncio.sleep(0.01)
-
-
 def move(request: str, target: str = "b", source: str = "a") -> PlannedMove:
     return PlannedMove(
         request=RequestId(request), source=InstanceId(source), target=InstanceId(target), benefit=1.0, reason="by hand"
     )
 
 
-async def test_what_waits_for_a_hot_instance_moves_and_is_answered(anywhere: LogWorld) -> None:
-    async with fleet(anywhere) as running, rebalancer(anywhere):
+async def test_what_waits_for_a_hot_instance_moves_and_is_answered(world: LogWorld) -> None:
+    async with fleet(world) as running, rebalancer(world):
         await running.join("a")
         await running.crowd()
         await running.join("b")
@@ -349,16 +321,16 @@ class DeafCommands(Commands):
         return self._commands.serve(subject, handler)
 
 
-async def test_one_that_is_killed_in_the_middle_of_a_plan_leaves_nothing_undone(anywhere: LogWorld) -> None:
-    async with fleet(anywhere) as running:
+async def test_one_that_is_killed_in_the_middle_of_a_plan_leaves_nothing_undone(world: LogWorld) -> None:
+    async with fleet(world) as running:
         deaf = DeafCommands(running.client.commands)
-        async with rebalancer(anywhere, "killed", commands=deaf):
+        async with rebalancer(world, "killed", commands=deaf):
             await running.join("a")
             await running.crowd()
             await running.join("b")
             await asyncio.wait_for(deaf.sent.wait(), WAIT_SECONDS)
         assert running.waiting["b"] == 3
-        async with rebalancer(anywhere, "next"):
+        async with rebalancer(world, "next"):
             granted = await running.answer_all()
 
         assert len(granted) == CROWD

@@ -13,12 +13,11 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.log_link import Link
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
-from pointsman.policies.dispatch import policy_set, rebalancing_policy
+from pointsman.policies.dispatch import rebalancing_policy
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
@@ -29,11 +28,12 @@ from pointsman_ingress.settings import IngressSettings
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler.service import SchedulerService
-from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
-from tests.support.fake_engine import Behaviour, FakeEngine, eventually, running_engine
+from tests.support.fake_engine import Behaviour, FakeEngine, running_engine
 from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
-from tests.support.log_worlds import whole_log
+from tests.support.log_reading import whole_log
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 SPEED = 10.0
@@ -200,14 +200,24 @@ async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
         log = broker.client(clock, name="everybody-else").log
         for name, engine in engines.items():
             await log.append(joined(name, at=clock.now(), url=engine.url, max_model_len=1000))
-        told = {"speed": SPEED, "rebind": rebind}
-        scheduler = await _scheduler(stack, supervisor, broker, clock, SchedulerSettings(**told, suspect_seconds=600.0))  # type: ignore[arg-type]
-        _rebalancer(supervisor, broker, clock, RebalancerSettings(**told, rebalance="off"))  # type: ignore[arg-type]
+        scheduling = running_scheduler(
+            broker.client(clock, name="s"),
+            clock,
+            speed=SPEED,
+            rebind=rebind,
+            policy="min_ttft",
+            admission="none",
+            suspect_seconds=600.0,
+        )
+        scheduler = await stack.enter_async_context(scheduling)
+        await eventually(lambda: scheduler.leading)
+        _rebalancer(supervisor, broker, clock, RebalancerSettings(speed=SPEED, rebind=rebind, rebalance="off"))
         link, board = broker.client(clock, name="ingress-1"), HealthBoard()
-        links = {POOL: Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)}
         settings = IngressSettings(name="ingress-1", probe=False, speed=SPEED)
         own = await stack.enter_async_context(Supervisor())
-        app = await stack.enter_async_context(assembled(settings, links, clock=clock, board=board, supervisor=own))
+        app = await stack.enter_async_context(
+            assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=own)
+        )
         server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
         serving = asyncio.create_task(server.serve())
         stack.push_async_callback(_stop, server, serving)
@@ -219,32 +229,6 @@ async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
 async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
     server.should_exit = True
     await serving
-
-
-async def _scheduler(
-    stack: AsyncExitStack,
-    supervisor: Supervisor,
-    broker: MemoryBroker,
-    clock: ScaledClock,
-    settings: SchedulerSettings,
-) -> SchedulerService:
-    link, board = broker.client(clock, name="s"), HealthBoard()
-    service = SchedulerService(
-        event_log=link.log,
-        commands=link.commands,
-        lease=link.lease,
-        checkpoints=link.checkpoints,
-        clock=clock,
-        board=board,
-        settings=settings,
-        policies=policy_set(routing="min_ttft", admission="none", rebind=settings.rebind),
-        name="s",
-    )
-    supervisor.start(service.run(), name="fold")
-    supervisor.start(service.keep_house(), name="house")
-    await eventually(lambda: board.ready and service.leading)
-    stack.push_async_callback(service.resign)
-    return service
 
 
 def _rebalancer(supervisor: Supervisor, broker: MemoryBroker, clock: ScaledClock, settings: RebalancerSettings) -> None:

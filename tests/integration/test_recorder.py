@@ -21,9 +21,9 @@ from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
 from tests.support.events import finished, first_token, joined, stored
 from tests.support.nats import running_nats
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
-WAIT_SECONDS = 10.0
 
 
 @pytest.fixture
@@ -64,9 +64,7 @@ def remove_directory(file: Path) -> None:
 
 
 async def until(file: Path, query: str, expected: object) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while rows(file, query) != expected:  # noqa: ASYNC110 - a file cannot call us
-            await asyncio.sleep(0.02)
+    await eventually(lambda: rows(file, query) == expected)
 
 
 async def test_every_entry_is_archived_once_across_crashes(tmp_path: Path, file: Path) -> None:

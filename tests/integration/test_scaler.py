@@ -28,8 +28,9 @@ from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderEr
 from pointsman.primitives import Epoch, InstanceId
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
-from tests.integration.test_scheduler import POOL, World, eventually
+from tests.integration.test_scheduler import POOL, World
 from tests.support.events import finished, first_token, reported
+from tests.support.waiting import eventually
 
 
 class EnginesInTheLog(InstanceProvider):

@@ -1,7 +1,7 @@
 """The scheduler as a service, over the in-memory log: its commands, its log, its restart, its care for silence."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +10,6 @@ import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import Fault, MemoryBroker
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -25,13 +23,14 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, resync_subject, route_subject
-from pointsman.policies.dispatch import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman_scheduler.service import SchedulerService
-from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, reported, route, stored
+from tests.support.log_reading import events_in
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 WAIT_SECONDS = 5.0
@@ -51,29 +50,10 @@ class World:
 
     @asynccontextmanager
     async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
-        chosen = SchedulerSettings(**{"speed": 1.0, "lease_seconds": LEASE_SECONDS} | settings)
+        told = {"lease_seconds": LEASE_SECONDS} | settings
         link = self.broker.client(name=name, clock=self.clock)
-        board = HealthBoard()
-        service = SchedulerService(
-            event_log=link.log,
-            commands=link.commands,
-            lease=link.lease,
-            checkpoints=link.checkpoints,
-            clock=self.clock,
-            board=board,
-            settings=chosen,
-            policies=policy_set(
-                routing=chosen.policy,
-                prefill_window_tokens=chosen.prefill_window_tokens,
-                hold_seconds=chosen.hold_seconds * chosen.speed,
-            ),
-            name=name,
-        )
-        async with Supervisor() as supervisor:
-            supervisor.start(service.run(), name="fold")
-            supervisor.start(service.keep_house(), name="house")
-            supervisor.start(service.heal(), name="heal")
-            await eventually(lambda: board.ready and service.leading)
+        async with running_scheduler(link, self.clock, name=name, **told) as service:
+            await eventually(lambda: service.leading)
             yield service
             await service.resign()
 
@@ -95,33 +75,13 @@ class World:
 
     async def events(self) -> list[LogEvent]:
         """Everything in the log."""
-        last = (await self.client.log.extent()).last
-        found: list[LogEvent] = []
-        if last:
-            async for entry in self.client.log.read(1):
-                assert isinstance(entry, LogEntry)
-                assert entry.event is not None
-                found.append(entry.event)
-                if entry.sequence >= last:
-                    break
-        return found
+        return await events_in(self.client.log)
 
     async def kinds(self) -> list[str]:
         return [type(event).__name__ for event in await self.events()]
 
     def joined(self, instance: str, **fields: Any) -> LogEvent:
         return joined(instance, at=self.clock.now(), **fields)
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_a_request_is_granted_and_the_log_says_why() -> None:

@@ -9,8 +9,9 @@ import pytest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import Term
-from tests.support.fake_engine import Behaviour, eventually, running_engine
+from tests.support.fake_engine import Behaviour, running_engine
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.waiting import eventually
 
 PLACE = {"do_remote_prefill": True, "remote_request_id": "there-1", "remote_host": "h", "remote_port": 1}
 

@@ -8,8 +8,8 @@ from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
-from tests.support.fake_engine import eventually
 from tests.support.split_fleet import simulated_split_fleet
+from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
 PROMPT = list(range(1000, 1640))

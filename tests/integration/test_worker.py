@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.adapters.zmq_kv_events import (
     EngineAttached,
@@ -42,7 +43,6 @@ from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
-from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
@@ -99,11 +99,20 @@ class LogView:
 @dataclass
 class FakeHttpEngine:
     away: bool = False
+    completes: bool = True
     load_now: EngineLoad = field(default_factory=EngineLoad)
 
     async def describe(self) -> EngineFacts:
         await self.load()
-        return EngineFacts(model="m", max_model_len=512, version="1", block_tokens=BLOCK, kv_capacity_tokens=4_096)
+        return EngineFacts(
+            model="m",
+            max_model_len=512,
+            version="1",
+            block_tokens=BLOCK,
+            kv_capacity_tokens=4_096,
+            further_names=self.load_now.further_names or FurtherNames(),
+            completes=self.completes,
+        )
 
     async def load(self) -> EngineLoad:
         if self.away:
@@ -392,6 +401,24 @@ async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() ->
         assert bench.board.ready
 
 
+async def test_a_new_epoch_joins_with_the_adapters_that_the_engine_has_by_then() -> None:
+    engine = FakeHttpEngine(load_now=EngineLoad(further_names=FurtherNames(("m-latest",), ("poet",))))
+    async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
+        await publisher.publish(ScriptedCache().store(tokens(1, 2)))
+        await until(bench.log.held)
+        engine.away = True
+        await publisher.restart()
+        await publisher.publish(ScriptedCache(life=2).store(tokens(3, 4)))
+        await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
+        engine.load_now = EngineLoad(further_names=FurtherNames(adapters=("critic",)))
+        engine.away = False
+        await until(lambda: len(bench.log.of(InstanceJoined)) == 2)
+
+        old, new = bench.log.of(InstanceJoined)
+        assert (old.adapters, old.aliases) == (["poet"], ["m-latest"])
+        assert (new.adapters, new.aliases) == (["critic"], [])
+
+
 async def test_lost_events_keep_what_is_believed_but_as_unknown_until_the_cache_is_cleared() -> None:
     cache = ScriptedCache()
     async with FakePublisher(buffer_steps=1) as publisher, working(publisher) as bench:
@@ -524,6 +551,30 @@ async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -
         assert not answer.accepted
 
 
+async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_until_one_that_completes_takes_its_place() -> (
+    None
+):
+    engine, cache = FakeHttpEngine(completes=False), ScriptedCache()
+    async with FakePublisher() as publisher, working(publisher, engine=engine) as bench:
+        await publisher.publish(cache.store(tokens(1, 2)))
+        await until(lambda: bench.log.of(InstanceReported))
+        refused = await bench.commands.request(
+            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=10
+        )
+        engine.away = True
+        await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
+        before = bench.log.held()
+        engine.away, engine.completes = False, True
+        await until(lambda: bench.log.held() == cache.keys(CHAIN))
+
+        assert isinstance(refused, ResyncAnswered)
+        assert not refused.accepted
+        assert before == set()
+        assert bench.log.held() == cache.keys(CHAIN)
+        said = [(event.cache, event.completes) for event in bench.log.of(InstanceJoined)]
+        assert (said[0], said[-1]) == (("no_events", False), ("empty", True))
+
+
 async def test_nothing_is_said_before_the_engine_answers() -> None:
     async with FakePublisher() as publisher, working(publisher, engine=FakeHttpEngine(away=True)) as bench:
         await asyncio.sleep(0.3)
@@ -585,8 +636,8 @@ async def http_engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
     }
 
     async def answer(request: web.Request) -> web.Response:
-        page = pages.get(request.path)
-        return web.Response(text=page) if page is not None else web.Response(status=503)
+        page = pages.get(request.path, 503)
+        return web.Response(status=page) if isinstance(page, int) else web.Response(text=page)
 
     server = web.Application()
     server.router.add_get("/{path:.*}", answer)
@@ -617,6 +668,19 @@ async def test_the_engine_is_described_and_its_load_read_from_vllms_pages() -> N
         )
         assert load == EngineLoad(waiting=4, running=7, kv_usage=0.25, further_names=facts.further_names)
         assert said.kv_capacity_tokens == 900
+
+
+@pytest.mark.parametrize(
+    ("completions", "embeddings", "completes"),
+    [(404, 405, False), (405, 405, True), (405, 404, True), (404, 404, True)],
+)
+async def test_an_engine_that_has_vectors_and_no_completions_does_not_complete(
+    completions: int, embeddings: int, completes: bool
+) -> None:
+    async with http_engine() as (url, pages), HttpEngine(url) as engine:
+        pages |= {"/v1/completions": completions, "/v1/embeddings": embeddings, "/pooling": 404}
+
+        assert (await engine.describe()).completes == completes
 
 
 async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:

@@ -9,18 +9,24 @@ from click.testing import CliRunner, Result
 
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
+from pointsman.state.state import PoolSettings
 from pointsman.tooling.cli import main
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
+from tests.support.events import BLOCK
+from tests.support.headless import write_headless
 from tests.support.served_log import ServedLog
 
 WELL = 0.05
+SETTINGS = PoolSettings(block_tokens=BLOCK)
+
+
+POLICIES = policy_set(routing="round_robin", admission="none")
 
 
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
-    policies = policy_set(routing="round_robin", admission="none")
-    return ServedLog(requests=240, gap=0.4, pace={"engine-2": 3.0}, policies=policies).entries
+    return ServedLog(requests=240, gap=0.4, pace={"engine-2": 3.0}, policies=POLICIES).entries
 
 
 def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
@@ -76,6 +82,29 @@ def test_requests_before_since_warm_the_caches_and_are_not_counted(entries: list
 
     assert told["warmup"] + told["requests"] == 240
     assert told["warmup"] == pytest.approx(59 / 0.4, abs=2)
+
+
+def test_a_log_that_has_lost_its_beginning_is_counted_from_its_checkpoint_on(
+    entries: list[LogEntry], tmp_path: Path
+) -> None:
+    file = write_headless(tmp_path / "gone.pmlog", entries, 400, settings=SETTINGS, checkpoint=(600, POLICIES))
+    arguments = ("--policy", "min_ttft", "--json", "-")
+    result = CliRunner().invoke(main, ["what-if", "--from", str(file), *arguments])
+    told, whole = json.loads(result.stdout), numbers(entries, tmp_path, "--policy", "min_ttft", "--since", "600")
+
+    assert told["requests"] == whole["requests"] > 100
+    assert 0 < told["warmup"] < whole["warmup"]
+    assert told["recorded"]["report"]["ttft"] == whole["recorded"]["report"]["ttft"]
+    assert told["calibration"]["speeds"].keys() == whole["calibration"]["speeds"].keys()
+    assert any("counted from entry 601 on" in note for note in told["notes"])
+
+
+def test_without_a_checkpoint_what_engines_there_were_is_not_guessed(entries: list[LogEntry], tmp_path: Path) -> None:
+    file = write_headless(tmp_path / "gone.pmlog", entries, 400, settings=SETTINGS)
+    result = CliRunner().invoke(main, ["what-if", "--from", str(file), "--policy", "min_ttft"])
+
+    assert result.exit_code == 2
+    assert "engine-1, engine-2, engine-3 took requests and joined before the log begins" in result.output
 
 
 def test_too_little_traffic_no_change_and_unknown_settings_are_refused(entries: list[LogEntry], tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.waiting import eventually as eventually
-
 
 class Behaviour(StrEnum):
     ANSWERS = "answers"

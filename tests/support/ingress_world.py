@@ -11,17 +11,19 @@ from typing import Any
 import aiohttp
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker, MemoryLog
+from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.log_link import Link
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.requests import RequestEvent
+from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from tests.support.events import BLOCK, joined
-from tests.support.fake_engine import FakeEngine, eventually, running_engine
+from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
+from tests.support.log_reading import events_in
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 ONE, TWO = InstanceId("engine-1"), InstanceId("engine-2")
@@ -36,7 +38,7 @@ class World:
     """An ingress with two engines and a scheduler around it."""
 
     url: str
-    log: MemoryLog
+    log: EventLog
     broker: MemoryBroker
     scheduler: FakeScheduler
     one: FakeEngine
@@ -53,17 +55,7 @@ class World:
     async def events(self) -> list[RequestEvent]:
         """What the ingress wrote about requests."""
         await self.log.flush(1.0)
-        extent = await self.log.extent()
-        found: list[RequestEvent] = []
-        if extent.last == 0:
-            return found
-        async for entry in self.log.read():
-            event = getattr(entry, "event", None)
-            if isinstance(event, RequestEvent):
-                found.append(event)
-            if getattr(entry, "sequence", 0) >= extent.last:
-                break
-        return found
+        return [event for event in await events_in(self.log) if isinstance(event, RequestEvent)]
 
 
 async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_tokens: int = BLOCK) -> World:
@@ -83,7 +75,7 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
     app = await stack.enter_async_context(
         assembled(
             settings,
-            {POOL: Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)},
+            {POOL: link},
             clock=clock,
             board=board,
             supervisor=supervisor,
@@ -111,9 +103,9 @@ async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIter
 
 async def eventually_listed(world: World, model: str) -> None:
     """Wait until the ingress has read in the log that there is such a model."""
-    async with asyncio.timeout(5):
-        while True:
-            async with world.client.get(f"{world.url}/v1/models/{model}") as answer:
-                if answer.status == 200:
-                    return
-            await asyncio.sleep(0.01)
+
+    async def is_listed() -> bool:
+        async with world.client.get(f"{world.url}/v1/models/{model}") as answer:
+            return answer.status == 200
+
+    await eventually(is_listed)

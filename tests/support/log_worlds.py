@@ -3,7 +3,6 @@
 A world gives clients of one pool and does to the log what a server's life does to it.
 """
 
-import asyncio
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -20,16 +19,9 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.embedded_nats import EmbeddedNats, start_nats
 from pointsman.contracts.subjects import stream_name
-from pointsman.ports import Checkpoints, Commands, EventLog, Lease, LogEntry
+from pointsman.ports import Link
 from pointsman.primitives import PoolName
-
-
-@dataclass(frozen=True)
-class Client:
-    log: EventLog
-    commands: Commands
-    lease: Lease
-    checkpoints: Checkpoints
+from tests.support.waiting import eventually
 
 
 @dataclass
@@ -82,7 +74,7 @@ class LogWorld(ABC):
     @abstractmethod
     def client(
         self, name: str = "client", *, window_max: int = 1000, bytes_max: int = 64 * 1024**2
-    ) -> AbstractAsyncContextManager[Client]: ...
+    ) -> AbstractAsyncContextManager[Link]: ...
 
     @abstractmethod
     async def stop(self) -> None:
@@ -93,11 +85,11 @@ class LogWorld(ABC):
         """It comes back with what it had acknowledged."""
 
     @abstractmethod
-    async def recreate(self, client: Client) -> None:
+    async def recreate(self, client: Link) -> None:
         """The log is deleted; the next write begins another."""
 
     @abstractmethod
-    async def store_raw(self, client: Client, subject: str, payload: bytes) -> None: ...
+    async def store_raw(self, client: Link, subject: str, payload: bytes) -> None: ...
 
     @abstractmethod
     async def remember(self) -> None: ...
@@ -117,10 +109,9 @@ class MemoryWorld(LogWorld):
     @asynccontextmanager
     async def client(
         self, name: str = "client", *, window_max: int = 1000, bytes_max: int = 64 * 1024**2
-    ) -> AsyncIterator[Client]:
+    ) -> AsyncIterator[Link]:
         self.broker.bytes_max = bytes_max
-        link = self.broker.client(ScaledClock(), name=name, listener=self.listener, window_max=window_max)
-        yield Client(link.log, link.commands, link.lease, link.checkpoints)
+        yield self.broker.client(ScaledClock(), name=name, listener=self.listener, window_max=window_max)
 
     @override
     async def stop(self) -> None:
@@ -131,11 +122,11 @@ class MemoryWorld(LogWorld):
         self.broker.reconnect()
 
     @override
-    async def recreate(self, client: Client) -> None:
+    async def recreate(self, client: Link) -> None:
         self.broker.recreate()
 
     @override
-    async def store_raw(self, client: Client, subject: str, payload: bytes) -> None:
+    async def store_raw(self, client: Link, subject: str, payload: bytes) -> None:
         self.broker.store_raw(subject, payload)
 
     @override
@@ -159,7 +150,7 @@ class JetStreamWorld(LogWorld):
     @asynccontextmanager
     async def client(
         self, name: str = "client", *, window_max: int = 1000, bytes_max: int = 64 * 1024**2
-    ) -> AsyncIterator[Client]:
+    ) -> AsyncIterator[Link]:
         async with jetstream.connect(
             self._server.url,
             self.pool,
@@ -169,10 +160,8 @@ class JetStreamWorld(LogWorld):
             stream=StreamSettings(bytes_max=bytes_max),
             window=WindowSettings(events_max=window_max),
         ) as link:
-            async with asyncio.timeout(5):
-                while not link.commands.connected:  # noqa: ASYNC110 - the port tells, but does not call
-                    await asyncio.sleep(0.01)
-            yield Client(link.log, link.commands, link.lease, link.checkpoints)
+            await eventually(lambda: link.commands.connected)
+            yield link
 
     @override
     async def stop(self) -> None:
@@ -183,11 +172,11 @@ class JetStreamWorld(LogWorld):
         await self._server.start()
 
     @override
-    async def recreate(self, client: Client) -> None:
+    async def recreate(self, client: Link) -> None:
         await client.commands.request_bytes(f"$JS.API.STREAM.DELETE.{stream_name(self.pool)}", b"", timeout=2)
 
     @override
-    async def store_raw(self, client: Client, subject: str, payload: bytes) -> None:
+    async def store_raw(self, client: Link, subject: str, payload: bytes) -> None:
         await client.commands.request_bytes(subject, payload, timeout=2)
 
     @override
@@ -224,15 +213,3 @@ class SharedServer:
     async def start(self) -> None:
         self._running = await start_nats(self.directory, self._port)
         self._port = int(self._running.url.rsplit(":", 1)[1])
-
-
-async def whole_log(log: EventLog) -> list[LogEntry]:
-    """Every entry from the first that is kept to the newest at this moment."""
-    extent = await log.extent()
-    found: list[LogEntry] = []
-    async for entry in log.read(max(1, extent.first)):
-        assert isinstance(entry, LogEntry)
-        found.append(entry)
-        if entry.sequence >= extent.last:
-            break
-    return found

@@ -11,14 +11,13 @@ from typing import Any
 
 import aiohttp
 
-from pointsman.chassis.log_link import Link
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.codec import LogEvent
-from pointsman.ports import LogEntry
+from pointsman.ports import Link
 from pointsman.primitives import BlockKey, InstanceId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.engine_sim.server import EngineServer
 from tests.support.engine_sim import EventReader
+from tests.support.log_reading import folded
 
 SPEED = 20.0
 MODEL = "pointsman-sim"
@@ -78,20 +77,6 @@ async def keys_of(engine: EngineServer, block_size: Tokens, chain: KeyChain) -> 
     return held.keys(chain)
 
 
-async def folded(link: Link, block_tokens: Tokens) -> tuple[State, list[LogEvent]]:
-    """The whole log, folded here."""
-    state, events = State(PoolSettings(speed=SPEED, block_tokens=block_tokens)), []
-    last = (await link.log.extent()).last
-    async for entry in link.log.read(1):
-        assert isinstance(entry, LogEntry)
-        assert entry.event is not None
-        state.apply(entry.event, entry.sequence)
-        events.append(entry.event)
-        if entry.sequence >= last:
-            break
-    return state, events
-
-
 async def send_conversations(url: str, requests: int) -> None:
     """One after the other, each request longer than the one that it follows, not in whole blocks."""
     chance = Random(7)
@@ -117,7 +102,7 @@ async def until_held(link: Link, chain: KeyChain, engines: Mapping[InstanceId, t
     """Wait until the index holds exactly what the engines hold. Each engine with its block size."""
     deadline = time.monotonic() + AGREE_SECONDS_MAX
     while True:
-        state, _ = await folded(link, chain.block_tokens)
+        state = await folded(link.log, State(PoolSettings(speed=SPEED, block_tokens=chain.block_tokens)))
         truth = {name: await keys_of(engine, size, chain) for name, (engine, size) in engines.items()}
         index = {name: set(state.index.keys(name)) for name in engines}
         if index == truth:

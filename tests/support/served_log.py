@@ -32,7 +32,7 @@ GIVEN_BLOCKS = 8
 
 
 class ServedLog:
-    """`entries` is the log of `requests` requests, one each `gap` seconds."""
+    """`entries` is the log of `requests` requests, one each `gap` seconds; `policies` are those of its leader."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ServedLog:
         self._sequences: dict[InstanceId, int] = {}
         self._free_at: dict[InstanceId, Seconds] = {}
         settings = PoolSettings(block_tokens=BLOCK)
-        chosen = policies or policy_set(routing="min_ttft")
+        self.policies = chosen = policies or policy_set(routing="min_ttft")
         self.state = State(settings, chosen.memories())
         self._leader = Dispatcher(self.state, chosen, term=Term(1))
         elected = LeaderElected(

@@ -10,13 +10,12 @@ from typing import Any
 import aiohttp
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.log_link import Link
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import LogEvent
-from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.tooling.engine_sim.server import EngineServer, engine_server
@@ -24,13 +23,12 @@ from pointsman.tooling.engine_sim.settings import EngineSimSettings
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_scheduler.service import SchedulerService
-from pointsman_scheduler.settings import SchedulerSettings
-from pointsman_worker.engine import HttpEngine
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.engine_sim import FREE_PORTS
-from tests.support.fake_engine import eventually
-from tests.support.log_worlds import whole_log
+from tests.support.log_reading import whole_log
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 SPEED = 10.0
@@ -82,9 +80,7 @@ async def split_fleet(
     clock, broker = ScaledClock(speed), MemoryBroker(POOL)
     told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
-        supervisor = await stack.enter_async_context(Supervisor())
-        scheduler = await leading_scheduler(broker, clock, supervisor, told)
-        stack.push_async_callback(scheduler.resign)
+        scheduler = await start_scheduler(stack, broker, clock, told)
         for name, place in engines.items():
             await start_worker(stack, broker, clock, name, place, told)
         known = scheduler.state.fleet
@@ -122,25 +118,11 @@ async def simulated_split_fleet(
         yield await stack.enter_async_context(split_fleet(places, speed=SPEED)), servers
 
 
-async def leading_scheduler(
-    broker: MemoryBroker, clock: ScaledClock, supervisor: Supervisor, told: dict[str, Any]
+async def start_scheduler(
+    stack: AsyncExitStack, broker: MemoryBroker, clock: ScaledClock, told: dict[str, Any]
 ) -> SchedulerService:
-    link, board = broker.client(clock, name="s"), HealthBoard()
-    service = SchedulerService(
-        event_log=link.log,
-        commands=link.commands,
-        lease=link.lease,
-        checkpoints=link.checkpoints,
-        clock=clock,
-        board=board,
-        settings=SchedulerSettings(**told),
-        policies=policy_set(routing="min_ttft"),
-        name="s",
-    )
-    supervisor.start(service.run(), name="fold")
-    supervisor.start(service.keep_house(), name="house")
-    await eventually(lambda: board.ready and service.leading)
-    return service
+    link = broker.client(clock, name="s")
+    return await stack.enter_async_context(running_scheduler(link, clock, policy="min_ttft", **told))
 
 
 async def start_worker(
@@ -174,7 +156,7 @@ async def start_ingress(
     own = await stack.enter_async_context(Supervisor())
     settings = IngressSettings(**{"name": "ingress-1", "probe": False, **told})
     boards = {pool: HealthBoard() for pool in brokers}
-    links = {pool: _link(broker, clock) for pool, broker in brokers.items()}
+    links = {pool: broker.client(clock, name="ingress-1") for pool, broker in brokers.items()}
     app = await stack.enter_async_context(
         assembled(settings, links, clock=clock, board=HealthBoard(), supervisor=own, pool_boards=boards)
     )
@@ -188,8 +170,3 @@ async def start_ingress(
     stack.push_async_callback(stop)
     await eventually(lambda: server.started and all(board.ready for board in boards.values()))
     return f"http://127.0.0.1:{server.bound_port}"
-
-
-def _link(broker: MemoryBroker, clock: ScaledClock) -> Link:
-    client = broker.client(clock, name="ingress-1")
-    return Link(client.log, client.commands, client.lease, client.checkpoints, client.scaler_lease)

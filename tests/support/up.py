@@ -13,10 +13,10 @@ from pathlib import Path
 
 from pointsman.tooling.up.plan import FleetPlan, ports_needed
 from pointsman.tooling.up.ports import free_ports
+from pointsman.tooling.up.runner import STOP_SECONDS_MAX
 from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
 
 START_SECONDS_MAX = 60.0
-STOP_SECONDS_MAX = 10.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
 
 
@@ -66,12 +66,10 @@ class RunningUp:
             time.sleep(0.05)
         return found
 
-    def stop(self, number: signal.Signals = signal.SIGINT) -> float:
-        """Send the signal and wait for the end; the seconds that it took."""
-        started = time.monotonic()
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Send the signal and wait for the end."""
         self.process.send_signal(number)
         self.process.wait(STOP_SECONDS_MAX)
-        return time.monotonic() - started
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from pointsman.policies.ordering.first_come_first_served import FirstComeFirstSe
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
-from pointsman.primitives import InstanceId, RequestId, Tenant, Term
+from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman.state.memories.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
 from pointsman.state.memories.decode_load import DecodeFit
-from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, first_token, joined, route
+from tests.support.events import BLOCK, first_token, route
+from tests.support.leading import leader_of
 
 FLEET = ("a", "b", "c")
 
@@ -34,10 +34,7 @@ def pool(
     admission: AdmissionPolicy, *, routing: RoutingPolicy | None = None, instances: tuple[str, ...] = FLEET
 ) -> Dispatcher:
     policies = PolicySet(routing=routing or RoundRobin(), admission=admission, ordering=FirstComeFirstServed())
-    state = State(PoolSettings(), policies.memories())
-    for instance in instances:
-        state.apply(joined(instance))
-    return Dispatcher(state, policies, term=Term(1))
+    return leader_of(instances, policies)
 
 
 def answered(request: str, instance: str, *, at: float, tpot: float) -> RequestFinished:

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from pointsman.tooling.bench.answer import StreamedAnswer, StreamError
 from pointsman.tooling.bench.command import bench_command
 from pointsman.tooling.bench.load import LoadGenerator, Target
 from pointsman.tooling.bench.report import (
+    BenchReport,
     Outcome,
     RunFacts,
     RunReport,
@@ -27,6 +27,7 @@ from pointsman.tooling.bench.report import (
     runs_table,
     summarise,
 )
+from pointsman.tooling.writing import json_of
 
 FACTS = RunFacts(
     policy="dualmap", slo_ttft_s=5.0, speed=2.0, time_scale=2.0, offered_rate=1.0, workload="chat", trace=None, seed=1
@@ -320,11 +321,9 @@ def test_what_cannot_be_done_is_said_clearly(arguments: list[str], said: str) ->
     assert said in " ".join(result.output.split())
 
 
-def test_the_json_has_the_keys_that_others_rely_on(tmp_path: Path) -> None:
-    from pointsman.tooling.bench.command import _write_json
+def test_the_json_has_the_keys_that_others_rely_on() -> None:
+    report = BenchReport(runs=[summary(completed(1.0))])
 
-    _write_json(tmp_path / "run.json", [summary(completed(1.0))])
-
-    run = json.loads((tmp_path / "run.json").read_text())["runs"][0]
+    run = json.loads(json_of(report))["runs"][0]
     assert run.keys() >= ISSUE_KEYS
     assert run["per_instance"]["engine-1"]["requests"] == 1

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pointsman.adapters.http_engine import cache_size, load_in
 from pointsman.adapters.zmq_kv_events import rank_endpoint
-from pointsman_worker.engine import cache_size, load_in
 from pointsman_worker.settings import WorkerSettings, instance_of
 
 METRICS = """\

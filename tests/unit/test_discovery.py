@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pointsman.tooling.discovery import (
@@ -126,6 +127,21 @@ def test_the_fleet_file_names_the_secret_but_does_not_hold_it(started: StartFlee
     assert "secret of a" not in (tmp_path / "a" / FLEET_FILE).read_text()
     assert fleet.settings().secret == "secret of a"
     assert read_fleet_file(tmp_path / "a") == fleet
+
+
+def test_the_keys_of_a_further_pool_are_of_its_own_size(started: StartFleet, tmp_path: Path) -> None:
+    announce(
+        msgspec.structs.replace(
+            started("a"), further={"coder": "m2", "poet": "m3"}, further_block_tokens={"coder": 128}
+        )
+    )
+
+    told = [fleet_settings(data=tmp_path / "a", pool=pool) for pool in (None, "coder", "poet")]
+    assert [(settings.pool, settings.block_tokens) for settings in told] == [
+        ("default", 32),
+        ("coder", 128),
+        ("poet", 32),
+    ]
 
 
 def test_a_fleet_elsewhere_is_joined_by_its_nats_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

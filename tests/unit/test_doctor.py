@@ -6,22 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.cache import CacheEvent, CacheSnapshot
 from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.fleet import FleetEvent, InstanceProbed
-from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman.tooling.cli import main
 from pointsman.tooling.doctor.samples import Heavy, Sample
+from pointsman.tooling.doctor.timeline import Timeline
 from pointsman.tooling.history.bundle import write_bundle
+from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.history.sources import Header
+from tests.support.events import joined, stored
+from tests.support.headless import write_headless
+from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
 Entries = list[LogEntry]
@@ -49,7 +55,40 @@ def test_a_healthy_log_gives_nothing_to_complain_about(healthy: Entries, tmp_pat
 
     assert result.exit_code == 0
     assert "nothing to complain about" in result.output
+    assert "200 requests, 100.0% with the first token in time, after 0." in result.output
     assert "warning" not in result.output
+
+
+def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoint_on(tmp_path: Path) -> None:
+    served = ServedLog(families=1)
+    file = write_headless(
+        tmp_path / "log.pmlog", served.entries, 400, settings=served.state.settings, checkpoint=(500, served.policies)
+    )
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+
+    told = json.loads(result.stdout)
+    assert told["beginning"].startswith("the log begins at entry 401; this begins behind entry 500, with a checkpoint")
+    assert told["entries"] == len(served.entries) - 500
+    assert [finding["what"] for finding in told["findings"]] == [
+        "1 hot prefix draws more than an instance's even share"
+    ]
+
+
+def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accused(
+    healthy: Entries, tmp_path: Path
+) -> None:
+    file = write_headless(tmp_path / "log.pmlog", healthy, 400, settings=ServedLog(requests=1).state.settings)
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert "no checkpoint that this version can begin with" in told["beginning"]
+    assert [(finding["severity"], finding["what"]) for finding in told["findings"]] == [
+        ("note", "what was known before entry 401 is missing: findings are of what began behind it")
+    ]
+    assert [said.partition(":")[0] for said in told["findings"][0]["evidence"]] == [
+        f"engine-{number} joined before" for number in (1, 2, 3)
+    ]
 
 
 def _with_hole(entries: Entries) -> Entries:
@@ -131,6 +170,47 @@ def test_a_slow_engine_is_found_although_nobody_was_late(tmp_path: Path) -> None
     assert any("engine-2 is slow" in f["what"] for f in findings if f["area"] == "predictions")
 
 
+def test_a_slow_spell_names_who_waited_longest_and_the_predictions_are_not_blamed_for_it(tmp_path: Path) -> None:
+    served = ServedLog(pace={"engine-2": 12.0}, gap=0.25, policies=policy_set(routing="round_robin"))
+    _, findings = diagnosed(served.entries, tmp_path)
+    said = [f for f in findings if f["area"] == "predictions"]
+
+    longest = max(
+        (e.event for e in served.entries if isinstance(e.event, PrefillFinished) and e.event.instance == "engine-2"),
+        key=lambda event: event.prefill,
+    )
+    spell = next(f for f in said if "slow for a while: engine-2" in f["what"])
+    assert f"the longest {longest.prefill:.2f} s (request {longest.request})" in spell["evidence"][0]
+    assert not any("predicted wrongly" in f["what"] for f in said)
+
+
+def test_a_short_while_of_lateness_in_a_log_that_is_mostly_in_time_is_found_and_dated(tmp_path: Path) -> None:
+    entries = ServedLog(requests=900, gap=0.1).entries
+    late = {f"r-{number}" for number in range(300, 350)}
+    for entry in entries:
+        if isinstance(entry.event, RequestFinished) and entry.event.request in late:
+            entries = rewritten(entries, entry.sequence, msgspec.structs.replace(entry.event, ttft=9.0))
+    _, findings = diagnosed(entries, tmp_path)
+
+    service = next(f for f in findings if f["area"] == "service" and "for a while" in f["what"])
+    begun = wall_time(30.0, 1.0)
+    assert service["severity"] == "warning"
+    assert service["evidence"] == [
+        f"{begun:%Y-%m-%d %H:%M:%S} to {wall_time(40.0, 1.0):%H:%M:%S}: 50.0% of 100 that arrived then"
+    ]
+
+
+def test_times_of_a_long_log_stay_bounded_and_right() -> None:
+    timeline = Timeline(5.0)
+    for second in range(100_000):
+        timeline.count(float(second), hit=not 40_000 <= second < 42_000)
+
+    (worst,) = timeline.below(0.9, least=30)
+    assert worst.missed == 2_000
+    assert worst.begun <= 40_000 < 42_000 <= worst.ended
+    assert worst.ended - worst.begun < 2_500
+
+
 def test_a_prefix_that_everybody_shares_is_hot(tmp_path: Path) -> None:
     _, findings = diagnosed(ServedLog(families=1).entries, tmp_path)
 
@@ -145,6 +225,28 @@ def test_fleet_events_of_an_instance_that_flaps_are_serious(healthy: Entries, tm
 
     assert any("again and again" in f["what"] for f in findings)
     assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (
+            stored("engine-1", 1, [1, 2], epoch=2),
+            ["engine-1 started again or stood still, with its cache lost or in doubt"],
+        ),
+        (CacheSnapshot(at=0.0, instance=InstanceId("engine-1"), epoch=Epoch(2), sequence=1, runs=[]), []),
+    ],
+)
+def test_an_engine_that_began_anew_is_told_from_one_that_the_log_had_forgotten(
+    healthy: Entries, tmp_path: Path, first: CacheEvent, told: list[str]
+) -> None:
+    end = healthy[-1].event
+    assert end is not None
+    again: list[Any] = [type(e)(**_fields(e) | {"at": end.at + 1}) for e in (joined("engine-1", epoch=2), first)]
+    entries = [LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in again]
+    _, findings = diagnosed(renumbered([*healthy, *entries]), tmp_path)
+
+    assert [finding["what"] for finding in findings if finding["area"] == "fleet"] == told
 
 
 def _fields(event: Any) -> dict[str, Any]:

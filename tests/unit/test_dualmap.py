@@ -1,42 +1,29 @@
 """DualMap whole: what each ablation decides by, the decode bottleneck, and the tree that says how long a prefix is."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.contracts.decisions import RequestPlaced
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher, PolicySet
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.dualmap import DualMap
-from pointsman.primitives import BlockKey, InstanceId, Term
+from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.hotness import ARRIVALS_MIN, Hotness
-from pointsman.state.state import PoolSettings, State
-from tests.support.events import joined, route, stored
+from pointsman.state.state import PoolSettings
+from tests.support.events import stored
+from tests.support.leading import leader_of, place, prompt
 
 FLEET = ("a", "b", "c", "d")
 
 
 def pool(dualmap: DualMap | None = None, *, tree: PoolSettings | None = None) -> Dispatcher:
-    state = State(tree or PoolSettings())
-    for instance in FLEET:
-        state.apply(joined(instance))
     policies = PolicySet(routing=dualmap or DualMap(), admission=AdmitAll(), ordering=FirstComeFirstServed())
-    return Dispatcher(state, policies, term=Term(1))
-
-
-def place(dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: Any) -> RequestPlaced:
-    events = dispatcher.route(route(request, keys, arrived_at=now, **fields), now)
-    return next(event for event in events if isinstance(event, RequestPlaced))
-
-
-def prompt(first: int, blocks: int = 16) -> list[int]:
-    return list(range(first, first + blocks))
+    return leader_of(FLEET, policies, settings=tree)
 
 
 def pair_of(dispatcher: Dispatcher, keys: list[int]) -> tuple[InstanceId, ...]:

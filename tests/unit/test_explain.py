@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
-from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
@@ -19,6 +19,7 @@ from pointsman.tooling.explain.reasons import reasons
 from pointsman.tooling.explain.story import story_of
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
+from tests.support.headless import write_headless
 from tests.support.recorded_log import RecordedFleet, rewritten
 from tests.support.served_log import ServedLog
 
@@ -99,10 +100,19 @@ def test_the_slowest_request_of_a_slow_engine_says_so(slowed: list[LogEntry], tm
 
     assert told["decisions"][0]["instance"] == "engine-2"
     assert any("inside engine-2" in reason and "times as long" in reason for reason in told["why"])
+    assert any("it was engine-2 alone" in reason for reason in told["why"])
+    within = [e for e in slowed if told["grants"][0]["sequence"] < e.sequence < _first_token_of(told)]
+    others = [e.event for e in within if isinstance(e.event, PrefillFinished) and e.event.instance != "engine-2"]
+    assert told["meanwhile"]["prefills"] == len(others)
     shown = explain(slowed, tmp_path, told["request"])
     assert shown.exit_code == 0
     for part in ("where the time went", "to the first token", "by round_robin", "PrefillFinished", "predicted"):
         assert part in shown.output
+
+
+def _first_token_of(told: dict[str, Any]) -> int:
+    sequence: int = next(e["sequence"] for e in told["events"] if e["event"]["type"] == "PrefillFinished")
+    return sequence
 
 
 def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
@@ -117,6 +127,39 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
     assert story.placement is not None
     assert story.placement.ahead
     assert any("it waited" in reason and "before it" in reason for reason in reasons(story))
+
+
+def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_known(
+    slowed: list[LogEntry], tmp_path: Path
+) -> None:
+    policies = policy_set(routing="round_robin")
+    late = next(
+        e for e in slowed if e.sequence > 600 and isinstance(e.event, RequestPlaced) and e.event.instance == "engine-2"
+    )
+    under_way = next(e for e in slowed if e.sequence > 600 and isinstance(e.event, RequestFinished))
+    assert isinstance(late.event, RequestPlaced)
+    assert isinstance(under_way.event, RequestFinished)
+    settings = pool_settings(slowed)
+    blind = write_headless(tmp_path / "blind.pmlog", slowed, 600, settings=settings)
+    known = write_headless(tmp_path / "known.pmlog", slowed, 590, settings=settings, checkpoint=(600, policies))
+
+    def told(file: Path, request: str) -> dict[str, Any]:
+        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json", "-"])
+        assert result.exit_code == 0, result.output
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    seen, unseen, ended = (
+        told(known, late.event.request),
+        told(blind, late.event.request),
+        told(blind, under_way.event.request),
+    )
+    assert {weighed["status"] for weighed in seen["decisions"][0]["candidates"]} == {"ready"}
+    assert {weighed["status"] for weighed in unseen["decisions"][0]["candidates"]} == {"not known"}
+    assert any("was slow" in reason for reason in seen["why"])
+    assert not any("was slow" in reason or "unusual" in reason for reason in unseen["why"])
+    assert "finished on" in ended["headline"]
+    assert ended["phases"][0]["kind"] == "gone"
 
 
 def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:

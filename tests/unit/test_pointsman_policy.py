@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.contracts.decisions import RequestPlaced
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.primitives import BlockKey, InstanceId, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, joined, route, stored
+from tests.support.events import BLOCK, joined, stored
+from tests.support.leading import place
 
 FLEET = ("a", "b", "c", "d", "e", "f", "g", "h")
 PROMPT_BLOCKS = 16
@@ -26,13 +26,6 @@ def pool(*instances: str, stale: bool = False, **own: float) -> Dispatcher:
         state.apply(joined(instance))
         seen.apply(joined(instance))
     return Dispatcher(state, policies, term=Term(1), seen=seen if stale else None)
-
-
-def place(
-    dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: object
-) -> RequestPlaced:
-    events = dispatcher.route(route(request, keys, arrived_at=now, **fields), now)  # type: ignore[arg-type]
-    return next(event for event in events if isinstance(event, RequestPlaced))
 
 
 def occupy(dispatcher: Dispatcher, instance: str, seconds: float, *, requests: int = 1) -> None:

@@ -24,9 +24,10 @@ from pointsman.policies.rebalancing.global_benefit import GlobalBenefit
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.relief import LOOK_UPS_PER_MIGRATION
 from pointsman.policies.routing.base import Choice, RoutingPolicy
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Term
-from pointsman.state.state import PoolSettings, State
-from tests.support.events import finished, first_token, joined, route, stored
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
+from pointsman.state.state import State
+from tests.support.events import finished, first_token, route, stored
+from tests.support.leading import leader_of
 
 FLEET = ("a", "b", "c", "d")
 EPSILON = 1e-6
@@ -46,16 +47,13 @@ class WhereTheSessionSays(RoutingPolicy):
 
 def pool(instances: tuple[str, ...] = FLEET, *, window_tokens: int = 1) -> Dispatcher:
     """With a window of one token, one request is in each engine and the rest wait."""
-    state = State(PoolSettings())
-    for instance in instances:
-        state.apply(joined(instance))
     policies = PolicySet(
         routing=WhereTheSessionSays(),
         admission=AdmitAll(),
         ordering=FirstComeFirstServed(),
         prefill_window_tokens=window_tokens,
     )
-    return Dispatcher(state, policies, term=Term(1))
+    return leader_of(instances, policies)
 
 
 def place(

@@ -16,11 +16,12 @@ from pointsman.policies.rebalancing import rebinding
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.rebinding import GAIN_SECONDS_MIN, OVERDUE_SECONDS, REBOUND_MAX, Rebinding, Window
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from tests.support.events import finished, first_token, joined, route
+from tests.support.leading import leader_of
 from tests.support.recorded_log import ENGINES, RecordedFleet
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -30,10 +31,7 @@ PREFILL = 0.641
 
 def leader(*instances: str, rebind: bool = True, **settings: Any) -> Dispatcher:
     policies = policy_set(routing="min_ttft", admission="none", ordering="fcfs", rebind=rebind, **settings)
-    state = State(PoolSettings(), policies.memories())
-    for instance in instances or ("a", "b"):
-        state.apply(joined(instance))
-    return Dispatcher(state, policies, term=Term(1))
+    return leader_of(instances or ("a", "b"), policies)
 
 
 def place(dispatcher: Dispatcher, request: str, now: float = 0.0, **fields: Any) -> list[LogEvent]:

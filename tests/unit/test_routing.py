@@ -4,36 +4,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.fleet import InstanceDraining
 from pointsman.policies.dispatch import Dispatcher, UnknownPolicyError, policy_set
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Term
-from pointsman.state.state import PoolSettings, State
-from tests.support.events import finished, first_token, joined, reported, route, stored
+from pointsman.primitives import BlockKey, Epoch, InstanceId
+from tests.support.events import finished, first_token, reported, route, stored
+from tests.support.leading import leader_of, place, prompt
 
 POLICIES = sorted(ROUTING_POLICIES)
 FLEET = ("a", "b", "c", "d")
 
 
 def pool(policy: str = "dualmap", *, instances: tuple[str, ...] = FLEET, admission: str = "none") -> Dispatcher:
-    policies = policy_set(routing=policy, admission=admission)
-    state = State(PoolSettings(), policies.memories())
-    for instance in instances:
-        state.apply(joined(instance))
-    return Dispatcher(state, policies, term=Term(1))
-
-
-def place(
-    dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: object
-) -> RequestPlaced:
-    events = dispatcher.route(route(request, keys, arrived_at=now, **fields), now)  # type: ignore[arg-type]
-    return next(event for event in events if isinstance(event, RequestPlaced))
-
-
-def prompt(first: int, blocks: int = 16) -> list[int]:
-    return list(range(first, first + blocks))
+    return leader_of(instances, policy_set(routing=policy, admission=admission))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -29,6 +29,7 @@ from pointsman.state.memories.residuals import LeastSquares
 from pointsman.state.memories.windowed_load import WindowedLoad
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route, stored
+from tests.support.leading import leader_of, place, prompt
 
 POLICIES = [
     RandomChoice(),
@@ -49,17 +50,7 @@ A, B = InstanceId("a"), InstanceId("b")
 
 def pool(policy: RoutingPolicy, *, instances: tuple[str, ...] = FLEET) -> Dispatcher:
     policies = PolicySet(routing=policy, admission=AdmitAll(), ordering=FirstComeFirstServed())
-    state = State(PoolSettings(), policies.memories())
-    for instance in instances:
-        state.apply(joined(instance))
-    return Dispatcher(state, policies, term=Term(1))
-
-
-def place(
-    dispatcher: Dispatcher, request: str, keys: list[int], *, now: float = 0.0, **fields: object
-) -> RequestPlaced:
-    events = dispatcher.route(route(request, keys, arrived_at=now, **fields), now)  # type: ignore[arg-type]
-    return next(event for event in events if isinstance(event, RequestPlaced))
+    return leader_of(instances, policies)
 
 
 def pool_with_all_memories() -> Dispatcher:
@@ -68,10 +59,6 @@ def pool_with_all_memories() -> Dispatcher:
     for instance in FLEET:
         state.apply(joined(instance))
     return Dispatcher(state, policies, term=Term(1))
-
-
-def prompt(first: int, blocks: int = 16) -> list[int]:
-    return list(range(first, first + blocks))
 
 
 def answer(dispatcher: Dispatcher, request: str, instance: str, *, at: float) -> None:

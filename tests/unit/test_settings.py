@@ -44,6 +44,24 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
     return settings
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--port", "65536", "0<=x<=65535"),
+        ("--speed", "0", "x>0"),
+        ("--block-tokens", "0", "x>=1"),
+        ("--pool", "A b", "lower-case letters"),
+    ],
+)
+def test_what_no_process_could_run_with_is_refused_by_its_flag(flag: str, value: str, says: str) -> None:
+    result, settings = run(flag, value)
+
+    assert settings is None
+    assert result.exit_code == 2
+    assert flag in result.output
+    assert says in result.output
+
+
 def test_a_flag_wins_over_the_environment_the_table_the_top_and_the_default(config: Path) -> None:
     file = ("--config", str(config))
 

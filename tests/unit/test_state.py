@@ -1,5 +1,6 @@
 """The fold: order, duplicates, epochs, doubts and promises."""
 
+import msgspec
 import pytest
 
 from pointsman.contracts.block_keys import pack_keys
@@ -59,6 +60,15 @@ def test_a_report_ahead_of_the_events_is_doubted() -> None:
     state = state_with(joined("a"), stored("a", 1, [1]), reported("a", 2, [1, 2]))
 
     assert state.fleet[A].doubt == "cache events up to 2 are missing"
+
+
+def test_a_new_epoch_has_the_adapters_that_it_joins_with_and_none_of_the_epoch_before() -> None:
+    before = msgspec.structs.replace(reported("a", 0, []), adapters=["poet"], aliases=["m-latest"])
+    silent = state_with(joined("a"), before, joined("a", epoch=2))
+    saying = state_with(joined("a"), before, joined("a", epoch=2, adapters=["critic"], aliases=["m-new"]))
+
+    assert (silent.fleet[A].adapters, silent.fleet[A].aliases) == ((), ())
+    assert (saying.fleet[A].adapters, saying.fleet[A].aliases) == (("critic",), ("m-new",))
 
 
 def test_a_new_epoch_starts_empty_and_the_old_one_is_not_listened_to() -> None:

@@ -24,6 +24,24 @@ def test_what_names_no_model_or_no_engines_is_refused(also: tuple[str, ...]) -> 
         further_pools(UpSettings(also=also))
 
 
+def test_a_further_pool_has_keys_of_the_size_that_it_is_told_else_those_of_the_first() -> None:
+    also = ("coder=1", "a=http://a:8000")
+    asked = UpSettings(engines=1, block_tokens=32, also=also, also_block_tokens=("a=128",))
+    planned = {process.name: process for process in processes(plan_of(asked))}
+
+    told = {name: process.environment.get("POINTSMAN_BLOCK_TOKENS") for name, process in planned.items()}
+    assert (told["scheduler"], told["worker-1"]) == ("32", "32")
+    assert (told["coder-scheduler"], told["coder-worker-1"]) == ("32", "32")
+    assert (told["a-scheduler"], told["a-recorder"], told["a-worker-1"]) == ("128", "128", "128")
+    assert told["ingress"] is None
+
+
+@pytest.mark.parametrize("tokens", ["coder", "coder=", "coder=0", "coder=many", "=128", "poet=128"])
+def test_a_size_of_keys_that_is_no_number_or_of_no_further_model_is_refused(tokens: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"'{tokens}'|'{tokens.partition('=')[0]}'"):
+        further_pools(UpSettings(also=("coder=1",), also_block_tokens=(tokens,)))
+
+
 def test_every_pool_has_a_scheduler_and_engines_and_one_ingress_serves_them_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,8 +13,8 @@ import subprocess
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -23,20 +23,18 @@ from typing import Any
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.lifeline import lifeline
-from pointsman.chassis.log_link import Link, open_link
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import RequestFinished
-from pointsman.ports import LogEntry
+from pointsman.ports import Link
 from pointsman.primitives import Sequence, Tokens
-from pointsman.tooling.discovery import FleetFile, find_fleet
+from pointsman.tooling.discovery import find_fleet
 from pointsman.tooling.up.ports import free_ports
 from pointsman.tooling.vllm_cpu.home import EngineHome
 from pointsman_ingress.life import EQUAL, FEWER, MORE, compared
+from tests.support.log_reading import events_in, link_to
 from tests.support.up import pointsman_up
 from tests.support.vllm import BLOCK_TOKENS, DEVELOPER_MODE, RealFleet, fetched
 
@@ -150,34 +148,11 @@ def engine_with(home: EngineHome, directory: Path, *flags: str) -> Iterator[Engi
         engine.stop()
 
 
-@asynccontextmanager
-async def link_to(fleet: FleetFile) -> AsyncIterator[Link]:
-    settings = fleet.settings()
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="test") as link:
-        while not link.commands.connected:  # noqa: ASYNC110 - a link has no event for it
-            await asyncio.sleep(0.02)
-        yield link
-
-
-async def events_after(link: Link, start: Sequence) -> list[LogEvent]:
-    last = (await link.log.extent()).last
-    events: list[LogEvent] = []
-    if last <= start:
-        return events
-    async for entry in link.log.read(start + 1):
-        assert isinstance(entry, LogEntry)
-        if entry.event is not None:
-            events.append(entry.event)
-        if entry.sequence >= last:
-            break
-    return events
-
-
 async def until_probed(link: Link, start: Sequence, instances: int) -> None:
     """Wait until so many instances have joined after `start` and were found to agree."""
     deadline = time.monotonic() + READY_SECONDS_MAX
     while True:
-        events = await events_after(link, start)
+        events = await events_in(link.log, start + 1)
         agreed = {event.instance for event in events if isinstance(event, InstanceProbed) and event.parity}
         if len(agreed) >= instances:
             return
@@ -260,7 +235,7 @@ async def run(
     """Send requests and hold the predictions against what was reported."""
     start = (await link.log.extent()).last
     await traffic.send(requests)
-    events = await events_after(link, start)
+    events = await events_in(link.log, start + 1)
     found = outcome_of(name, events, granularity=granularity)
     assert found.outcomes.total() == requests
     assert found.share >= AGREEING_MIN, [e for e in events if isinstance(e, RequestFinished)]
@@ -307,7 +282,7 @@ async def test_under_eviction_after_a_reset_and_after_a_restart_predictions_are_
                 start = (await link.log.extent()).last
                 fetched(f"{engine.url}/reset_prefix_cache", b"")
                 await nudge(engine.url)
-                assert any(isinstance(event, CacheCleared) for event in await events_after(link, start))
+                assert any(isinstance(event, CacheCleared) for event in await events_in(link.log, start + 1))
                 await run(link, traffic, 25, "after reset_prefix_cache")
 
                 start = (await link.log.extent()).last

@@ -26,9 +26,9 @@ from pointsman.simulation.replay import verify
 from pointsman.tooling.up.ports import free_ports
 from pointsman.tooling.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support import vllm
-from tests.support.fake_engine import eventually
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
+from tests.support.waiting import eventually
 
 NIXL_PACKAGES = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 INSTALL_SECONDS_MAX = 300

@@ -13,14 +13,14 @@ import click
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import AsgiApp, HealthBoard, HttpServer
-from pointsman.chassis.log_link import Link, open_link
+from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.contracts.subjects import valid_name
-from pointsman.ports import Clock
+from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
@@ -35,7 +35,7 @@ from pointsman_ingress.routing import Router
 from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.silence import Silence
-from pointsman_ingress.tenants import Keyring
+from pointsman_ingress.tenants import Keyring, KeysFileError
 from pointsman_ingress.tokenising import Tokenising
 from pointsman_ingress.under_way import UnderWay
 
@@ -98,9 +98,9 @@ async def assembled(
 
     `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
     `pool_boards`: where single pools say what they wait for, if that is not on `board`.
-    Raises KeysFileError, TokenizerLoadError.
+    Raises click.ClickException where the keys file or a tokenizer cannot be read.
     """
-    keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
+    keyring = _keyring(settings, clock)
     chance = chance or SystemRandom()
     async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
@@ -156,7 +156,7 @@ def _pool(
     clock: Clock,
     board: HealthBoard,
 ) -> Pool:
-    """Raises TokenizerLoadError."""
+    """Raises click.ClickException."""
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
@@ -236,7 +236,18 @@ def _tokenizer_places(settings: IngressSettings) -> dict[str, str]:
 
 
 def _tokenizer(place: str) -> Tokenizer | None:
-    """Raises TokenizerLoadError."""
+    """Raises click.ClickException."""
     if not place:
         return None
-    return Tokenizer.builtin() if place == BUILTIN_TOKENIZER else Tokenizer.load(Path(place))
+    try:
+        return Tokenizer.builtin() if place == BUILTIN_TOKENIZER else Tokenizer.load(Path(place))
+    except TokenizerLoadError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _keyring(settings: IngressSettings, clock: Clock) -> Keyring:
+    """Raises click.ClickException."""
+    try:
+        return Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
+    except KeysFileError as error:
+        raise click.ClickException(str(error)) from error

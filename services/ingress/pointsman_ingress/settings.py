@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import DeploymentSettings, ProcessSettings, setting
+from pointsman.chassis.settings import PORT, DeploymentSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class IngressSettings(DeploymentSettings, ProcessSettings):
-    port: int = setting(8080, "Port to listen on; 0 takes a free one.")
+    port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     pools: tuple[str, ...] = setting(
         (), "Pools to serve on this address, a model each; may be given several times. Default: the one of --pool."

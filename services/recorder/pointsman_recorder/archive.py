@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -40,6 +41,7 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from pointsman.primitives import Sequence
@@ -157,11 +159,16 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """The archive at a SQLAlchemy URL. Connects only when it is used; makes the directory of a SQLite file."""
-    parsed = make_url(url)
+    """The archive at a SQLAlchemy URL. Connects only when it is used; makes the directory of a SQLite file. Raises
+    click.BadParameter for what is no URL of an async driver that is here."""
+    try:
+        parsed = make_url(url)
+        engine = create_async_engine(parsed, pool_pre_ping=True)
+    except (SQLAlchemyError, ImportError) as error:
+        msg = f"{error}; write for instance sqlite+aiosqlite:///archive.sqlite"
+        raise click.BadParameter(msg, param_hint="--archive-url") from error
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
         _make_directory(Path(str(parsed.database)))
-    engine = create_async_engine(parsed, pool_pre_ping=True)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _share_sqlite)
     try:

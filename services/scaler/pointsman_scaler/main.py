@@ -25,6 +25,10 @@ def main(settings: ScalerSettings) -> None:
 
     Without a provider (--provider static) it says what it would do. Any number of scalers may run; one acts. It needs no
     port of its own but the one for /health, /ready and /metrics.
+
+    \b
+      pointsman-scaler --scaling slo_attainment --min-instances 2 --max-instances 6
+      pointsman-scaler --scaling target_utilisation --provider kubernetes --kubernetes-workload statefulset/vllm
     """
     configure_logging(settings.log_level, settings.log_format)
     if not 0 <= settings.min_instances <= settings.max_instances:

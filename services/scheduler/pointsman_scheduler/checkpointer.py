@@ -4,6 +4,7 @@ It is told the scheduler's settings by the environment, runs behind everything e
 scheduler. One that ends by itself is started again.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command, environment
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.ports import Clock
+from pointsman.ports import Clock, Link
 from pointsman.primitives import Seconds
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
 from pointsman_scheduler.chosen import chosen_policies, empty_state
@@ -51,19 +52,21 @@ class _Child:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._environment = os.environ | environment(asdict(settings))
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = False
+        self._stopped = asyncio.Event()
 
     async def keep_running(self, clock: Clock) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             self._process = self._start()
             while (code := self._process.poll()) is None:
                 await clock.sleep_wall(WATCH_WALL_SECONDS)
+            if self._stopped.is_set():
+                return
             log.warning("checkpointer_ended", code=code, again_in=RESTART_WALL_SECONDS)
             await clock.sleep_wall(RESTART_WALL_SECONDS)
 
     def stop(self) -> None:
         """Without a goodbye: a checkpoint that is not whole is none, and the one before it stays."""
-        self._stopped = True
+        self._stopped.set()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -88,29 +91,33 @@ def main(settings: SchedulerSettings) -> None:
 async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    policies = chosen_policies(settings)
+    spread = SystemRandom().uniform(1.0, SPREAD_MAX)
     async with open_link(settings, clock, board, name="checkpointer") as link:
-        following = Following(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            clock=clock,
-            board=board,
-            part="fold",
-            empty_state=lambda: empty_state(settings, policies),
-        )
-        checkpointer = Checkpointer(
-            event_log=link.log,
-            checkpoints=link.checkpoints,
-            following=following,
-            clock=clock,
-            cadence=Cadence(
-                events=settings.checkpoint_events,
-                seconds=settings.checkpoint_seconds,
-                spread=SystemRandom().uniform(1.0, SPREAD_MAX),
-            ),
-        )
+        checkpointer = checkpointer_over(link, settings, clock=clock, board=board, spread=spread)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
+
+
+def checkpointer_over(
+    link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, spread: float = 1.0
+) -> Checkpointer:
+    """One that follows the log as its scheduler does. `spread`: as in Cadence."""
+    policies = chosen_policies(settings)
+    following = Following(
+        event_log=link.log,
+        checkpoints=link.checkpoints,
+        clock=clock,
+        board=board,
+        part="fold",
+        empty_state=lambda: empty_state(settings, policies),
+    )
+    return Checkpointer(
+        event_log=link.log,
+        checkpoints=link.checkpoints,
+        following=following,
+        clock=clock,
+        cadence=Cadence(events=settings.checkpoint_events, seconds=settings.checkpoint_seconds, spread=spread),
+    )
 
 
 if __name__ == "__main__":

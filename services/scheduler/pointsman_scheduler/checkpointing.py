@@ -132,7 +132,7 @@ class Checkpointer:
                     entry=entry_digest(entry),
                     form=self._following.form,
                 )
-                await self._checkpoints.save(label, content)
+                await self._checkpoints.save(label, content, log_begins=self._extent.first)
                 self._saved, self._saved_at = state.sequence, self._clock.wall()
                 log.info(
                     "checkpoint_taken",

@@ -11,6 +11,7 @@ from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.policies.dispatch import PolicySet
+from pointsman.ports import Clock, Link
 from pointsman_scheduler.checkpointer import running_beside
 from pointsman_scheduler.chosen import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -23,6 +24,10 @@ def main(settings: SchedulerSettings) -> None:
 
     One scheduler leads a pool; others follow and take over when it is gone. It answers the ingress over NATS and needs
     no port of its own but the one for /health, /ready and /metrics.
+
+    \b
+      pointsman-scheduler --nats nats://10.0.0.5:4222 --pool qwen
+      pointsman-scheduler --policy dualmap --policy-settings ttft_slo_threshold=0.8 --order edf
     """
     configure_logging(settings.log_level, settings.log_format)
     policies = chosen_policies(settings)
@@ -36,22 +41,39 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
     checkpointer = running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > 0 else nullcontext()
     async with open_link(settings, clock, board, name=name) as link:
-        service = SchedulerService(
-            event_log=link.log,
-            commands=link.commands,
-            lease=link.lease,
-            checkpoints=link.checkpoints,
-            clock=clock,
-            board=board,
-            settings=settings,
-            policies=policies,
-            name=name,
+        service = start_scheduler(
+            supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name
         )
-        supervisor.start(service.run(), name="life")
-        supervisor.start(service.keep_house(), name="housekeeping")
-        supervisor.start(service.heal(), name="healing")
         with checkpointer:
             try:
                 await supervisor.until_stopped()
             finally:
                 await service.resign()
+
+
+def start_scheduler(
+    supervisor: Supervisor,
+    link: Link,
+    *,
+    settings: SchedulerSettings,
+    policies: PolicySet,
+    clock: Clock,
+    board: HealthBoard,
+    name: str,
+) -> SchedulerService:
+    """A scheduler over this link, with all that it does started. `name`: unlike that of any other process, ever."""
+    service = SchedulerService(
+        event_log=link.log,
+        commands=link.commands,
+        lease=link.lease,
+        checkpoints=link.checkpoints,
+        clock=clock,
+        board=board,
+        settings=settings,
+        policies=policies,
+        name=name,
+    )
+    supervisor.start(service.run(), name="life")
+    supervisor.start(service.keep_house(), name="housekeeping")
+    supervisor.start(service.heal(), name="healing")
+    return service

@@ -6,6 +6,7 @@ import click
 
 from pointsman.adapters.calibration_file import Calibration, CalibrationError, read_calibration
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents, rank_endpoint
 from pointsman.chassis.health import HealthBoard, health_server
 from pointsman.chassis.log_link import open_link
@@ -13,7 +14,6 @@ from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.primitives import InstanceId
-from pointsman_worker.engine import HttpEngine
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 
@@ -24,6 +24,10 @@ def main(settings: WorkerSettings) -> None:
 
     Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins
     the fleet as an instance, reports load and cache digest every second, and leaves when it is stopped.
+
+    \b
+      pointsman-worker --engine-url http://127.0.0.1:8000 --kv-endpoint tcp://127.0.0.1:5557
+        --kv-replay-endpoint tcp://127.0.0.1:5558 --nats nats://10.0.0.5:4222 --pool qwen
     """
     configure_logging(settings.log_level, settings.log_format)
     try:

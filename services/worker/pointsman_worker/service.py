@@ -27,6 +27,7 @@ import structlog
 
 from pointsman.adapters.calibration_file import Calibration
 from pointsman.adapters.clocks import wall_time_of
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman.adapters.zmq_kv_events import (
     EngineAttached,
     EngineBatch,
@@ -46,7 +47,6 @@ from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Sequence
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_worker.engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman_worker.ledger import CacheEvents, Ledger
 from pointsman_worker.settings import SettingsError, WorkerSettings, role_of
 from pointsman_worker.translator import BlockTranslator
@@ -192,20 +192,23 @@ class WorkerService:
 
     async def _follow(self) -> None:
         facts = await self._engine_facts()
-        if self._events is None:
-            await self._follow_blindly(facts)
-            return
+        while self._events is None or not facts.completes:
+            facts = await self._follow_blindly(facts)
         async with aclosing(self._events.items()) as items:
             async for item in items:
                 await self._on_item(item)
 
-    async def _follow_blindly(self, facts: EngineFacts) -> None:
-        """Without events there is nothing to follow but whether the engine was replaced."""
-        while True:
-            self._begin_life(facts, "no_events", None)
-            await self._returned.wait()
-            self._returned.clear()
-            facts = await self._engine_facts()
+    async def _follow_blindly(self, facts: EngineFacts) -> EngineFacts:
+        """Without events, or with those of a cache by which nothing is placed, there is nothing to follow but whether the
+        engine was replaced. What it then is."""
+        if self._events is not None:
+            log.info(
+                "cache_not_followed", reason="the engine makes vectors only: it is placed by load", model=facts.model
+            )
+        self._begin_life(facts, "no_events", None)
+        await self._returned.wait()
+        self._returned.clear()
+        return await self._engine_facts()
 
     async def _on_item(self, item: EngineItem) -> None:
         match item:
@@ -279,7 +282,10 @@ class WorkerService:
         try:
             return BlockTranslator(chain, facts.block_tokens)
         except ValueError as error:
-            msg = f"--block-tokens does not fit this engine: {error}"
+            msg = (
+                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "
+                "own with --also-block-tokens"
+            )
             raise SettingsError(msg) from error
 
     async def _engine_facts(self) -> EngineFacts:
@@ -373,10 +379,10 @@ class WorkerService:
         """Why no snapshot can be written; empty if one can."""
         if not isinstance(command, ResyncCache) or command.instance != self._instance:
             return f"this is the worker of {self._instance}, and takes ResyncCache only"
-        if self._events is None:
-            return "the engine publishes no events"
         if self._life is None:
             return "the engine does not answer yet"
+        if self._life.translator is None:
+            return "the engine publishes no events, or none that anybody needs"
         if len(self._resyncs) >= RESYNCS_WAITING_MAX:
             return f"{RESYNCS_WAITING_MAX} snapshots wait to be written already"
         return ""
@@ -454,6 +460,9 @@ class WorkerService:
             role=role_of(settings),
             decode=measured.decode if measured else profile.decode_cost,
             transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,
+            adapters=list(self._names.adapters),
+            aliases=list(self._names.aliases),
+            completes=facts.completes,
         )
 
     async def _report(self, life: Life) -> None:

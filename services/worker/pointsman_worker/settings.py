@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import cast, get_args
 from urllib.parse import urlsplit
 
+import click
+
 from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.contracts.subjects import valid_name
@@ -48,7 +50,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     report_seconds: float = setting(1.0, "Wall seconds between reports of load and cache digest.")
 
 
-class SettingsError(ValueError):
+class SettingsError(click.ClickException):
     """Settings that contradict themselves or the engine; the message is for who wrote them."""
 
 

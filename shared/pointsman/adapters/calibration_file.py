@@ -54,7 +54,8 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Whole or not at all, with its directory. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
     unfinished.replace(path)

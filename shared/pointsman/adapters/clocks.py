@@ -32,7 +32,7 @@ class ScaledClock(Clock):
 
     @override
     def now(self) -> Seconds:
-        return ANCHOR_UNIX_SECONDS + (time.time() - ANCHOR_UNIX_SECONDS) * self._speed
+        return engine_time_of(time.time(), self._speed)
 
     @override
     def wall(self) -> Seconds:
@@ -45,6 +45,11 @@ class ScaledClock(Clock):
     @override
     async def sleep_wall(self, seconds: Seconds) -> None:
         await asyncio.sleep(seconds)
+
+
+def engine_time_of(unix_seconds: Seconds, speed: float) -> Seconds:
+    """Engine time at this Unix time."""
+    return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
 
 
 def wall_time_of(now: Seconds, speed: float) -> Seconds:

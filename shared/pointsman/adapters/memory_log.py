@@ -28,6 +28,7 @@ from pointsman.ports import (
     ElectionLostError,
     EventLog,
     Fence,
+    Link,
     LogEntry,
     LogExtent,
     LogReset,
@@ -77,12 +78,12 @@ class MemoryBroker:
 
     def client(
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
-    ) -> "MemoryLink":
+    ) -> Link:
         """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
         hear = listener or LogListener()
         writes = _Writes(self, clock, name, hear, window_max)
         self._clients.append(writes)
-        return MemoryLink(
+        return Link(
             MemoryLog(self, writes, hear), MemoryCommands(self, hear), self.lease, self.checkpoints, self.scaler_lease
         )
 
@@ -202,15 +203,6 @@ class MemoryBroker:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLink:
-    log: "MemoryLog"
-    commands: "MemoryCommands"
-    lease: MemoryLease
-    checkpoints: MemoryCheckpoints
-    scaler_lease: MemoryLease
 
 
 class _Writes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from pointsman.adapters.kept_checkpoints import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -15,9 +16,7 @@ from pointsman.ports import (
     StoreUnavailableError,
     Tenure,
 )
-from pointsman.primitives import Term
-
-CHECKPOINTS_KEPT = 2
+from pointsman.primitives import Sequence, Term
 
 
 class MemoryLease(Lease):
@@ -51,10 +50,10 @@ class MemoryCheckpoints(Checkpoints):
         self._kept: dict[CheckpointLabel, bytes] = {}
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes) -> None:
+    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
         _require(self._available())
-        while len(self._kept) >= CHECKPOINTS_KEPT:
-            del self._kept[min(self._kept, key=lambda kept: kept.as_of)]
+        if len(self._kept) == CHECKPOINTS_KEPT:
+            del self._kept[superseded(self._kept, label, log_begins=log_begins)]
         self._kept[label] = content
 
     @override

@@ -232,11 +232,8 @@ class ReplaySocket(Protocol):
 class EngineSockets(Protocol):
     """The two connections to one engine. `replay` is None where it has no such socket."""
 
-    @property
-    def live(self) -> LiveSocket: ...
-
-    @property
-    def replay(self) -> ReplaySocket | None: ...
+    live: LiveSocket
+    replay: ReplaySocket | None
 
     def close(self) -> None: ...
 
@@ -337,22 +334,12 @@ class _ZmqSockets(EngineSockets):
 
     def __init__(self, endpoint: KvEndpoint) -> None:
         self._context = zmq.asyncio.Context()
-        self._live = _LiveSocket(self._context, endpoint.publish_address)
-        self._replay = _ReplaySocket(self._context, endpoint.replay_address) if endpoint.replay else None
-
-    @property
-    @override
-    def live(self) -> LiveSocket:
-        return self._live
-
-    @property
-    @override
-    def replay(self) -> ReplaySocket | None:
-        return self._replay
+        self.live = _LiveSocket(self._context, endpoint.publish_address)
+        self.replay = _ReplaySocket(self._context, endpoint.replay_address) if endpoint.replay else None
 
     @override
     def close(self) -> None:
-        self._live.close()
+        self.live.close()
         self._context.destroy(linger=0)
 
 

@@ -5,9 +5,11 @@ Health says that the process runs; readiness says that it can do its work, and i
 
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
+import click
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from typing_extensions import override
@@ -101,8 +103,18 @@ class HttpServer(uvicorn.Server):
         """The port that was taken, once started."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit as ended:  # uvicorn's own way to say so, which would leave our other tasks where they are
+            reason = ended.__context__
+            msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with --host and --port"
+            raise click.ClickException(msg) from reason
+
     async def serve_until_cancelled(self) -> None:
-        """Serve; when cancelled, finish what is under way within the shutdown bound."""
+        """Serve; when cancelled, finish what is under way within the shutdown bound. Raises click.ClickException where
+        the port is taken."""
         await self.serve()
 
 

@@ -2,8 +2,9 @@
 
 Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
 told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
-worker goes first, so that it says in the log that the instance leaves; then the engine. Should the keeper itself be
-killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it may have processes of its own.
+worker goes first, so that it says in the log that the instance leaves; then the engine. SIGQUIT ends both at once.
+Should the keeper itself be killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it
+may have processes of its own.
 """
 
 import contextlib
@@ -24,12 +25,13 @@ import msgspec
 from pointsman.chassis.engine_command import LOOPBACK, EnginePlaces
 from pointsman.chassis.lifeline import lifeline
 from pointsman.chassis.settings import environment
+from pointsman.chassis.supervision import STOP_SECONDS_MAX
 from pointsman.primitives import Seconds
 
 POLL_SECONDS: Seconds = 0.1
 GUARD_SECONDS: Seconds = 1.0
-WORKER_STOP_SECONDS: Seconds = 3.0
-ENGINE_STOP_SECONDS: Seconds = 3.0
+STOP_SECONDS: Seconds = STOP_SECONDS_MAX + 2.0
+"""How long the worker may take to stop, and then the engine: a service gives up by itself before."""
 WORKER_RESTART_SECONDS: Seconds = 1.0
 
 
@@ -51,6 +53,7 @@ class Keeper:
     def __init__(self, kept: KeptInstance, sockets: Path) -> None:
         self._kept = kept
         self._told_to_stop = False
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         port, kv_port, replay_port = _free_ports(3)
         self._places = EnginePlaces(
             instance=kept.instance,
@@ -64,6 +67,12 @@ class Keeper:
     def stop(self) -> None:
         """End the instance soon."""
         self._told_to_stop = True
+
+    def kill(self) -> None:
+        """End the instance now."""
+        self._told_to_stop = True
+        for process in self._running.values():
+            _kill(process)
 
     def run(self) -> int:
         """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
@@ -79,8 +88,8 @@ class Keeper:
                 guarded_at = time.monotonic()
                 self._told_to_stop |= self._is_alone()
         code = engine.poll()
-        _end(worker, WORKER_STOP_SECONDS)
-        _end(engine, ENGINE_STOP_SECONDS)
+        _end(worker)
+        _end(engine)
         return code or 0
 
     def _start_worker(self) -> "subprocess.Popen[bytes]":
@@ -100,7 +109,7 @@ class Keeper:
 
     def _spawn(self, part: str, command: list[str], surroundings: dict[str, str]) -> "subprocess.Popen[bytes]":
         with (Path(self._kept.logs) / f"{self._kept.instance}-{part}.log").open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -109,6 +118,8 @@ class Keeper:
                 process_group=0,
                 preexec_fn=lifeline(signal.SIGTERM if part == "engine" else signal.SIGKILL),
             )
+        self._running[part] = process
+        return process
 
     def _is_alone(self) -> bool:
         """Whether nobody holds the guard: the fleet is gone."""
@@ -124,16 +135,19 @@ class Keeper:
         return True
 
 
-def _end(process: "subprocess.Popen[bytes]", seconds: Seconds) -> None:
-    """Ask it to stop; after `seconds` end it, and what it started itself."""
-    if process.poll() is not None:
-        return
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask it to stop; after STOP_SECONDS end it. Either way end what it started and left running."""
     process.terminate()
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    _kill(process)
+    process.wait()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End it and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _free_ports(count: int) -> list[int]:
@@ -153,6 +167,7 @@ def main() -> None:
         keeper = Keeper(kept, sockets)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop())
+        signal.signal(signal.SIGQUIT, lambda *_: keeper.kill())
         sys.exit(keeper.run())
     finally:
         shutil.rmtree(sockets, ignore_errors=True)

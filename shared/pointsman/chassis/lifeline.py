@@ -1,6 +1,7 @@
 """Children that do not outlive their parent, however it ends."""
 
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -18,8 +19,11 @@ def lifeline(last_word: signal.Signals = signal.SIGKILL) -> Callable[[], None] |
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
 
     def hold() -> None:
         prctl(_PR_SET_PDEATHSIG, last_word)
+        if os.getppid() != parent:  # it ended before it could be asked for
+            os._exit(1)
 
     return hold

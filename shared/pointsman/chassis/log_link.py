@@ -7,7 +7,6 @@ and entries on the health board here, so that no service has to do it again.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter
@@ -19,7 +18,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.settings import DeploymentSettings
-from pointsman.ports import Checkpoints, Clock, Commands, EventLog, Lease
+from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName
 
 log = structlog.get_logger()
@@ -31,17 +30,6 @@ TROUBLE_LOG_SECONDS = 5.0
 """The same trouble is logged at most once in this many wall seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The ports that a service talks through. Valid while the context of `open_link` is open."""
-
-    log: EventLog
-    commands: Commands
-    lease: Lease
-    checkpoints: Checkpoints
-    scaler_lease: Lease
-
-
 @asynccontextmanager
 async def open_link(
     settings: DeploymentSettings, clock: Clock, board: HealthBoard, *, name: str, only_reads: bool = False
@@ -50,7 +38,8 @@ async def open_link(
 
     Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
     appends are held within their window and commands answer NoResponderError. Leaving writes what is still
-    unconfirmed within a bounded time. Never raises for a missing server. Who `only_reads` makes no log where there is none.
+    unconfirmed within a bounded time; the link is not valid after that. Never raises for a missing server. Who
+    `only_reads` makes no log where there is none.
     """
     telemetry.NATS_CONNECTED.set(0)
     board.missing(NATS_PART, f"connecting to {settings.nats_shown}")
@@ -69,7 +58,7 @@ async def open_link(
         ),
         only_reads=only_reads,
     ) as link:
-        yield Link(link.log, link.commands, link.lease, link.checkpoints, link.scaler_lease)
+        yield link
 
 
 class _TelemetryListener(LogListener):

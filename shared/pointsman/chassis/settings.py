@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
+from typing_extensions import override
+
+from pointsman.contracts.subjects import valid_name
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
 
@@ -27,9 +30,34 @@ class SettingsType(Protocol):
 S = TypeVar("S", bound=SettingsType)
 
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None, secret: bool = False) -> Any:  # noqa: A002 - click's word
-    """A dataclass field with its help text. `secret` keeps the value out of `--help` and logs."""
-    metadata = {"help": help, "choices": choices, "secret": secret}
+class PoolNameType(click.ParamType[str]):
+    """The name of a pool, as subjects take it."""
+
+    name = "name"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not valid_name(value):
+            self.fail(f"'{value}' is no name: use lower-case letters, digits and dashes, at most 63", param, ctx)
+        return str(value)
+
+
+COUNT = click.IntRange(min=1)
+PORT = click.IntRange(0, 65_535)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - click's word
+    *,
+    choices: tuple[str, ...] | None = None,
+    bounds: click.ParamType[Any] | None = None,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field with its help text. `bounds`: click's type for what is not every value of the field's own type.
+    `secret` keeps the value out of `--help` and logs."""
+    metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -40,9 +68,15 @@ class DeploymentSettings:
     """What every process that reads a pool's log must be told alike."""
 
     nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
-    pool: str = setting("default", "Name of the pool: the engines that serve one model and may replace each other.")
+    pool: str = setting(
+        "default",
+        "Name of the pool: the engines that serve one model and may replace each other.",
+        bounds=PoolNameType(),
+    )
     speed: float = setting(
-        1.0, "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time."
+        1.0,
+        "How much faster than real time the (simulated) engines run. SLOs and reported latencies are engine time.",
+        bounds=POSITIVE,
     )
     log_bytes_max: int = setting(
         4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. Counts when the log is made."
@@ -61,7 +95,9 @@ class DeploymentSettings:
 class FleetSettings(DeploymentSettings):
     """What every process of one pool must be told alike. An ingress, which may serve several, learns it from their logs."""
 
-    block_tokens: int = setting(64, "Tokens that one block key stands for; a multiple of the engines' block size.")
+    block_tokens: int = setting(
+        64, "Tokens that one block key stands for; a multiple of the engines' block size.", bounds=COUNT
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +105,7 @@ class ProcessSettings:
     """What every process has of its own."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
-    port: int = setting(0, "Port to listen on; 0 takes a free one.")
+    port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
     log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "Log lines for people (text) or for machines (json).", choices=("text", "json"))
 
@@ -124,7 +160,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
         hint = get_args(hint)[0]
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
-    kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else hint
+    kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint
     return click.Option(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
         type=None if hint is bool else kind,

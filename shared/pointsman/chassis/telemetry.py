@@ -3,8 +3,10 @@
 `docs/operations.md` lists the metrics; a test compares it with this module.
 """
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -149,9 +151,22 @@ def configure_logging(level: str, log_format: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyErrors())),
         cache_logger_on_first_use=True,
     )
+
+
+class _LossyErrors:
+    """Standard error, where a line that cannot be written is dropped: no service fails because the disk of its log file is
+    full, or because nobody reads any more."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 __all__ = ["REGISTRY", "configure_logging"]

@@ -77,6 +77,11 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """How fast it fetches the KV cache of a prompt from another instance, alone; 0: not known, and taken for no time."""
     dp_rank: int = ANY_RANK
     """Which data-parallel rank of the engine at `url` this is: each has a cache of its own."""
+    adapters: list[str] = []
+    aliases: list[str] = []
+    """Its further names as of now, as InstanceReported tells them from then on."""
+    completes: bool = True
+    """Whether it completes prompts. One that makes vectors only is placed by load, and joins as `no_events`."""
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ Fresh accounting is worth more than any formula: a placement is booked before th
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 import msgspec
@@ -49,6 +49,9 @@ P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPoli
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 PAIRING_PREFIX = "pair."
+
+NOT_PLANNED = MigrationPlan(as_of=0)
+"""What a move that the leader makes by itself belongs to."""
 
 
 class UnknownPolicyError(ValueError):
@@ -197,6 +200,14 @@ def _require(kind: str, name: str, known: Iterable[str]) -> None:
         raise UnknownPolicyError(message)
 
 
+@dataclass(slots=True)
+class _Turn:
+    """One call of a Dispatcher: when it is, and what has been decided in it."""
+
+    now: Seconds
+    events: list[LogEvent] = field(default_factory=list)
+
+
 class Dispatcher:
     """One term of leadership over one State. Returned events are applied already and are to be published in order."""
 
@@ -228,15 +239,15 @@ class Dispatcher:
             return []
         if known is not None and _has_its_place(known, command.attempt):
             return []
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         if known is None:
-            known = self._arrive(command, now, events)
+            known = self._arrive(command, turn)
         source = known.instance
-        self._place(known, command, now, events)
-        self._grant_next(known.instance, now, events)
+        self._place(known, command.attempt, command.excluded, turn)
+        self._grant_next(known.instance, turn)
         if source and source != known.instance:
-            self._grant_next(source, now, events)
-        return events
+            self._grant_next(source, turn)
+        return turn.events
 
     def cancel(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
         """End a request that was not granted yet; of any other this is a no-op without events.
@@ -245,9 +256,9 @@ class Dispatcher:
         """
         known = self.state.workload.requests.get(request)
         if known is None and self.state.workload.end_of(request) is None:
-            events: list[LogEvent] = []
-            self._decide(events, lambda s: RequestCancelled(at=now, stamp=s, request=request, reason=reason))
-            return events
+            turn = _Turn(now)
+            self._decide(turn, RequestCancelled(at=now, stamp=self._stamp, request=request, reason=reason))
+            return turn.events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
         return self._end_cancelled(known, reason, now, sent_to=NOWHERE)
@@ -259,51 +270,53 @@ class Dispatcher:
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
         """Grant what now fits into the instance's window; called when something left it."""
-        events: list[LogEvent] = []
-        self._grant_next(instance, now, events)
-        return events
+        turn = _Turn(now)
+        self._grant_next(instance, turn)
+        return turn.events
 
     def migrate(self, plan: MigrationPlan, now: Seconds) -> list[LogEvent]:
         """Carry out a plan as far as it still holds (`rebalancing.recheck`): each of its moves gives a RequestMigrated
         or a MigrationRefused, in their order."""
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         touched: set[InstanceId] = set()
         recheck = Recheck(self.state, now)
         for migration in plan.migrations:
             if migration.rebind:
-                touched |= self._rebind(migration, plan, now, events)
-                continue
-            offered = recheck.judge(migration)
-            if isinstance(offered, Objection):
-                self._refuse_move(migration, offered, plan, now, events)
-                continue
-            decode = self._decode_after_move(self.state.workload.requests[migration.request], offered.instance, now)
-            if decode is None:
-                nobody = Objection("target_unavailable", f"nobody could decode what {offered.instance} prefills")
-                self._refuse_move(migration, nobody, plan, now, events)
+                made = self._rebind(migration, plan, turn)
             else:
-                self._make_move(migration, offered, decode, plan, now, events)
+                made = self._requeue(migration, recheck, plan, turn)
+            if made:
                 touched |= {migration.source, migration.target}
         for instance in sorted(touched):
-            self._grant_next(instance, now, events)
-        return events
+            self._grant_next(instance, turn)
+        return turn.events
 
-    def _rebind(
-        self, migration: Migration, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
-    ) -> set[InstanceId]:
-        """Take a request out of its engine and grant it at its target at once, or refuse that. Gives the instances whose
-        windows have changed."""
+    def _rebind(self, migration: Migration, plan: MigrationPlan, turn: _Turn) -> bool:
+        """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
         policies = self.policies
         window = Window(policies.prefill_window_tokens, policies.running_max)
         judged: Rebound | Objection = Objection("rebind_off", "the scheduler was not told --rebind")
         if policies.rebind:
-            judged = Rebinding(self.state, now, window).judge(migration)
+            judged = Rebinding(self.state, turn.now, window).judge(migration)
         if isinstance(judged, Objection):
-            self._refuse_move(migration, judged, plan, now, events)
-            return set()
-        self._make_move(migration, judged.option, NOWHERE, plan, now, events, wasted=judged.wasted)
-        self._grant(self.state.workload.requests[migration.request], now, events)
-        return {migration.source, migration.target}
+            self._refuse_move(migration, judged, plan, turn)
+            return False
+        self._move(migration, judged.option, NOWHERE, plan, turn, wasted=judged.wasted)
+        self._grant(self.state.workload.requests[migration.request], turn)
+        return True
+
+    def _requeue(self, migration: Migration, recheck: Recheck, plan: MigrationPlan, turn: _Turn) -> bool:
+        """Let a request wait at its target, or refuse that; whether it was done."""
+        offered = recheck.judge(migration)
+        if isinstance(offered, Option):
+            request = self.state.workload.requests[migration.request]
+            decode = self._decode_after_move(request, offered.instance, turn.now)
+            if decode is not None:
+                self._move(migration, offered, decode, plan, turn)
+                return True
+            offered = Objection("target_unavailable", f"nobody could decode what {offered.instance} prefills")
+        self._refuse_move(migration, offered, plan, turn)
+        return False
 
     def hand_over(self, command: HandOverRequest, now: Seconds) -> list[LogEvent]:
         """A prefill is over at an instance that does not decode it: send it on, or refuse it where the load of those who
@@ -316,61 +329,58 @@ class Dispatcher:
         chosen = self.policies.pairing.choose(
             self._seen, request, now, excluded=request.excluded, planned=request.decode
         )
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         if isinstance(chosen, NoDecoder):
-            self._refuse_hand_over(request, command, chosen, now, events)
+            self._refuse_hand_over(request, command, chosen, turn)
         else:
-            self._send_on(request, command, chosen, now, events)
-        self._grant_next(command.instance, now, events)
-        return events
+            self._send_on(request, command, chosen, turn)
+        self._grant_next(command.instance, turn)
+        return turn.events
 
     def drain(self, instance: InstanceId, reason: str, now: Seconds, *, leaving: bool) -> list[LogEvent]:
         """Place nothing there any more, and move what waits for it. No events where that is so already."""
         known = self.state.fleet.get(instance)
         if known is None or (known.draining and known.leaving == leaving):
             return []
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         self._decide(
-            events,
-            lambda s: InstanceDraining(
-                at=now, stamp=s, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving
+            turn,
+            InstanceDraining(
+                at=now, stamp=self._stamp, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving
             ),
         )
-        return events + self.relocate_pending(now)
+        return turn.events + self.relocate_pending(now)
 
     def undrain(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
         """Let an instance take requests again. No events where it does."""
         known = self.state.fleet.get(instance)
         if known is None or not known.draining:
             return []
-        events: list[LogEvent] = []
-        self._decide(events, lambda s: InstanceUndrained(at=now, stamp=s, instance=instance, epoch=known.epoch))
-        return events + self.relocate_pending(now)
+        turn = _Turn(now)
+        self._decide(turn, InstanceUndrained(at=now, stamp=self._stamp, instance=instance, epoch=known.epoch))
+        return turn.events + self.relocate_pending(now)
 
     def place_held(self, now: Seconds) -> list[LogEvent]:
         """Place what waits for an instance to come, and refuse what has waited for as long as it may."""
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         for request in list(self.state.workload.requests.values()):
             if request.stage is Stage.ARRIVED:
-                self._place_again(request, now, events)
-        return events
-
-    def _place_again(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
-        self._place(request, asked_again(request, request.attempt, request.excluded), now, events)
-        self._grant_next(request.instance, now, events)
+                self._place(request, request.attempt, request.excluded, turn)
+                self._grant_next(request.instance, turn)
+        return turn.events
 
     def relocate_pending(self, now: Seconds) -> list[LogEvent]:
         """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         ready = self.state.fleet.ready
         for instance, line in list(self.state.workload.lines.items()):
             if instance in ready or not line.pending or not ready:
                 continue
             for request in list(line.pending.values()):
-                self._migrate(request, now, events, reason=reason_to_relocate(instance))
+                self._migrate(request, turn, reason=reason_to_relocate(instance))
         for instance in ready:
-            self._grant_next(instance, now, events)
-        return events
+            self._grant_next(instance, turn)
+        return turn.events
 
     def check_liveness(
         self, now: Seconds, *, heard_since: Seconds, suspect_after: Seconds, leave_after: Seconds
@@ -379,35 +389,33 @@ class Dispatcher:
 
         `heard_since`: silence before this moment does not count (the leader was not there to hear).
         """
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         patience = Patience(heard_since=heard_since, suspect_after=suspect_after, leave_after=leave_after)
         for instance in self.state.fleet.instances:
             silent = now - max(instance.heard_at, heard_since)
             if silent > leave_after:
-                self._let_go(instance, silent, patience, now, events)
+                self._let_go(instance, silent, patience, turn)
             elif silent > suspect_after and instance.status is not Status.SUSPECTED:
-                self._suspect(instance, silent, patience, now, events)
-        return events
+                self._suspect(instance, silent, patience, turn)
+        return turn.events
 
     def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
         """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
         freed = request.instance
-        events: list[LogEvent] = []
+        turn = _Turn(now)
         self._decide(
-            events,
-            lambda s: RequestCancelled(at=now, stamp=s, request=request.id, reason=reason, instance=sent_to),
+            turn,
+            RequestCancelled(at=now, stamp=self._stamp, request=request.id, reason=reason, instance=sent_to),
         )
-        self._grant_next(freed, now, events)
-        return events
+        self._grant_next(freed, turn)
+        return turn.events
 
-    def _suspect(
-        self, instance: Instance, silent: Seconds, patience: Patience, now: Seconds, events: list[LogEvent]
-    ) -> None:
+    def _suspect(self, instance: Instance, silent: Seconds, patience: Patience, turn: _Turn) -> None:
         self._decide(
-            events,
-            lambda s: InstanceSuspected(
-                at=now,
-                stamp=s,
+            turn,
+            InstanceSuspected(
+                at=turn.now,
+                stamp=self._stamp,
                 instance=instance.id,
                 epoch=instance.epoch,
                 silent_seconds=silent,
@@ -415,23 +423,26 @@ class Dispatcher:
             ),
         )
 
-    def _let_go(
-        self, instance: Instance, silent: Seconds, patience: Patience, now: Seconds, events: list[LogEvent]
-    ) -> None:
+    def _let_go(self, instance: Instance, silent: Seconds, patience: Patience, turn: _Turn) -> None:
         reason = f"not heard of for {silent:.1f} s"
         self._decide(
-            events,
-            lambda s: InstanceLeft(
-                at=now, stamp=s, instance=instance.id, epoch=instance.epoch, reason=reason, patience=patience
+            turn,
+            InstanceLeft(
+                at=turn.now,
+                stamp=self._stamp,
+                instance=instance.id,
+                epoch=instance.epoch,
+                reason=reason,
+                patience=patience,
             ),
         )
 
-    def _arrive(self, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> Request:
+    def _arrive(self, command: RouteRequest, turn: _Turn) -> Request:
         self._decide(
-            events,
-            lambda s: RequestArrived(
-                at=now,
-                stamp=s,
+            turn,
+            RequestArrived(
+                at=turn.now,
+                stamp=self._stamp,
                 request=command.request,
                 arrived_at=command.arrived_at,
                 ingress=command.ingress,
@@ -449,29 +460,27 @@ class Dispatcher:
         )
         return self.state.workload.requests[command.request]
 
-    def _place(self, request: Request, command: RouteRequest, now: Seconds, events: list[LogEvent]) -> None:
-        policies = self.policies
-        excluded = list(command.excluded)
-        decoder = self._decoder_for(request, now, command.excluded)
-        view = self._view(request, now, command.excluded, decoder)
+    def _place(self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn) -> None:
+        decoder = self._decoder_for(request, turn.now, excluded)
+        view = self._view(request, turn.now, excluded, decoder)
         try:
-            choice = policies.routing.choose(view)
+            choice = self.policies.routing.choose(view)
         except NoInstance as answer:
-            if not self._may_hold(request, now):
+            if not self._may_hold(request, turn.now):
                 refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), 1.0)
-                self._reject(request, command, refusal, [], now, events, decoder=decoder)
+                self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
         admitted = self._admit(view, choice, decoder)
         if isinstance(admitted, Refusal):
-            self._reject(request, command, admitted, choice.considered, now, events, decoder=decoder)
+            self._reject(request, attempt, excluded, admitted, choice.considered, turn, decoder=decoder)
             return
         choice, pair = admitted
         option = choice.option
         self._decide(
-            events,
-            lambda s: RequestPlaced(
-                at=now,
-                stamp=s,
+            turn,
+            RequestPlaced(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 instance=option.instance,
                 hit_blocks=option.hit_blocks,
@@ -479,12 +488,12 @@ class Dispatcher:
                 queue_seconds=option.queue_seconds,
                 prefill_seconds=option.work_seconds,
                 predicted_ttft=_predicted_ttft(option, pair),
-                policy=policies.routing.name,
+                policy=self.policies.routing.name,
                 settings=self._settings,
                 reason=choice.reason,
                 candidates=[o.as_candidate() for o in choice.considered],
-                attempt=command.attempt,
-                excluded=excluded,
+                attempt=attempt,
+                excluded=list(excluded),
                 decode=pair.decode,
                 decode_reason=pair.reason,
                 decode_candidates=pair.considered,
@@ -549,15 +558,13 @@ class Dispatcher:
         decoder = self._decoder_for(request, now, request.excluded, check=False)
         return decoder.chosen.instance if isinstance(decoder, Decoder) else None
 
-    def _refuse_hand_over(
-        self, request: Request, command: HandOverRequest, nobody: NoDecoder, now: Seconds, events: list[LogEvent]
-    ) -> None:
+    def _refuse_hand_over(self, request: Request, command: HandOverRequest, nobody: NoDecoder, turn: _Turn) -> None:
         refusal = nobody.refusal
         self._decide(
-            events,
-            lambda s: HandOverRefused(
-                at=now,
-                stamp=s,
+            turn,
+            HandOverRefused(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 source=command.instance,
                 attempt=command.attempt,
@@ -569,14 +576,12 @@ class Dispatcher:
             ),
         )
 
-    def _send_on(
-        self, request: Request, command: HandOverRequest, decoder: Decoder, now: Seconds, events: list[LogEvent]
-    ) -> None:
+    def _send_on(self, request: Request, command: HandOverRequest, decoder: Decoder, turn: _Turn) -> None:
         self._decide(
-            events,
-            lambda s: RequestHandedOver(
-                at=now,
-                stamp=s,
+            turn,
+            RequestHandedOver(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 source=command.instance,
                 instance=decoder.chosen.instance,
@@ -608,19 +613,19 @@ class Dispatcher:
     def _reject(
         self,
         request: Request,
-        command: RouteRequest,
+        attempt: int,
+        excluded: Collection[InstanceId],
         refusal: Refusal,
         considered: list[Option],
-        now: Seconds,
-        events: list[LogEvent],
+        turn: _Turn,
         *,
         decoder: Decoder | NoDecoder | None = None,
     ) -> None:
         self._decide(
-            events,
-            lambda s: RequestRejected(
-                at=now,
-                stamp=s,
+            turn,
+            RequestRejected(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 reason=refusal.reason,
                 detail=refusal.detail,
@@ -628,40 +633,40 @@ class Dispatcher:
                 policy=self.policies.routing.name,
                 settings=self._settings,
                 candidates=[o.as_candidate() for o in considered],
-                attempt=command.attempt,
-                excluded=list(command.excluded),
+                attempt=attempt,
+                excluded=list(excluded),
                 decode_candidates=decoder.considered if decoder is not None else [],
             ),
         )
 
-    def _migrate(self, request: Request, now: Seconds, events: list[LogEvent], *, reason: str) -> None:
-        decoder = self._decoder_for(request, now, request.excluded, check=False)
+    def _migrate(self, request: Request, turn: _Turn, *, reason: str) -> None:
+        decoder = self._decoder_for(request, turn.now, request.excluded, check=False)
         seconds = None if isinstance(decoder, NoDecoder) and not request.decode else 0.0
-        view = PoolView(self.state, request, now, excluded=request.excluded, transfer_seconds=seconds)
+        view = PoolView(self.state, request, turn.now, excluded=request.excluded, transfer_seconds=seconds)
         try:
             option = self.policies.routing.choose(view).option
         except NoInstance:
             return
-        decode = self._decode_after_move(request, option.instance, now)
+        decode = self._decode_after_move(request, option.instance, turn.now)
         if decode is not None:
-            self._move(request, option, decode, now, events, reason=reason)
+            own = Migration(request.id, request.instance, option.instance, 0.0, reason)
+            self._move(own, option, decode, NOT_PLANNED, turn)
 
-    def _make_move(
+    def _move(
         self,
         migration: Migration,
         option: Option,
         decode: InstanceId,
         plan: MigrationPlan,
-        now: Seconds,
-        events: list[LogEvent],
+        turn: _Turn,
         *,
         wasted: Seconds = 0.0,
     ) -> None:
         self._decide(
-            events,
-            lambda s: RequestMigrated(
-                at=now,
-                stamp=s,
+            turn,
+            RequestMigrated(
+                at=turn.now,
+                stamp=self._stamp,
                 request=migration.request,
                 source=migration.source,
                 instance=option.instance,
@@ -680,14 +685,12 @@ class Dispatcher:
             ),
         )
 
-    def _refuse_move(
-        self, migration: Migration, objection: Objection, plan: MigrationPlan, now: Seconds, events: list[LogEvent]
-    ) -> None:
+    def _refuse_move(self, migration: Migration, objection: Objection, plan: MigrationPlan, turn: _Turn) -> None:
         self._decide(
-            events,
-            lambda s: MigrationRefused(
-                at=now,
-                stamp=s,
+            turn,
+            MigrationRefused(
+                at=turn.now,
+                stamp=self._stamp,
                 request=migration.request,
                 source=migration.source,
                 instance=migration.target,
@@ -701,74 +704,46 @@ class Dispatcher:
             ),
         )
 
-    def _move(
-        self,
-        request: Request,
-        option: Option,
-        decode: InstanceId,
-        now: Seconds,
-        events: list[LogEvent],
-        *,
-        reason: str,
-    ) -> None:
-        source = request.instance
-        self._decide(
-            events,
-            lambda s: RequestMigrated(
-                at=now,
-                stamp=s,
-                request=request.id,
-                source=source,
-                instance=option.instance,
-                hit_blocks=option.hit_blocks,
-                uncached_tokens=option.uncached_tokens,
-                prefill_seconds=option.work_seconds,
-                predicted_ttft=option.predicted_ttft,
-                reason=reason,
-                decode=decode,
-            ),
-        )
-
-    def _grant_next(self, instance_id: InstanceId, now: Seconds, events: list[LogEvent]) -> None:
+    def _grant_next(self, instance_id: InstanceId, turn: _Turn) -> None:
         instance = self.state.fleet.get(instance_id)
         line = self.state.workload.lines.get(instance_id)
         if instance is None or line is None or instance.status not in (Status.READY, Status.DRAINING):
             return
-        self._assume_prefills(instance_id, line, now, events)
+        self._assume_prefills(instance_id, line, turn)
         while line.pending:
-            request = self.policies.ordering.first(line, now, self.state)
+            request = self.policies.ordering.first(line, turn.now, self.state)
             if not self._has_room(line, request):
                 return
-            self._grant(request, now, events)
+            self._grant(request, turn)
 
-    def _assume_prefills(self, instance: InstanceId, line: Line, now: Seconds, events: list[LogEvent]) -> None:
+    def _assume_prefills(self, instance: InstanceId, line: Line, turn: _Turn) -> None:
         """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
         factor = self.state.correction(instance)
         for request in list(line.prefill.values()):
             if request.decode:
                 continue  # its ingress says when its prefill is over
-            if not request.streaming and now >= request.granted_at + request.engine_seconds * factor:
-                self._assume_prefill(request, now, events)
+            if not request.streaming and turn.now >= request.granted_at + request.engine_seconds * factor:
+                self._assume_prefill(request, turn)
 
-    def _assume_prefill(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
+    def _assume_prefill(self, request: Request, turn: _Turn) -> None:
         self._decide(
-            events,
-            lambda s: PrefillFinished(
-                at=now,
-                stamp=s,
+            turn,
+            PrefillFinished(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 instance=request.instance,
-                ttft=now - request.arrived_at,
-                prefill=now - request.granted_at,
+                ttft=turn.now - request.arrived_at,
+                prefill=turn.now - request.granted_at,
             ),
         )
 
-    def _grant(self, request: Request, now: Seconds, events: list[LogEvent]) -> None:
+    def _grant(self, request: Request, turn: _Turn) -> None:
         self._decide(
-            events,
-            lambda s: RequestGranted(
-                at=now,
-                stamp=s,
+            turn,
+            RequestGranted(
+                at=turn.now,
+                stamp=self._stamp,
                 request=request.id,
                 instance=request.instance,
                 attempt=request.attempt,
@@ -782,30 +757,17 @@ class Dispatcher:
             request.uncached_tokens, window_tokens=policies.prefill_window_tokens, running_max=policies.running_max
         )
 
-    def _decide(self, events: list[LogEvent], event_with: Callable[[Stamp], LogEvent]) -> None:
+    def _decide(self, turn: _Turn, decision: LogEvent) -> None:
         self.decided += 1
-        event = event_with(Stamp(term=self.term, number=self.decided, as_of=self.state.sequence))
         if self._on_record is not None:
-            event = self._on_record(event)
-        self.state.apply(event)
-        events.append(event)
+            decision = self._on_record(decision)
+        self.state.apply(decision)
+        turn.events.append(decision)
 
-
-def asked_again(request: Request, attempt: int, excluded: Iterable[InstanceId]) -> RouteRequest:
-    """The command by which an ingress asks for a place for a request that the leader knows already."""
-    return RouteRequest(
-        request=request.id,
-        ingress="",
-        arrived_at=request.arrived_at,
-        tenant=request.tenant,
-        keys=b"",
-        prompt_tokens=request.prompt_tokens,
-        max_output_tokens=request.max_output_tokens,
-        slo_ttft=request.slo_ttft,
-        slo_tpot=request.slo_tpot,
-        attempt=attempt,
-        excluded=list(excluded),
-    )
+    @property
+    def _stamp(self) -> Stamp:
+        """Of the next decision."""
+        return Stamp(term=self.term, number=self.decided + 1, as_of=self.state.sequence)
 
 
 def _predicted_ttft(option: Option, pair: Pair) -> Seconds:

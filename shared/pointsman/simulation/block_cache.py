@@ -108,11 +108,8 @@ TokenSource = Callable[[int, int], Sequence[int]]
 class BlockChain(Protocol):
     """The blocks of one request's tokens, prompt first, as far as they were asked for."""
 
-    @property
-    def hashes(self) -> list[BlockHash]: ...
-
-    @property
-    def identity(self) -> PromptIdentity: ...
+    hashes: list[BlockHash]
+    identity: PromptIdentity
 
     def extend_to(self, blocks: int) -> None:
         """Make sure that the first `blocks` blocks have their hashes."""
@@ -136,31 +133,21 @@ class TokenChain(BlockChain):
         self._prompt_length = len(prompt)
         self._generated = generated
         self._hasher = hasher
-        self._identity = identity
-        self._hashes = hasher.extend(None, self._tokens, identity)
-
-    @property
-    @override
-    def hashes(self) -> list[BlockHash]:
-        return self._hashes
-
-    @property
-    @override
-    def identity(self) -> PromptIdentity:
-        return self._identity
+        self.identity = identity
+        self.hashes = hasher.extend(None, self._tokens, identity)
 
     @override
     def extend_to(self, blocks: int) -> None:
-        if blocks <= len(self._hashes):
+        if blocks <= len(self.hashes):
             return
         width = self._hasher.block_tokens
         known = len(self._tokens)
         if blocks * width > known:
             missing = self._generated(known - self._prompt_length, blocks * width - self._prompt_length)
             self._tokens.extend(missing)
-        parent = self._hashes[-1] if self._hashes else None
-        fresh = self._tokens[len(self._hashes) * width : blocks * width]
-        self._hashes += self._hasher.extend(parent, fresh, self._identity)
+        parent = self.hashes[-1] if self.hashes else None
+        fresh = self._tokens[len(self.hashes) * width : blocks * width]
+        self.hashes += self._hasher.extend(parent, fresh, self.identity)
 
     @override
     def tokens(self, first: int, last: int) -> Sequence[int]:
@@ -173,24 +160,15 @@ class OpaqueChain(BlockChain):
 
     def __init__(self, hashes: Sequence[BlockHash], *, unique: int) -> None:
         """`unique` tells this request's generated blocks from all others'."""
-        self._hashes = list(hashes)
+        self.hashes = list(hashes)
+        self.identity = ANYONE
         self._unique = unique
-
-    @property
-    @override
-    def hashes(self) -> list[BlockHash]:
-        return self._hashes
-
-    @property
-    @override
-    def identity(self) -> PromptIdentity:
-        return ANYONE
 
     @override
     def extend_to(self, blocks: int) -> None:
-        while len(self._hashes) < blocks:
-            previous = self._hashes[-1] if self._hashes else 0
-            self._hashes.append(_scrambled(previous ^ _scrambled(self._unique)))
+        while len(self.hashes) < blocks:
+            previous = self.hashes[-1] if self.hashes else 0
+            self.hashes.append(_scrambled(previous ^ _scrambled(self._unique)))
 
     @override
     def tokens(self, first: int, last: int) -> Sequence[int]:

@@ -34,6 +34,7 @@ from rich.table import Table
 
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.discovery import FleetFile, find_fleet
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 WARM_UP_REQUESTS = 20
 TOKEN_IDS_BYTES = 40_000
@@ -174,7 +175,7 @@ class Setup:
 @click.option(
     "--concurrency", default=64, show_default=True, type=click.IntRange(1, 1024), help="Of the throughput run."
 )
-@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
 def bench_gateway_command(
     url: str | None,
     engine_url: str | None,
@@ -216,7 +217,7 @@ def bench_gateway_command(
     figures = asyncio.run(run())
     _print(figures)
     if out is not None:
-        out.write_text(json.dumps(figures.as_json(), indent=2) + "\n")
+        write_json(out, figures.as_json())
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ from pointsman.contracts.fleet import InstanceJoined, PrefillCost
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.prefix_index import ROOT, PrefixIndex
 from pointsman.state.state import PoolSettings, State
+from pointsman.tooling.options import COUNT
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 ROUNDS = 15
 EVENTS_PER_ROUND = 400
@@ -142,16 +144,25 @@ Side = Ours | Rust
 
 
 @click.command("bench-index")
-@click.option("--instances", default=64, show_default=True, help="Instances in the index.")
-@click.option("--blocks", default=20_000, show_default=True, help="Blocks that each instance holds.")
-@click.option("--prompt-blocks", default=625, show_default=True, help="Blocks of the prompt that is matched.")
-@click.option("--event-blocks", default=32, show_default=True, help="Blocks of one stored or removed event.")
+@click.option("--instances", type=COUNT, default=64, show_default=True, help="Instances in the index.")
+@click.option("--blocks", type=COUNT, default=20_000, show_default=True, help="Blocks that each instance holds.")
+@click.option(
+    "--prompt-blocks", type=COUNT, default=625, show_default=True, help="Blocks of the prompt that is matched."
+)
+@click.option(
+    "--event-blocks", type=COUNT, default=32, show_default=True, help="Blocks of one stored or removed event."
+)
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated prompts.")
-@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
 def bench_index_command(
     instances: int, blocks: int, prompt_blocks: int, event_blocks: int, seed: int, out: Path | None
 ) -> None:
-    """Time the prefix index beside Dynamo's Rust RadixTree (needs the extra: pip install 'pointsman[bench]')."""
+    """Time the prefix index beside Dynamo's Rust RadixTree (needs the extra: pip install 'pointsman[bench]').
+
+    \b
+      pointsman bench-index                                    64 instances that hold 20,000 blocks each
+      pointsman bench-index --instances 8 --blocks 2000 --json index.json
+    """
     rng = Random(seed)
     world = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=prompt_blocks)
     sides: list[Side] = [Ours(instances)]
@@ -166,7 +177,7 @@ def bench_index_command(
     figures = _measure(sides, world, rng, event_blocks) | {"bytes_per_block": _bytes_per_block(world)}
     _print(figures)
     if out:
-        out.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(out, figures)
 
 
 def _fill(side: Side, number: int, world: Holdings) -> None:

@@ -5,7 +5,6 @@ time there, while the others are idle, so that a round makes as many moves as it
 State serves all rounds; carrying out is timed on a fresh copy each time.
 """
 
-import json
 import pickle
 import statistics
 import time
@@ -29,6 +28,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant,
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.prefix_index import ROOT
 from pointsman.state.state import PoolSettings, State
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 BLOCK_TOKENS = 64
 HOT_PREFIXES = 8
@@ -52,7 +52,7 @@ NOW = 0.5
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=50, show_default=True, help="Plans to time.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the prompts.")
-@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
 def bench_plan_command(
     queued: int, instances: int, overloaded: int, prefix_blocks: int, rounds: int, seed: int, out: Path | None
 ) -> None:
@@ -71,7 +71,7 @@ def bench_plan_command(
         figures["policies"][name] = _measure(name, state, rounds)
     _print(figures)
     if out:
-        out.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(out, figures)
 
 
 def crowded_pool(queued: int, instances: int, overloaded: int, prefix_blocks: int, rng: Random) -> State:

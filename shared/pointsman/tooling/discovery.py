@@ -39,6 +39,10 @@ class FleetInUseError(click.ClickException):
     """Another live fleet has this data directory."""
 
 
+class UnusableDataError(click.ClickException):
+    """The data directory cannot be made or written to."""
+
+
 class FleetProcess(msgspec.Struct, frozen=True):
     """One process of a fleet. `pid` is 0 where it is not ours (a nats-server or an engine that ran already)."""
 
@@ -50,7 +54,8 @@ class FleetProcess(msgspec.Struct, frozen=True):
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     """What `pointsman up` runs, as other commands need it. `pid` and `started_at` (Unix seconds) are those of `up`.
-    `further` are the models behind the same ingress, by their pools."""
+    `further` are the models behind the same ingress, by their pools, and `further_block_tokens` what block keys stand for
+    in those."""
 
     nats: str
     ingress: str
@@ -66,14 +71,17 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     processes: list[FleetProcess] = []
     further: dict[str, str] = {}
+    further_block_tokens: dict[str, int] = {}
 
-    def settings(self) -> FleetSettings:
-        """What a process must be told to take part in this fleet. Raises OSError when the secret cannot be read."""
+    def settings(self, pool: str | None = None) -> FleetSettings:
+        """What a process must be told to take part in this fleet, in its first pool unless another one is named. Raises
+        OSError when the secret cannot be read."""
+        pool = pool or self.pool
         return FleetSettings(
             nats=self.nats,
-            pool=self.pool,
+            pool=pool,
             speed=self.speed,
-            block_tokens=self.block_tokens,
+            block_tokens=self.further_block_tokens.get(pool, self.block_tokens),
             secret=Path(self.secret_file).read_text().strip(),
         )
 
@@ -111,7 +119,7 @@ def fleet_settings(nats: str | None = None, data: Path | None = None, pool: str 
     Raises NoFleetError, SeveralFleetsError.
     """
     try:
-        found = find_fleet(nats, data).settings()
+        return find_fleet(nats, data).settings(pool)
     except NoFleetError:
         if nats is None or data is not None:
             raise
@@ -157,10 +165,9 @@ def is_running(data: Path) -> bool:
 def data_dir_held(data: Path) -> Iterator[None]:
     """Hold the data directory for this process alone, and take the fleet file away at the end.
 
-    Raises FleetInUseError. The kernel lets go of the lock when the process dies, however it dies.
+    Raises FleetInUseError, UnusableDataError. The kernel lets go of the lock when the process dies, however it dies.
     """
-    data.mkdir(parents=True, exist_ok=True)
-    with (data / LOCK_FILE).open("ab") as lock:
+    with _lock_file(data) as lock:
         if not _locked(lock):
             raise FleetInUseError(_in_use(data))
         try:
@@ -176,6 +183,15 @@ def announce(fleet: FleetFile) -> None:
     _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
     _pointers().mkdir(parents=True, exist_ok=True)
     _write_whole(_pointer_to(data), f"{data}\n".encode())
+
+
+def _lock_file(data: Path) -> IO[bytes]:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        return (data / LOCK_FILE).open("ab")
+    except OSError as error:
+        message = f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
+        raise UnusableDataError(message) from error
 
 
 def _locked(lock: IO[bytes]) -> bool:

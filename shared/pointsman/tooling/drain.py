@@ -17,6 +17,7 @@ from pointsman.ports import Commands
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.tooling.asking import ask, asking, described
 from pointsman.tooling.discovery import fleet_settings
+from pointsman.tooling.options import which_fleet
 
 WATCH_SECONDS = 0.5
 REASON = "pointsman drain"
@@ -30,9 +31,7 @@ REASON = "pointsman drain"
     "--seconds-max", type=click.FloatRange(min=0), default=600.0, show_default=True, help="With --wait: how long."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the leader's answer as JSON.")
-@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
-@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+@which_fleet
 def drain_command(
     instance: str,
     reason: str,
@@ -62,9 +61,7 @@ def drain_command(
 @click.command("undrain", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("instance")
 @click.option("--json", "as_json", is_flag=True, help="Print the leader's answer as JSON.")
-@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
-@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+@which_fleet
 def undrain_command(instance: str, as_json: bool, nats: str | None, data: Path | None, pool: str | None) -> None:
     """Let INSTANCE take requests again.
 

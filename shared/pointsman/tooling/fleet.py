@@ -29,6 +29,7 @@ from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName
 from pointsman.tooling.discovery import fleet_settings
+from pointsman.tooling.options import which_fleet
 
 ANSWER_SECONDS = 3.0
 WATCH_SECONDS = 1.0
@@ -44,9 +45,7 @@ class NoAnswerError(click.ClickException):
 @click.command("fleet", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
 @click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C; with --json, a line each.")
-@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
-@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+@which_fleet
 def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | None, pool: str | None) -> None:
     """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
 

@@ -1,6 +1,7 @@
 """Options that several commands take, so that they mean, check and explain the same thing everywhere."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -36,7 +37,7 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 def workload_size(*, requests: int, warmup: int) -> Callable[[Command], Command]:
     """How many requests are run and how many of them counted, and how long a prompt may be: three options."""
-    options = (
+    return _with_all(
         click.option("--requests", type=COUNT, metavar="N", default=requests, show_default=True, help="At most."),
         click.option(
             "--warmup",
@@ -55,6 +56,20 @@ def workload_size(*, requests: int, warmup: int) -> Callable[[Command], Command]
             help="Cut longer prompts after N tokens.",
         ),
     )
+
+
+def which_fleet(command: Command) -> Command:
+    """Where the fleet is that a command asks, if not the one that runs here: `nats`, `data` and `pool`."""
+    directory = click.Path(path_type=Path, file_okay=False)
+    return _with_all(
+        click.option("--nats", metavar="URL", help="The fleet on this nats-server."),
+        click.option("--data", type=directory, help="The fleet with this data directory."),
+        click.option("--pool", metavar="NAME", help="Another pool than the fleet's own."),
+    )(command)
+
+
+def _with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """These options, in this order."""
 
     def with_them(command: Command) -> Command:
         for option in reversed(options):

@@ -17,6 +17,7 @@ from pointsman.ports import Commands
 from pointsman.primitives import PoolName
 from pointsman.tooling.asking import ask, asking
 from pointsman.tooling.discovery import fleet_settings
+from pointsman.tooling.options import which_fleet
 
 ASKER = "pointsman scale"
 WATCH_SECONDS = 0.5
@@ -29,9 +30,7 @@ WATCH_SECONDS = 0.5
     "--seconds-max", type=click.FloatRange(min=0), default=600.0, show_default=True, help="With --wait: how long."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the scaler's answer as JSON.")
-@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
-@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+@which_fleet
 def scale_command(
     instances: int | None,
     wait: bool,

@@ -13,7 +13,6 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.client import Client
@@ -39,6 +38,7 @@ from pointsman.ports import (
     ElectionLostError,
     EventLog,
     Fence,
+    Link,
     LogEntry,
     LogExtent,
     LogReset,
@@ -47,7 +47,7 @@ from pointsman.ports import (
 )
 from pointsman.primitives import PoolName, Seconds, Sequence
 
-__all__ = ["JetStreamLink", "JetStreamLog", "StreamSettings", "WindowSettings", "connect"]
+__all__ = ["JetStreamLog", "StreamSettings", "WindowSettings", "connect"]
 
 CONNECT_SECONDS_MAX = 2
 RECONNECT_SECONDS = 0.2
@@ -64,17 +64,6 @@ STREAM_RETRY_SECONDS_MIN = 0.1
 STREAM_RETRY_SECONDS_MAX = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class JetStreamLink:
-    """What a connection gives."""
-
-    log: "JetStreamLog"
-    commands: JetStreamCommands
-    lease: JetStreamLease
-    checkpoints: JetStreamCheckpoints
-    scaler_lease: JetStreamLease
-
-
 @asynccontextmanager
 async def connect(
     url: str,
@@ -86,7 +75,7 @@ async def connect(
     stream: StreamSettings | None = None,
     window: WindowSettings | None = None,
     only_reads: bool = False,
-) -> AsyncIterator[JetStreamLink]:
+) -> AsyncIterator[Link]:
     """The log of `pool` and its commands, over the nats-server at `url` (several: separated by commas).
 
     Returns at once and connects in the background, for ever. `name` is who we are to the server and in WritesLost
@@ -105,7 +94,7 @@ async def connect(
     if not only_reads:
         tasks.append(asyncio.create_task(log.keep_stream()))
     try:
-        yield JetStreamLink(
+        yield Link(
             log,
             JetStreamCommands(wire, requests, hear),
             JetStreamLease(requests, pool, replicas=settings.replicas),
@@ -116,10 +105,17 @@ async def connect(
         if wire.connected:
             await log.flush(CLOSE_SECONDS_MAX)
         log.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
         await wire.close()
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel the tasks until they have ended: a cancellation that meets the very end of an attempt to connect is taken for
+    one more failure by the client (in Python 3.11's `wait_for`), which then goes on."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CLOSE_SECONDS_MAX)
 
 
 class JetStreamLog(EventLog):

@@ -1,4 +1,4 @@
-"""Checkpoints in a JetStream object bucket of the pool, `pointsman-<pool>`: two objects, the older replaced each time.
+"""Checkpoints in a JetStream object bucket of the pool, `pointsman-<pool>`: a few objects, of which one is replaced.
 
 An object is chunks on one subject and, written after all of them, a description with their number and digest on
 another. So a write that breaks off leaves the object before it in place: each slot has two subjects for chunks, taken
@@ -14,11 +14,12 @@ from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct import ROLLUP, DirectStream
+from pointsman.adapters.kept_checkpoints import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, Sequence
 
 CHUNK_BYTES = 128 * 1024
-SLOTS = ("checkpoint-0", "checkpoint-1")
+SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
 class _Description(msgspec.Struct):
@@ -51,9 +52,9 @@ class JetStreamCheckpoints(Checkpoints):
         self._bucket = DirectStream(requests, f"OBJ_{self._name}", config)
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes) -> None:
+    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
         known = {slot: await self._description(slot) for slot in SLOTS}
-        slot = min(SLOTS, key=lambda name: _as_of(known[name]))
+        slot = _slot_for(label, known, log_begins)
         replaced = known[slot]
         object_id = f"{slot}-b" if replaced is not None and replaced.nuid == f"{slot}-a" else f"{slot}-a"
         await self._sweep(object_id)
@@ -119,6 +120,15 @@ class JetStreamCheckpoints(Checkpoints):
 
     def _chunk_subject(self, object_id: str) -> str:
         return f"$O.{self._name}.C.{object_id}"
+
+
+def _slot_for(label: CheckpointLabel, known: dict[str, _Description | None], log_begins: Sequence) -> str:
+    kept = {slot: _label(description) for slot, description in known.items() if description is not None}
+    free = next((slot for slot in SLOTS if slot not in kept), None)
+    if free is not None:
+        return free
+    forgotten = superseded(kept.values(), label, log_begins=log_begins)
+    return next(slot for slot in SLOTS if kept[slot] == forgotten)
 
 
 def _label(description: _Description) -> CheckpointLabel:

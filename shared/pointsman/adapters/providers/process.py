@@ -30,8 +30,9 @@ from pointsman.primitives import InstanceId, Seconds
 log = structlog.get_logger()
 
 KEEPER = "pointsman.chassis.instance_keeper"
-STOP_WALL_SECONDS: Seconds = 8.0
-"""How long a keeper may take to end before it is killed, and with it all that it keeps."""
+STOP_WALL_SECONDS: Seconds = 26.0
+"""How long a keeper may take to end before it is killed, and with it all that it keeps. It gives its worker and its engine
+12 s each."""
 POLL_WALL_SECONDS: Seconds = 0.05
 GROWTH_LOCK = "growth"
 
@@ -99,6 +100,11 @@ class ProcessProvider(InstanceProvider):
         if not await self._ended(instance, STOP_WALL_SECONDS):
             stays = f"{instance} (keeper {pid}) does not end"
             raise ProviderError(stays)
+
+    def kill(self, instance: InstanceId) -> None:
+        """End it at once. Does nothing where it is only just being started, or has ended."""
+        with contextlib.suppress(ProviderError, ProcessLookupError):
+            os.kill(self._keeper_of(instance), signal.SIGQUIT)
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
@@ -176,10 +182,25 @@ class ProcessProvider(InstanceProvider):
 
 
 async def stop_all(directory: Path) -> None:
-    """End every instance of this directory, all at once, within the bound of one."""
-    provider = ProcessProvider(directory, InstanceTemplate(engine="none", environment={}))
-    kept = await provider.running()
-    await asyncio.gather(*(provider.stop(provided.instance) for provided in kept), return_exceptions=True)
+    """End every instance of this directory, all at once, within twice the bound of one; also those that are only just
+    being started."""
+    provider = _provider_of(directory)
+    deadline = time.monotonic() + 2 * STOP_WALL_SECONDS
+    while (kept := await provider.running()) and time.monotonic() < deadline:
+        await asyncio.gather(*(provider.stop(provided.instance) for provided in kept), return_exceptions=True)
+        await asyncio.sleep(POLL_WALL_SECONDS)
+
+
+async def kill_all(directory: Path) -> None:
+    """End every instance of this directory now."""
+    provider = _provider_of(directory)
+    for provided in await provider.running():
+        provider.kill(provided.instance)
+
+
+def _provider_of(directory: Path) -> ProcessProvider:
+    """A provider that starts nothing."""
+    return ProcessProvider(directory, InstanceTemplate(engine="none", environment={}))
 
 
 def _is_locked(lock: Path) -> bool:

@@ -37,7 +37,6 @@ from pointsman.policies.dispatch import (
     Dispatcher,
     PolicySet,
     UnknownPolicyError,
-    asked_again,
     reason_to_relocate,
     recorded_policy_set,
 )
@@ -47,7 +46,7 @@ from pointsman.primitives import InstanceId, Sequence, Term
 from pointsman.simulation.replay.folding import Known, behind, copy_of, recorded_pool_settings, take_in
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import NOWHERE
+from pointsman.state.workload import NOWHERE, Request
 
 STRAGGLERS_MAX = 20_000
 DISORDER_MAX = 20_000
@@ -342,7 +341,7 @@ class _Tenure:
             case RequestPlaced() | RequestRejected():
                 known = self._state.workload.requests.get(event.request)
                 if known is not None:
-                    dispatcher.route(asked_again(known, event.attempt, event.excluded), now)
+                    dispatcher.route(_asked_again(known, event), now)
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
@@ -441,6 +440,23 @@ class _Tenure:
                 known=known_to(self._state, event),
             )
         )
+
+
+def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
+    """The command by which an ingress asked for a place for a request that the leader knew already."""
+    return RouteRequest(
+        request=request.id,
+        ingress="",
+        arrived_at=request.arrived_at,
+        tenant=request.tenant,
+        keys=b"",
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        slo_ttft=request.slo_ttft,
+        slo_tpot=request.slo_tpot,
+        attempt=answer.attempt,
+        excluded=list(answer.excluded),
+    )
 
 
 def _handed_over(event: RequestHandedOver | HandOverRefused) -> HandOverRequest:

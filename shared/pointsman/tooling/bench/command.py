@@ -15,7 +15,6 @@ from pathlib import Path
 
 import aiohttp
 import click
-import msgspec
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -48,6 +47,7 @@ from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.history.live import LiveHistory
 from pointsman.tooling.options import COUNT, POSITIVE
 from pointsman.tooling.up.settings import SIMULATED, VLLM
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 DEFAULT_SLO_TTFT_S = 5.0
 GENERATED_REQUESTS = 200
@@ -163,7 +163,7 @@ class BenchOptions:
     show_default=True,
     help="Wall seconds per request.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
 @click.option(
     "--compare",
     metavar="POLICY,POLICY",
@@ -434,22 +434,13 @@ class _Bench:
             if warning := lateness_warning(run):
                 self._console.print(Text(f"{run.policy}: {warning}", style="yellow"), soft_wrap=True)
         if self._options.json_file:
-            _write_json(self._options.json_file, runs)
+            write_json(self._options.json_file, BenchReport(runs=list(runs)))
             self._console.print(f"numbers written to {self._options.json_file}", soft_wrap=True)
 
 
 def _moves_of(settings: FleetSettings) -> Moves:
     """Raises HistoryError."""
     return moves_in(LiveHistory(settings).entries())
-
-
-def _write_json(path: Path, runs: Sequence[RunReport]) -> None:
-    report = msgspec.json.format(msgspec.json.encode(BenchReport(runs=list(runs))), indent=2)
-    try:
-        path.write_bytes(report + b"\n")
-    except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}"
-        raise click.ClickException(msg) from error
 
 
 async def _served_model(url: str, api_key: str | None) -> tuple[str, int | None]:

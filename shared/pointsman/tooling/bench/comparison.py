@@ -17,12 +17,12 @@ from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.tooling.discovery import FleetFile, NoFleetError, find_fleet
 from pointsman.tooling.up.ports import free_ports
+from pointsman.tooling.up.runner import STOP_SECONDS_MAX
 from pointsman.tooling.up.scripts import console_script
 
 START_SECONDS_MAX = 90.0
 REAL_START_SECONDS_MAX = 1000.0
 """Of fleets with real engines; `pointsman up` gives up first, with better words."""
-STOP_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.1
 OUTPUT_LINES_SHOWN = 15
 

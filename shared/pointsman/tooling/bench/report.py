@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.metrics import percentile
+from pointsman.tooling.amounts import count, milliseconds, share
 from pointsman.tooling.bench.moves import Moves
 
 LATENESS_SHARE_MAX = 0.05
@@ -225,37 +226,25 @@ def _seconds(value: float) -> str:
     return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value * 1000:.1f} ms"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 ROWS: Sequence[Row] = (
-    ("requests", lambda r: r.requests, _count),
-    ("completed", lambda r: r.completed, _count),
-    ("rejected", lambda r: r.rejected, _count),
-    ("failed", lambda r: r.failed, _count),
+    ("requests", lambda r: r.requests, count),
+    ("completed", lambda r: r.completed, count),
+    ("rejected", lambda r: r.rejected, count),
+    ("failed", lambda r: r.failed, count),
     ("TTFT P50", lambda r: r.ttft_p50_s, _seconds),
     ("TTFT P90", lambda r: r.ttft_p90_s, _seconds),
     ("TTFT P99", lambda r: r.ttft_p99_s, _seconds),
-    ("TPOT P50", lambda r: r.tpot_p50_s, _milliseconds),
-    ("TPOT P99", lambda r: r.tpot_p99_s, _milliseconds),
+    ("TPOT P50", lambda r: r.tpot_p50_s, milliseconds),
+    ("TPOT P99", lambda r: r.tpot_p99_s, milliseconds),
     ("end-to-end P50", lambda r: r.e2e_p50_s, _seconds),
     ("end-to-end P99", lambda r: r.e2e_p99_s, _seconds),
-    ("effective capacity", lambda r: r.effective_capacity, _share),
-    ("hit rate (engines)", lambda r: r.hit_rate, _share),
-    ("moved by rebalancing", lambda r: r.moves.moved if r.moves else None, _count),
-    ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, _share),
-    ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, _share),
-    ("their hit rate as found", lambda r: r.moves.hit_rate_found if r.moves else None, _share),
-    ("busiest instance's share", lambda r: max((s.share for s in r.per_instance.values()), default=None), _share),
+    ("effective capacity", lambda r: r.effective_capacity, share),
+    ("hit rate (engines)", lambda r: r.hit_rate, share),
+    ("moved by rebalancing", lambda r: r.moves.moved if r.moves else None, count),
+    ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, share),
+    ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, share),
+    ("their hit rate as found", lambda r: r.moves.hit_rate_found if r.moves else None, share),
+    ("busiest instance's share", lambda r: max((s.share for s in r.per_instance.values()), default=None), share),
 )
 
 
@@ -294,9 +283,9 @@ def instances_table(run: RunReport) -> Table:
     for name, part in run.per_instance.items():
         table.add_row(
             name,
-            _count(part.requests),
-            _share(part.share),
-            "-" if part.hit_rate is None else _share(part.hit_rate),
+            count(part.requests),
+            share(part.share),
+            "-" if part.hit_rate is None else share(part.hit_rate),
             "-" if part.ttft_p50_s is None else _seconds(part.ttft_p50_s),
         )
     return table
@@ -304,7 +293,7 @@ def instances_table(run: RunReport) -> Table:
 
 def errors_text(errors: Mapping[str, int]) -> Text:
     """Errors by kind, one a line."""
-    return Text("\n".join(f"{count:>6}  {kind}" for kind, count in errors.items()), style="yellow")
+    return Text("\n".join(f"{number:>6}  {kind}" for kind, number in errors.items()), style="yellow")
 
 
 def headline(run: RunReport) -> Text:

@@ -1,7 +1,6 @@
 """The command itself: reads what was asked for, runs each policy at each rate in both worlds, and says who agrees."""
 
 import asyncio
-import contextlib
 import os
 import random
 import sys
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-import msgspec
 import uvloop
 from rich import box
 from rich.console import Console
@@ -32,6 +30,7 @@ from pointsman.tooling.bench.load import Tally
 from pointsman.tooling.bench_agreement.both import Pace, Pool, pace, run_live, run_simulated
 from pointsman.tooling.bench_agreement.verdict import Agreement, AgreementReport, Number, Verdict, numbers, verdict
 from pointsman.tooling.options import COUNT, POSITIVE, comma_list, rates, workload_size
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 DEFAULT_POLICIES = "round_robin,dualmap,pointsman"
 DEFAULT_REQUESTS = 500
@@ -165,7 +164,7 @@ class AgreementOptions:
     show_default=True,
     help="How far live may be from simulated, as a share of the latter.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
 def bench_agreement_command(**values: object) -> None:
     """Show that the simulator and a running fleet give the same numbers for the same run.
 
@@ -232,7 +231,7 @@ class _Both:
             interrupted = True
         self._conclude(found)
         if options.json_file and found:
-            _write(options.json_file, AgreementReport(tolerance=options.tolerance, workload=self._name, runs=found))
+            write_json(options.json_file, AgreementReport(tolerance=options.tolerance, workload=self._name, runs=found))
             self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
         return INTERRUPTED_EXIT_CODE if interrupted else exit_code(found)
 
@@ -382,13 +381,3 @@ def _cells(one: Number) -> list[str | Text]:
     if not one.judged:
         return [Text(text, style="dim") for text in (label, *shown, ratio, "")]
     return [label, *shown, ratio, Text("yes", style="green") if one.within else Text("no", style="bold red")]
-
-
-def _write(path: Path, report: AgreementReport) -> None:
-    with contextlib.suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}"
-        raise click.ClickException(msg) from error

@@ -32,6 +32,7 @@ from pointsman.tooling.bench_elasticity.timeline import Stretch, Timeline, Timel
 from pointsman.tooling.discovery import FleetFile
 from pointsman.tooling.history.live import LiveHistory
 from pointsman.tooling.options import COUNT, POSITIVE
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 INPUT_CAP = 20_480
 SHOW_SECONDS = 5.0
@@ -119,7 +120,7 @@ def _range(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--engine-model", type=click.Choice(tuple(PROFILES)), default=DEFAULT_PROFILE, show_default=True)
 @click.option("--output-tokens-max", type=COUNT, metavar="N", help="Ask for no more output tokens than this.")
 @click.option("--seed", type=int, default=1, show_default=True, help="For arrivals, generators and token ids.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw the timeline into this directory.")
 def bench_elasticity_command(**values: object) -> None:
     """Overload a fleet of simulated engines, let the scaler add some, halve the load, and let it take them away again.
@@ -276,11 +277,10 @@ class _Bench:
         for decided in report.timeline.decisions:
             size = f"{decided.current} -> {decided.wanted}"
             self._console.print(f"  {decided.at_s:7.1f} s  {size:8} {decided.reason}", soft_wrap=True)
+        if options.json_file:
+            write_json(options.json_file, report)
+            self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
         try:
-            if options.json_file:
-                content = msgspec.json.format(msgspec.json.encode(report), indent=2)
-                options.json_file.write_bytes(content + b"\n")
-                self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
             if options.plot:
                 from pointsman.tooling.bench_elasticity.picture import draw_timeline
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import msgspec
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,6 +38,7 @@ from pointsman.tooling.bench_faults.strikes import Striker
 from pointsman.tooling.bench_faults.witness import Witness
 from pointsman.tooling.history.output import console_for
 from pointsman.tooling.options import COUNT, DEFAULT_INPUT_CAP, POSITIVE
+from pointsman.tooling.writing import OUTPUT_FILE, write_json
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_SPEED = 5.0
@@ -138,7 +138,7 @@ class FaultsOptions:
     type=click.Path(path_type=Path, file_okay=False),
     help="Keep the fleet's log files and archive there. Default: kept below the temporary directory if anything fails.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the report here.")
 def bench_faults_command(**values: object) -> None:
     """Kill the processes of a real fleet while it serves, and check that nothing was lost, doubled or made up.
 
@@ -172,7 +172,7 @@ def bench_faults_command(**values: object) -> None:
     if kept.keep:
         console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
     if options.json_file:
-        _write(options.json_file, report)
+        write_json(options.json_file, report)
     sys.exit(0 if report.ok else VIOLATED_EXIT_CODE)
 
 
@@ -289,11 +289,3 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda sent: progress.update(task, completed=sent)
-
-
-def _write(path: Path, report: FaultsReport) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}"
-        raise click.ClickException(msg) from error

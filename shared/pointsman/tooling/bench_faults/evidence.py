@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pointsman.chassis.log_link import Link
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
-from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
+from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, InstanceId, Seconds
 from pointsman.state.state import State
 from pointsman.tooling.bench_faults.clients import Exchange

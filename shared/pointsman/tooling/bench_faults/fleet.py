@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 
 from pointsman.chassis.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
-from pointsman.chassis.log_link import Link
 from pointsman.chassis.settings import FleetSettings
 from pointsman.contracts.subjects import stream_name
-from pointsman.ports import CommandTimeoutError, NoResponderError
+from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench_faults.network import Network

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pointsman.chassis.log_link import Link
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import CommandTimeoutError, NoResponderError
+from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, Seconds
 from pointsman.tooling.bench_faults.fleet import NATS, Struck
 from pointsman.tooling.bench_faults.schedule import Fault

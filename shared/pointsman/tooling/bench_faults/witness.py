@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pointsman.chassis.log_link import Link
-from pointsman.ports import LogEntry, LogReset
+from pointsman.ports import Link, LogEntry, LogReset
 from pointsman.state.state import PoolSettings, State
 
 

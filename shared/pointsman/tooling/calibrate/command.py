@@ -24,6 +24,7 @@ from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.tooling.calibrate.fitting import fitted, relative_error
 from pointsman.tooling.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
 from pointsman.tooling.options import POSITIVE
+from pointsman.tooling.writing import OUTPUT_FILE
 
 LONGEST_DEFAULT: Tokens = 8192
 WARMING_PROMPTS = 2
@@ -48,7 +49,7 @@ class _Samples:
 @click.option("--model", default="", help="Which of the engine's models; by default the first it lists.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     help="Where to write the calibration; by default MODEL.calibration.json here.",
 )
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")

@@ -5,7 +5,6 @@ ids go as they are: no tokenizer is needed, and lengths are exact. How much was 
 does not say, what it must be if it caches whole blocks.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from random import Random
 import aiohttp
 import msgspec
 
+from pointsman.adapters.http_engine import EngineAwayError, HttpEngine
 from pointsman.primitives import Seconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
@@ -21,8 +21,10 @@ TOKEN_IDS = range(100, 1000)
 
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
+BLOCK_TOKENS: Tokens = 16
+"""vLLM's own choice, where an engine does not say."""
+QUESTION_WALL_SECONDS_MAX = 10.0
 ANSWER_WALL_SECONDS_MAX = 300.0
-CHUNK_SIZE_MAX = 64 * 1024
 
 
 class EngineError(Exception):
@@ -94,6 +96,7 @@ class Engine:
 
     def __init__(self, url: str, *, api_key: str, seed: int) -> None:
         self._url = url.rstrip("/")
+        self._api_key = api_key
         self._chance = Random(seed)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_WALL_SECONDS_MAX)
@@ -107,30 +110,30 @@ class Engine:
 
     async def describe(self, model: str) -> Target:
         """What is there to be measured. Raises EngineError."""
-        listed = _object(await self._get("/v1/models")).get("data")
-        models = [entry for entry in listed or [] if isinstance(entry, dict)] if isinstance(listed, list) else []
-        chosen = next((entry for entry in models if model in ("", entry.get("id"))), None)
-        if chosen is None:
-            names = ", ".join(str(entry.get("id")) for entry in models) or "nothing"
-            msg = f"{self._url} serves {names}, not {model!r}"
+        try:
+            async with HttpEngine(self._url, api_key=self._api_key, seconds_max=QUESTION_WALL_SECONDS_MAX) as engine:
+                facts, load = await engine.describe(), await engine.load()
+        except EngineAwayError as error:
+            msg = f"no engine answers at {self._url}: {error}"
+            raise EngineError(msg) from error
+        served = (facts.model, *facts.further_names.aliases, *facts.further_names.adapters)
+        if model and model not in served:
+            msg = f"{self._url} serves {', '.join(served)}, not {model!r}"
             raise EngineError(msg)
-        metrics = (await self._get("/metrics", needed=False)).decode(errors="replace")
-        version = _object(await self._get("/version", needed=False)).get("version")
-        length = chosen.get("max_model_len")
         return Target(
             url=self._url,
-            model=str(chosen["id"]),
-            version=str(version or ""),
-            max_model_len=length if isinstance(length, int) else 0,
-            block_tokens=_block_tokens(metrics),
-            busy=_busy(metrics),
+            model=model or facts.model,
+            version=facts.version,
+            max_model_len=facts.max_model_len,
+            block_tokens=facts.block_tokens or BLOCK_TOKENS,
+            busy=load.running + load.waiting,
         )
 
     async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Taken]:
         """Each plan of a round once, in order. Raises EngineError."""
-        first = self._tokens(plans[0].total)
+        first = self.fresh_prompt(plans[0].total)
         for plan in plans:
-            prompt = first[: plan.cached] + self._tokens(plan.total - plan.cached) if plan.cached else first
+            prompt = first[: plan.cached] + self.fresh_prompt(plan.total - plan.cached) if plan.cached else first
             yield await self.time(target, prompt, expected_cached=plan.cached, output=1)
 
     async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Taken:
@@ -171,47 +174,6 @@ class Engine:
         between = (last - first) / (output - 1) if output > 1 else 0.0
         return Taken(len(prompt), cached, first - begun, between)
 
-    def _tokens(self, count: Tokens) -> list[int]:
-        return self._chance.choices(TOKEN_IDS, k=count)
-
     def fresh_prompt(self, count: Tokens) -> list[int]:
         """So many tokens that the engine has not seen."""
-        return self._tokens(count)
-
-    async def _get(self, path: str, *, needed: bool = True) -> bytes:
-        try:
-            async with asyncio.timeout(10), self._session.get(self._url + path) as answer:
-                body = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            msg = f"no engine answers at {self._url}: {str(error) or type(error).__name__}"
-            raise EngineError(msg) from error
-        if answer.status == 200:
-            return body
-        if needed:
-            msg = f"{self._url}{path} answered {answer.status}; is an OpenAI-compatible engine there?"
-            raise EngineError(msg)
-        return b""
-
-
-def _object(body: bytes) -> dict[str, object]:
-    try:
-        decoded = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
-
-
-def _block_tokens(metrics: str) -> Tokens:
-    """The engine's block size; 16, vLLM's own choice, where it does not say."""
-    for line in metrics.splitlines():
-        if line.startswith("vllm:cache_config_info"):
-            _, found, rest = line.partition('block_size="')
-            size = rest.partition('"')[0]
-            if found and size.isdecimal() and int(size):
-                return int(size)
-    return 16
-
-
-def _busy(metrics: str) -> int:
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    return sum(int(float(line.rpartition(" ")[2])) for line in metrics.splitlines() if line.partition("{")[0] in names)
+        return self._chance.choices(TOKEN_IDS, k=count)

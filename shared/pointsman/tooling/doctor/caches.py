@@ -11,7 +11,7 @@ from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceProbed
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.doctor.examination import Examiner
-from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.findings import Finding, Severity, number, times
 
 AREA = "caches"
 HEALED_WALL_SECONDS = 5.0
@@ -36,6 +36,15 @@ class Caches(Examiner):
         self._without_events: set[InstanceId] = set()
 
     @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        for instance in state.fleet.instances:
+            self._note_join(instance.id, instance.cache)
+            if instance.parity is False:
+                self._disparity[instance.id] = "a probe before this log's beginning failed"
+            if instance.doubt:
+                self._watch_doubt(instance.id, state.last_at, state)
+
+    @override
     def after(self, event: LogEvent, state: State) -> None:
         if not isinstance(event, CacheEvent | FleetEvent):
             return
@@ -55,13 +64,14 @@ class Caches(Examiner):
                 else:
                     self._disparity[event.instance] = event.detail
             case InstanceJoined():
-                (self._unknown.add if event.cache == "unknown" else self._unknown.discard)(event.instance)
-                (self._without_events.add if event.cache == "no_events" else self._without_events.discard)(
-                    event.instance
-                )
+                self._note_join(event.instance, event.cache)
             case _:
                 pass
         self._watch_doubt(event.instance, event.at, state)
+
+    def _note_join(self, name: InstanceId, cache: str) -> None:
+        (self._unknown.add if cache == "unknown" else self._unknown.discard)(name)
+        (self._without_events.add if cache == "no_events" else self._without_events.discard)(name)
 
     def _watch_doubt(self, name: InstanceId, at: Seconds, state: State) -> None:
         instance = state.fleet.get(name)
@@ -134,18 +144,18 @@ class Caches(Examiner):
             return
         slow = [name for name, (seconds, _) in self._longest.items() if seconds > HEALED_WALL_SECONDS]
         evidence = [
-            f"{name}: doubted {self._doubts[name]} times, for {self._longest[name][0]:.1f} s at most, "
-            f"{self._resyncs[name]} snapshots: {self._longest[name][1]}"
+            f"{name}: doubted {times(self._doubts[name])}, for {self._longest[name][0]:.1f} s at most, "
+            f"{number(self._resyncs[name], 'snapshot')}: {self._longest[name][1]}"
             for name in sorted(self._longest)
         ]
         evidence += [
-            f"{name}: {count} gaps, {self._missed[name]:,} missed: {self._gap_reasons[name]}"
+            f"{name}: {number(count, 'gap')}, {self._missed[name]:,} missed: {self._gap_reasons[name]}"
             for name, count in sorted(self._gaps.items())
         ]
         yield Finding(
             severity=Severity.WARNING if self._gaps or slow else Severity.NOTE,
             area=AREA,
-            what=f"cache events were missed or out of step {self._doubts.total() or self._gaps.total()} times, and healed",
+            what=f"cache events were missed or out of step {times(self._doubts.total() or self._gaps.total())}, and healed",
             evidence=evidence,
             advice="Gaps mean the engine's publisher drops: raise its buffer and give it a replay endpoint."
             if self._gaps

@@ -14,12 +14,13 @@ from pointsman.tooling.doctor.balance import Balance
 from pointsman.tooling.doctor.caches import Caches
 from pointsman.tooling.doctor.clocks import Clocks
 from pointsman.tooling.doctor.examination import Diagnosis, Examiner, examine
-from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.findings import Finding, Severity, number
 from pointsman.tooling.doctor.fleet_health import FleetHealth
 from pointsman.tooling.doctor.log_health import LogHealth
 from pointsman.tooling.doctor.predictions import Predictions
 from pointsman.tooling.doctor.requests import Requests
 from pointsman.tooling.doctor.service import Service
+from pointsman.tooling.history.beginning import beginning_of
 from pointsman.tooling.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
 from pointsman.tooling.history.snapshot import wall_time
@@ -59,12 +60,16 @@ def doctor_command(source: Source, json_file: Path | None) -> None:
     console = console_for(json_file)
     with source.open() as history:
         settings = history.settings
-        entries = shown(history, progress_console(), "examining")
-        diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS])
+        beginning = beginning_of(history)
+        entries = shown(history, progress_console(), "examining", beginning.start)
+        diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS], beginning)
         if json_file:
-            write_json(json_file, {"origin": history.origin, "pointsman": version("pointsman"), **msgspec.to_builtins(diagnosis)})  # fmt: skip
+            told = {"origin": history.origin, "beginning": beginning.note, "pointsman": version("pointsman")}
+            write_json(json_file, told | msgspec.to_builtins(diagnosis))
         if json_file is None or str(json_file) != STANDARD_OUTPUT:
             console.print(history.origin, style="dim", markup=False, soft_wrap=True)
+            if beginning.note:
+                console.print(beginning.note, style="yellow", markup=False, soft_wrap=True)
             _show(console, diagnosis, settings)
     serious = any(finding.severity is Severity.SERIOUS for finding in diagnosis.findings)
     sys.exit(SERIOUS_EXIT_CODE if serious else 0)
@@ -73,7 +78,10 @@ def doctor_command(source: Source, json_file: Path | None) -> None:
 def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> None:
     begun, ended = (wall_time(at, settings.speed) for at in (diagnosis.first_at, diagnosis.last_at))
     span = f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}" if diagnosis.entries else ""
-    console.print(f"{diagnosis.entries:,} entries{span}\n")
+    console.print(f"{diagnosis.entries:,} entries{span}")
+    for said in diagnosis.summary:
+        console.print(said, markup=False, soft_wrap=True)
+    console.print()
     for finding in diagnosis.findings:
         _show_finding(console, finding)
     console.print(_verdict(diagnosis), style="bold")
@@ -97,9 +105,5 @@ def _verdict(diagnosis: Diagnosis) -> str:
     counts = {severity: sum(f.severity is severity for f in diagnosis.findings) for severity in Severity}
     if not counts[Severity.SERIOUS] and not counts[Severity.WARNING]:
         notes = counts[Severity.NOTE]
-        return "nothing to complain about" + (f"; {_number(notes, 'note')} above" if notes else "")
-    return f"{counts[Severity.SERIOUS]} serious, {_number(counts[Severity.WARNING], 'warning')}, {_number(counts[Severity.NOTE], 'note')}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + "s" * (count != 1)
+        return "nothing to complain about" + (f"; {number(notes, 'note')} above" if notes else "")
+    return f"{counts[Severity.SERIOUS]} serious, {number(counts[Severity.WARNING], 'warning')}, {number(counts[Severity.NOTE], 'note')}"

@@ -8,8 +8,10 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds
 from pointsman.simulation.replay import take_in
+from pointsman.simulation.replay.folding import copy_of
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.doctor.findings import Finding, in_order
+from pointsman.tooling.history.beginning import Beginning
 
 
 class Examiner(ABC):
@@ -23,6 +25,10 @@ class Examiner(ABC):
         """Engine seconds as seconds of the wall."""
         return seconds / self.settings.speed
 
+    def begin(self, state: State, *, blind: bool) -> None:  # noqa: B027 - most examiners need one of these
+        """What is known before the first entry is read. `blind`: entries are gone of which nothing is known, so that what
+        the state does not have may have been."""
+
     def read(self, entry: LogEntry) -> None:  # noqa: B027 - most examiners need one of these
         """Every entry, also one that does not decode or that nobody applies."""
 
@@ -31,6 +37,10 @@ class Examiner(ABC):
 
     def after(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
         """The event was applied."""
+
+    def summary(self) -> Iterator[str]:
+        """What is worth knowing of any log, healthy or not."""
+        yield from ()
 
     @abstractmethod
     def findings(self, state: State) -> Iterator[Finding]:
@@ -44,12 +54,17 @@ class Diagnosis:
     entries: int
     first_at: Seconds
     last_at: Seconds
+    summary: list[str]
     findings: list[Finding]
 
 
-def examine(entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner]) -> Diagnosis:
-    """Read the entries once. The examiners must be fresh."""
-    state = State(settings)
+def examine(
+    entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: Beginning
+) -> Diagnosis:
+    """Read the entries once, from `beginning.start` on. The examiners must be fresh."""
+    state = State(settings) if beginning.state is None else copy_of(beginning.state)
+    for examiner in examiners:
+        examiner.begin(state, blind=beginning.is_blind)
     count, first_at = 0, 0.0
     for entry in entries:
         count += 1
@@ -66,4 +81,5 @@ def examine(entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequ
         for examiner in examiners:
             examiner.after(event, state)
     found = [finding for examiner in examiners for finding in examiner.findings(state)]
-    return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, findings=in_order(found))
+    summary = [said for examiner in examiners for said in examiner.summary()]
+    return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, summary=summary, findings=in_order(found))

@@ -27,6 +27,16 @@ class Finding:
     advice: str = ""
 
 
+def number(count: int, what: str) -> str:
+    """`1 note`, `2 notes`."""
+    return f"{count:,} {what}" + "s" * (count != 1)
+
+
+def times(count: int) -> str:
+    """`once`, `2 times`."""
+    return "once" if count == 1 else number(count, "time")
+
+
 def in_order(findings: list[Finding]) -> list[Finding]:
     """Worst first, and as they were found within a severity."""
     return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity))

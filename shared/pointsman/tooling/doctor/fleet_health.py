@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 from typing_extensions import override
 
+from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.doctor.examination import Examiner
-from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.findings import Finding, Severity, times
+from pointsman.tooling.history.restarts import Restarts
 
 AREA = "fleet"
 FLAPS_MIN = 3
@@ -29,11 +31,18 @@ class FleetHealth(Examiner):
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
         """Whose worker said goodbye itself: stopped on purpose."""
+        self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
         self._away_at: dict[InstanceId, deque[Seconds]] = {}
         self._flaps: Counter[InstanceId] = Counter()
         self._serving: dict[InstanceId, bool] = {}
+        self._blind = False
+
+    @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        self._blind = blind
+        self._serving = {instance.id: instance.serving for instance in state.fleet.instances}
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -53,9 +62,11 @@ class FleetHealth(Examiner):
             case InstanceJoined():
                 self._stopped.discard(event.instance)
                 known = state.fleet.get(event.instance)
-                if known is not None and event.epoch > known.epoch:
-                    self._restarted[event.instance] += 1
-                    self._went_away(event.instance, event.at)
+                self._note_restart(
+                    self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
+                )
+            case CacheEvent():
+                self._note_restart(self._restarts.take(event, was_there=True))
             case InstanceReported():
                 if self._serving.get(event.instance, True) and not event.serving:
                     self._down[event.instance] += 1
@@ -63,6 +74,11 @@ class FleetHealth(Examiner):
                 self._serving[event.instance] = event.serving
             case _:
                 pass
+
+    def _note_restart(self, joined: InstanceJoined | None) -> None:
+        if joined is not None:
+            self._restarted[joined.instance] += 1
+            self._went_away(joined.instance, joined.at)
 
     def _went_away(self, instance: InstanceId, at: Seconds) -> None:
         times = self._away_at.setdefault(instance, deque(maxlen=FLAPS_MIN))
@@ -72,6 +88,8 @@ class FleetHealth(Examiner):
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
+        for joined in self._restarts.open():
+            self._note_restart(joined)
         if self._flaps:
             yield Finding(
                 severity=Severity.SERIOUS,
@@ -82,7 +100,7 @@ class FleetHealth(Examiner):
             )
         yield from self._gone(state)
         yield from self._troubled()
-        if state.strangers:
+        if state.strangers and not self._blind:
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
@@ -94,7 +112,8 @@ class FleetHealth(Examiner):
         ready = state.fleet.ready
         gone = [name for name in self._left if name not in state.fleet and name not in self._stopped]
         unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
-        if not ready and (gone or unwell):
+        unknown = self._blind and state.strangers
+        if not ready and not unknown and (gone or unwell):
             yield Finding(
                 severity=Severity.SERIOUS,
                 area=AREA,
@@ -107,7 +126,8 @@ class FleetHealth(Examiner):
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
-                what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests",
+                what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
+                + (f", of {len(state.strangers)} that is not known" if unknown else ""),
                 evidence=[self._history_of(name) for name in names],
                 advice="Look at its engine and its worker: nobody stopped it in order.",
             )
@@ -134,9 +154,11 @@ class FleetHealth(Examiner):
 
     def _history_of(self, name: InstanceId) -> str:
         told = [
-            (self._suspected[name], f"suspected {self._suspected[name]} times (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
-            (self._down[name], f"its engine stopped answering {self._down[name]} times"),
-            (self._restarted[name], f"joined anew {self._restarted[name]} times"),
+            (self._suspected[name], f"suspected {times(self._suspected[name])} (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
+            (self._down[name], f"its engine stopped answering {times(self._down[name])}"),
+            (self._restarted[name], f"joined anew {times(self._restarted[name])}"),
             (name in self._left, f"left: {'; '.join(self._left.get(name, []))}"),
         ]  # fmt: skip
-        return f"{name}: {', '.join(words for happened, words in told if happened)}"
+        return (
+            f"{name}: {', '.join(words for happened, words in told if happened) or 'since before this reading begins'}"
+        )

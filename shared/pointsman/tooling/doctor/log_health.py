@@ -11,7 +11,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.tooling.doctor.examination import Examiner
-from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.findings import Finding, Severity, times
 
 AREA = "log"
 EVIDENCE_MAX = 5
@@ -26,6 +26,7 @@ class LogHealth(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
+        self._blind = False
         self._first: Sequence = 0
         self._last: Sequence = 0
         self._holes: list[tuple[Sequence, Sequence]] = []
@@ -35,10 +36,17 @@ class LogHealth(Examiner):
         self._lost: Counter[str] = Counter()
         self._lost_reasons: dict[str, str] = {}
         self._leaders: list[LeaderElected] = []
-        self._elections = 0
+        self._changes = 0
+        self._fenced_before = 0
         self._rivals: list[str] = []
         self._decided_at: Seconds = 0.0
         self._leaderless: list[tuple[Term, Seconds]] = []
+
+    @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        self._blind = blind
+        self._last = state.sequence
+        self._fenced_before = state.fenced
 
     @override
     def read(self, entry: LogEntry) -> None:
@@ -69,26 +77,29 @@ class LogHealth(Examiner):
             if known.scheduler != event.scheduler:
                 self._rivals.append(f"term {event.term}: {known.scheduler} and {event.scheduler}")
             return
-        waiting = len(state.workload.requests)
-        if self._elections and waiting:
+        self._changes += state.term > 0
+        if self._decided_at and state.workload.requests:
             self._leaderless.append((event.term, self.wall(event.at - self._decided_at)))
-        self._elections += 1
         self._leaders = [*self._leaders, event][-EVIDENCE_MAX:]
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
-        yield from self._incomplete()
+        yield from self._incomplete(state)
         yield from self._unreadable()
         yield from self._lost_writes()
         yield from self._leadership(state)
 
-    def _incomplete(self) -> Iterator[Finding]:
-        if self._first > 1:
+    def _incomplete(self, state: State) -> Iterator[Finding]:
+        if self._blind:
             yield Finding(
                 severity=Severity.NOTE,
                 area=AREA,
-                what=f"the log begins at entry {self._first:,}: what was known before is not in it",
-                advice="The stream keeps 4 GiB or 7 days; the recorder's archive has all (--from .pointsman/archive.sqlite).",
+                what=f"what was known before entry {self._first:,} is missing: findings are of what began behind it",
+                evidence=[
+                    f"{name} joined before: its cost model, cache, queue and pace are not known"
+                    for name in sorted(state.strangers)
+                ],
+                advice="The recorder's archive has all (--from .pointsman/archive.sqlite).",
             )
         if self._missing:
             yield Finding(
@@ -128,26 +139,23 @@ class LogHealth(Examiner):
                 evidence=self._rivals[:EVIDENCE_MAX],
                 advice="The lease did not fence them. Export this log and report it.",
             )
-        if self._elections > 1:
+        if self._changes:
             slow = [(term, gap) for term, gap in self._leaderless if gap > LEADERLESS_WALL_SECONDS]
             hours = max(1.0, self.wall(state.last_at - self._leaders[0].at) / 3600)
-            often = self._elections - 1 > TERMS_A_HOUR_MAX * hours
+            often = self._changes > TERMS_A_HOUR_MAX * hours
             yield Finding(
                 severity=Severity.WARNING if slow or often else Severity.NOTE,
                 area=AREA,
-                what=f"the leader changed {self._times(self._elections - 1)}",
+                what=f"the leader changed {times(self._changes)}",
                 evidence=[f"term {leader.term}: {leader.scheduler}" for leader in self._leaders]
                 + [f"before term {term} nothing was decided for {gap:.1f} s" for term, gap in slow[:EVIDENCE_MAX]],
                 advice="Look into the logs of the schedulers for why they ended; a second one (--schedulers 2) shortens the gap.",
             )
-        if state.fenced:
+        fenced = state.fenced - self._fenced_before
+        if fenced:
             yield Finding(
                 severity=Severity.NOTE,
                 area=AREA,
-                what=f"{state.fenced:,} decisions of deposed leaders came late and were passed over",
+                what=f"{fenced:,} decisions of deposed leaders came late and were passed over",
                 advice="That is the fence at work. Their requests were placed again.",
             )
-
-    @staticmethod
-    def _times(count: int) -> str:
-        return "once" if count == 1 else f"{count} times"

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman.tooling.doctor.examination import Examiner
@@ -36,19 +36,31 @@ SPELL_GAP_WALL_SECONDS = 5.0
 """Two spells with less between them are one."""
 
 SPELLS_MAX = 100
+SPELL_PACES_MAX = 1000
 SPELLS_SHOWN = 5
 MISPREDICTED_SHARE_MAX = 0.1
 """Of the prompt tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A prefill that took much longer than it should, and was over at `at`."""
+
+    at: Seconds
+    pace: float
+    took: Seconds
+    request: RequestId
+
+
 @dataclass(slots=True)
 class _Spell:
-    """Slow prefills in a row. `pace`: the worst median of those that were not interrupted."""
+    """Slow prefills in a row. `paces` of them, of many the first ones; which of them took `longest`."""
 
     begun: Seconds
     ended: Seconds
     prefills: int
-    pace: float
+    paces: list[float]
+    longest: tuple[Seconds, RequestId]
 
 
 @dataclass(slots=True)
@@ -58,8 +70,8 @@ class _Record:
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
-    in_a_row: list[tuple[Seconds, float]] = field(default_factory=list)
-    """The slow prefills since the last one that was not: when they were over, and their pace."""
+    in_a_row: list[_Held] = field(default_factory=list)
+    """The slow prefills since the last one that was not."""
     spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
@@ -89,35 +101,43 @@ class Predictions(Examiner):
         if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
             return
         record = self._record(event.instance)
+        held = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
+        if held is not None:
+            record.in_a_row = [*record.in_a_row, held][-SPELLS_MAX:]
+            return
+        self._end_spell(record)
         record.real_ttft.add(event.at - request.placed_at)
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
-        if request.engine_seconds > 0:
-            self._pace(record, request, event.at)
 
-    def _pace(self, record: _Record, request: Request, at: Seconds) -> None:
+    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
+        """Whether it was held up, which nobody could have predicted, and which says nothing of predictions."""
         took = at - request.granted_at
         pace = took / request.engine_seconds
         record.paces.add(pace)
-        if pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft:
-            record.in_a_row = [*record.in_a_row, (at, pace)][-SPELLS_MAX:]
-        else:
-            self._end_spell(record)
+        slow = pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft
+        return _Held(at, pace, took, request.id) if slow else None
 
     def _end_spell(self, record: _Record) -> None:
         slow, record.in_a_row = record.in_a_row, []
         if len(slow) < SPELL_PREFILLS_MIN:
             return
-        spell = _Spell(slow[0][0], slow[-1][0], len(slow), median(pace for _, pace in slow))
+        longest = max((held.took, held.request) for held in slow)
+        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [held.pace for held in slow], longest)
         before = record.spells[-1] if record.spells else None
         if before and self.wall(spell.begun - before.ended) < SPELL_GAP_WALL_SECONDS:
             before.ended, before.prefills = spell.ended, before.prefills + spell.prefills
-            before.pace = max(before.pace, spell.pace)
+            before.paces = (before.paces + spell.paces)[:SPELL_PACES_MAX]
+            before.longest = max(before.longest, spell.longest)
         elif len(record.spells) < SPELLS_MAX:
             record.spells.append(spell)
 
     def _told(self, spell: _Spell) -> str:
         begun, ended = (wall_time(at, self.settings.speed) for at in (spell.begun, spell.ended))
-        return f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {spell.prefills} prefills took up to {spell.pace:.1f} times what the cost model says"
+        took, request = spell.longest
+        return (
+            f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {spell.prefills} slow prefills took {median(spell.paces):.1f} times what the cost model says, "
+            f"the longest {took:.2f} s (request {request})"
+        )
 
     def _answer(self, event: RequestFinished, state: State) -> None:
         request = state.workload.requests.get(event.request)
@@ -165,7 +185,7 @@ class Predictions(Examiner):
                 area=AREA,
                 what=f"slow for a while: {', '.join(spells)}",
                 evidence=[f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
-                advice="Something else held the machine or the engine up then; explain a request of that time.",
+                advice="Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
             )
 
     def _biased(self, state: State) -> Iterator[Finding]:

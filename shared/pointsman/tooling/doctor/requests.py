@@ -37,6 +37,8 @@ class Requests(Examiner):
         self._longest: Seconds = 0.0
         self._rejected: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        """The first that was rejected or failed so, by the reason."""
         self._cancelled: Counter[str] = Counter()
         self._abandoned = 0
         self._twice: list[str] = []
@@ -68,8 +70,10 @@ class Requests(Examiner):
                 self._longest = max(self._longest, event.e2e)
             case RequestFailed():
                 self._failed[event.reason] += 1
+                self._examples.setdefault(event.reason, event.request)
             case RequestRejected():
                 self._rejected[event.reason] += 1
+                self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
                 self._cancelled[event.reason] += 1
                 self._abandoned += event.stamp is not None and bool(event.instance)
@@ -122,6 +126,12 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
+    def _told(self, reasons: Counter[str]) -> list[str]:
+        return [
+            f"{count:,} {reason}, for example request {self._examples[reason]}"
+            for reason, count in reasons.most_common(SHOWN_MAX)
+        ]
+
     def _shares(self, ends: int) -> Iterator[Finding]:
         if self._rejected:
             share = self._rejected.total() / max(1, ends)
@@ -129,7 +139,7 @@ class Requests(Examiner):
                 severity=Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
                 area=AREA,
                 what=f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                evidence=[f"{count:,} {reason}" for reason, count in self._rejected.most_common(SHOWN_MAX)],
+                evidence=self._told(self._rejected),
                 advice="Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
             )
         if self._failed:
@@ -138,8 +148,8 @@ class Requests(Examiner):
                 severity=Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 area=AREA,
                 what=f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
-                evidence=[f"{count:,} {reason}" for reason, count in self._failed.most_common(SHOWN_MAX)],
-                advice="`pointsman tap --all --no-follow --type RequestFailed` shows which; explain one of them.",
+                evidence=self._told(self._failed),
+                advice="`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
             )
         if self._cancelled:
             yield Finding(

@@ -11,12 +11,14 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, InstanceId, Tenant, Tokens
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman.tooling.doctor.examination import Examiner
-from pointsman.tooling.doctor.findings import Finding, Severity
+from pointsman.tooling.doctor.findings import Finding, Severity, number
 from pointsman.tooling.doctor.samples import Heavy, Sample, Share
+from pointsman.tooling.doctor.timeline import Stretch, Timeline
+from pointsman.tooling.history.snapshot import wall_time
 
 AREA = "service"
 TARGET = 0.9
@@ -29,11 +31,14 @@ TENANTS_MAX = 1000
 PREFIXES_MAX = 256
 DECILES = 10
 SHOWN_MAX = 8
+STRETCH_WALL_SECONDS = 5.0
+STRETCHES_SHOWN = 5
 
 
 @dataclass(slots=True)
 class _Prefix:
     on_time: Share = field(default_factory=Share)
+    example: str = ""
     instances: set[InstanceId] = field(default_factory=set)
 
 
@@ -44,6 +49,9 @@ class Service(Examiner):
         super().__init__(settings)
         self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
         self._all = Share()
+        self._turned_away = 0
+        self._timeline = Timeline(STRETCH_WALL_SECONDS * settings.speed)
+        self._ttfts: Sample[Seconds] = Sample()
         self._instances: dict[InstanceId, Share] = {}
         self._tenants: dict[Tenant, Share] = {}
         self._lengths: Sample[tuple[Tokens, bool]] = Sample(4096)
@@ -58,10 +66,12 @@ class Service(Examiner):
             case RequestFinished():
                 request = state.workload.requests.get(event.request)
                 if request is not None:
+                    self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
             case RequestRejected() | RequestFailed():
                 request = state.workload.requests.get(event.request)
                 if request is not None:
+                    self._turned_away += 1
                     self._count(request, request.instance, on_time=False)
             case _:
                 pass
@@ -80,6 +90,7 @@ class Service(Examiner):
 
     def _count(self, request: Request, instance: InstanceId, *, on_time: bool) -> None:
         self._all.count(hit=on_time)
+        self._timeline.count(request.arrived_at, hit=on_time)
         self._lengths.add((request.prompt_tokens, on_time))
         if instance:
             self._instances.setdefault(instance, Share()).count(hit=on_time)
@@ -88,6 +99,8 @@ class Service(Examiner):
         if request.keys and (key := self._prefix_of(request)) in self._heavy.counts:
             prefix = self._prefixes.setdefault(key, _Prefix())
             prefix.on_time.count(hit=on_time)
+            if not (on_time and prefix.example):
+                prefix.example = request.id
             if instance:
                 prefix.instances.add(instance)
 
@@ -95,20 +108,50 @@ class Service(Examiner):
         return request.keys[min(self._level, len(request.keys)) - 1]
 
     @override
+    def summary(self) -> Iterator[str]:
+        if not self._all.whole:
+            yield "no request was answered, refused or failed"
+            return
+        said = f"{number(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
+        ttfts = sorted(self._ttfts.values)
+        if ttfts:
+            p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
+            said += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
+        yield said
+
+    @override
     def findings(self, state: State) -> Iterator[Finding]:
-        whole = self._all
-        if whole.whole >= GROUP_MIN and whole.value < TARGET:
-            yield Finding(
-                severity=Severity.SERIOUS if whole.value < SERIOUS_BELOW else Severity.WARNING,
-                area=AREA,
-                what=f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should",
-                evidence=self._worst_of(self._instances.items()),
-                advice="`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
-            )
+        yield from self._late()
         yield from self._behind("instance", self._instances)
         yield from self._behind("tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()})
         yield from self._short_changed()
         yield from self._hot(self._instances_most)
+
+    def _late(self) -> Iterator[Finding]:
+        whole = self._all
+        on_the_whole = whole.whole >= GROUP_MIN and whole.value < TARGET
+        stretches = self._timeline.below(TARGET, least=GROUP_MIN)
+        if not on_the_whole and not stretches:
+            return
+        late = whole.whole - whole.part
+        turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected or failed"] * bool(
+            self._turned_away
+        )
+        yield Finding(
+            severity=Severity.SERIOUS if on_the_whole and whole.value < SERIOUS_BELOW else Severity.WARNING,
+            area=AREA,
+            what=f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should"
+            if on_the_whole
+            else f"for a while fewer than {TARGET:.0%} of the requests had their first token in time",
+            evidence=[self._told_of(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
+            + turned_away
+            + (self._worst_of(self._instances.items()) if on_the_whole else []),
+            advice="`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+        )
+
+    def _told_of(self, stretch: Stretch) -> str:
+        begun, ended = (wall_time(at, self.settings.speed) for at in (stretch.begun, stretch.ended))
+        return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
 
     def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]
@@ -174,5 +217,7 @@ class Service(Examiner):
 
     def _told(self, key: BlockKey, count: int) -> str:
         prefix = self._prefixes.get(key, _Prefix())
-        served = f"{prefix.on_time.value:.1%} in time, on {len(prefix.instances)} instances"
-        return f"{key:016x} ({self._level * self.settings.block_tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}"
+        served = f"{prefix.on_time.value:.1%} in time, on {number(len(prefix.instances), 'instance')}"
+        example = f", for example request {prefix.example}" if prefix.example else ""
+        tokens = self._level * self.settings.block_tokens
+        return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"

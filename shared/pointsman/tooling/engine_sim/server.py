@@ -104,8 +104,10 @@ async def _listening(supervisor: Supervisor, http: HttpServer, engine: Simulated
             ended.set()
 
     supervisor.start(serve(), name="http")
-    while not http.started:  # noqa: ASYNC110 - uvicorn has no event for it
+    while not (http.started or ended.is_set()):  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(START_POLL_SECONDS)
+    if ended.is_set():
+        await supervisor.until_stopped()  # which raises why
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.tooling.explain.finding import Slow
 from pointsman.tooling.explain.reasons import headline, reasons, seconds
 from pointsman.tooling.explain.story import (
+    NOT_KNOWN,
     Ahead,
     DecisionTold,
     GrantTold,
@@ -28,7 +29,7 @@ from pointsman.tooling.tap.wording import line
 BAR_CHARS = 56
 AHEAD_SHOWN = 8
 REFUSED_SHOWN = 8
-BAR_STYLES = {"way": "dim", "queue": "yellow", "engine": "cyan", "decoding": "green"}
+BAR_STYLES = {"gone": "dim", "way": "dim", "queue": "yellow", "engine": "cyan", "decoding": "green"}
 ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
 
@@ -47,7 +48,7 @@ def show_story(console: Console, story: Story) -> None:
         _show_decision(console, decision)
         for grant in story.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
-                _show_grant(console, grant)
+                _show_grant(console, grant, told=decision.ahead)
     _show_refused(console, story.refused)
     _show_events(console, story)
 
@@ -92,6 +93,7 @@ def story_as_json(story: Story) -> dict[str, Any]:
         "decisions": msgspec.to_builtins(story.decisions),
         "refused_moves": msgspec.to_builtins(story.refused),
         "grants": msgspec.to_builtins(story.grants),
+        "meanwhile": msgspec.to_builtins(story.meanwhile),
         "end": msgspec.to_builtins(story.end),
         "events": [{"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in story.entries],
     }
@@ -108,7 +110,11 @@ def _show_head(console: Console, story: Story) -> None:
     arrival = story.arrival
     console.print(f"request {story.request}", style="bold", markup=False, soft_wrap=True)
     when = wall_time(story.arrived_at, story.speed).isoformat(sep=" ", timespec="milliseconds")
-    if arrival is None:
+    if story.arrived_before_the_log:
+        console.print(
+            f"about {when}; it arrived before entry {story.log_begins:,}, with which the log begins", markup=False
+        )
+    elif arrival is None:
         console.print(f"about {when}; the log has no arrival of it: no scheduler took it in", markup=False)
     else:
         session = f", session {arrival.session}" if arrival.session else ""
@@ -200,25 +206,25 @@ def _candidates(decision: DecisionTold) -> Table:
 
 
 def _candidate(weighed: Weighed) -> Iterable[str]:
+    known = weighed.status != NOT_KNOWN
     return (
         "->" if weighed.chosen else "" if weighed.weighed else "not weighed",
         weighed.instance,
         weighed.status,
         weighed.knowledge,
         f"{weighed.hit_blocks:,}",
-        f"{weighed.hit_blocks - weighed.held_blocks:,}",
+        f"{weighed.hit_blocks - weighed.held_blocks:,}" if known else "?",
         f"{weighed.uncached_tokens:,}",
         seconds(weighed.queue_seconds),
         seconds(weighed.prefill_seconds),
         seconds(weighed.predicted_ttft),
-        str(weighed.pending),
-        str(weighed.in_prefill),
-        str(weighed.decoding),
-        f"x{weighed.correction:.2f}",
+        *((str(weighed.pending), str(weighed.in_prefill), str(weighed.decoding)) if known else "???"),
+        f"x{weighed.correction:.2f}" if known else "?",
     )
 
 
-def _show_grant(console: Console, grant: GrantTold) -> None:
+def _show_grant(console: Console, grant: GrantTold, *, told: Sequence[Ahead]) -> None:
+    """`told`: who was before it when it was placed."""
     by = "granted" if grant.by_leader else "sent by its ingress, without a scheduler,"
     console.print(
         f"{by} {seconds(grant.after_seconds)} after its arrival to {grant.instance}: entry {grant.sequence:,}",
@@ -227,12 +233,18 @@ def _show_grant(console: Console, grant: GrantTold) -> None:
     )
     console.print(
         f"  {grant.work_tokens:,} tokens to compute inside before its first token, {seconds(grant.work_seconds)} by the "
-        f"cost model, x{grant.correction:.2f} by experience; {grant.decoding} decoding beside it",
+        "cost model"
+        + (
+            f", x{grant.correction:.2f} by experience; {grant.decoding} decoding beside it"
+            if grant.instance_known
+            else ""
+        ),
         soft_wrap=True,
     )
     if grant.overtaken_by:
         console.print(f"  {len(grant.overtaken_by)} that came later were granted before it", style="yellow")
-    _show_ahead(console, f"before it in {grant.instance}", grant.in_engine)
+    if grant.in_engine != told:
+        _show_ahead(console, f"before it in {grant.instance}", grant.in_engine)
 
 
 def _show_ahead(console: Console, what: str, ahead: Sequence[Ahead]) -> None:

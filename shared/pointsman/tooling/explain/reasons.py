@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman.tooling.explain.story import DecisionTold, GrantTold, Story, Weighed
+from pointsman.tooling.explain.story import NOT_KNOWN, GrantTold, Meanwhile, Story, Weighed
 
 PHASE_SHARE_MIN = 0.2
 """A stretch that took less of the time to first token explains nothing."""
@@ -25,6 +25,9 @@ HOT_IN_FAIR_SHARES = 1.0
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
 """An engine is behind when its first prefill is inside for so many times what it should take."""
+
+OTHERS_MIN = 3
+"""Fewer prefills of others tell nothing."""
 
 MISSED_TOKENS_SHARE = 0.1
 """Of the prompt: fewer tokens cached than predicted by this much are worth telling."""
@@ -42,6 +45,7 @@ def reasons(story: Story) -> list[str]:
         _retries,
         _queue,
         _slow_engine,
+        _alternative,
         _hot_prefix,
         _missed_hit,
         _way,
@@ -131,11 +135,13 @@ def _queue(story: Story) -> Iterator[str]:
     )
     overtaken = next((g.overtaken_by for g in story.grants if g.instance == decision.instance), [])
     yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
-    yield from _alternative(decision)
 
 
-def _alternative(decision: DecisionTold) -> Iterator[str]:
+def _alternative(story: Story) -> Iterator[str]:
     """What else there was, and why it was not taken."""
+    decision = story.placement
+    if decision is None or not (_is_telling(story, _spent(story, "queue")) or _took_long_inside(story)):
+        return
     chosen = next((c for c in decision.candidates if c.chosen), None)
     others = [c for c in decision.candidates if not c.chosen and c.status == "ready"]
     if chosen is None or not others:
@@ -143,7 +149,7 @@ def _alternative(decision: DecisionTold) -> Iterator[str]:
     best = min(others, key=lambda c: c.predicted_ttft)
     said = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
     if best.predicted_ttft >= chosen.predicted_ttft:
-        yield f"nowhere was better: {said}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
+        yield f"nothing better was predicted: {said}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
     elif best.weighed:
         yield f"{said}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
     else:
@@ -156,9 +162,8 @@ def _numbers(weighed: Weighed) -> str:
 
 def _slow_engine(story: Story) -> Iterator[str]:
     grant, first = (story.grants[-1] if story.grants else None), story.first_token
-    if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
+    if grant is None or first is None or (factor := _factor(story)) is None:
         return
-    factor = first.prefill / grant.work_seconds
     if _is_telling(story, first.prefill):
         others = (
             f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
@@ -170,13 +175,28 @@ def _slow_engine(story: Story) -> Iterator[str]:
             f"{grant.work_tokens:,} tokens of work, {seconds(grant.work_seconds)} by its cost model"
             + (f"; it took {factor:.1f} times as long" if factor >= SLOW_FACTOR_MIN else "")
         )
-    yield from _pace(grant, factor)
+    if grant.instance_known:
+        yield from _pace(grant, factor)
+    if _took_long_inside(story):
+        yield from _others(story.meanwhile, grant)
+
+
+def _factor(story: Story) -> float | None:
+    """How many times as long its prefill took as the work inside the engine should; None where that is not told."""
+    grant, first = (story.grants[-1] if story.grants else None), story.first_token
+    if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
+        return None
+    return first.prefill / grant.work_seconds
+
+
+def _took_long_inside(story: Story) -> bool:
+    factor, first = _factor(story), story.first_token
+    return factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(story, first.prefill)
 
 
 def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
     """Whether the instance was slow as such."""
-    others = [value for name, value in grant.corrections.items() if name != grant.instance]
-    usual = median(others) if others else 1.0
+    usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
         yield (
             f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {_or_more(grant)}what its cost "
@@ -192,6 +212,24 @@ def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
     elif factor >= 2 * max(SLOW_FACTOR_MIN, grant.correction):
         load = f", with {_requests(grant.decoding)} decoding beside it" if grant.decoding else ""
         yield f"that was unusual for {grant.instance}, whose prefills had been taking {grant.correction:.1f} times{load}"
+
+
+def _others(meanwhile: Meanwhile | None, grant: GrantTold) -> Iterator[str]:
+    """Whether it was that engine, or everything."""
+    if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
+        return
+    usual = _usual_elsewhere(grant)
+    was = "was" if meanwhile.pace < SLOW_FACTOR_MIN * max(1.0, usual) else "was not"
+    yield (
+        f"it {was} {grant.instance} alone: {meanwhile.prefills} prefills that ended elsewhere meanwhile took "
+        f"{meanwhile.pace:.1f} times what their cost models say, where {usual:.1f} times was usual"
+    )
+
+
+def _usual_elsewhere(grant: GrantTold) -> float:
+    """How long prefills had been taking on the other instances, over what their cost models say."""
+    others = [value for name, value in grant.corrections.items() if name != grant.instance]
+    return median(others) if others else 1.0
 
 
 def _or_more(grant: GrantTold) -> str:
@@ -221,12 +259,12 @@ def _missed_hit(story: Story) -> Iterator[str]:
     if missing <= MISSED_TOKENS_SHARE * max(1, end.prompt_tokens):
         return
     chosen = next((c for c in decision.candidates if c.chosen), None)
-    promised = chosen.hit_blocks - chosen.held_blocks if chosen else 0
+    promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
     why = f"; {promised} of the blocks were only promised by prompts placed there before it" if promised > 0 else ""
     grant = story.grants[-1] if story.grants else None
     when = (
         f"; when it was granted the log knew of {grant.held_tokens:,}"
-        if grant and grant.held_tokens < decision.predicted_cached_tokens
+        if grant and grant.instance_known and grant.held_tokens < decision.predicted_cached_tokens
         else ""
     )
     yield f"{missing:,} tokens that were predicted to be cached had to be computed{why}{when}"

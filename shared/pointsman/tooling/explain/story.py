@@ -6,9 +6,10 @@ was decided from. A decision may stand in the log at most AHEAD_MAX entries behi
 state, with the leader's own arithmetic.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from statistics import median
 
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.codec import LogEvent
@@ -41,6 +42,9 @@ from pointsman.state.workload import Line, Request, Stage
 
 Decided = RequestPlaced | RequestRejected | RequestMigrated
 AHEAD_MAX = 4096
+NOT_KNOWN = "not known"
+"""Status of an instance that joined before a log of which nothing earlier is known."""
+
 _NO_LINE = Line()
 
 
@@ -53,6 +57,7 @@ class Weighed:
     weighed: bool
     """Whether the policy looked at it; of others the numbers are computed anew."""
     status: str
+    """Where it is NOT_KNOWN, so is everything here that the event itself does not say."""
     knowledge: str
     doubt: str
     hit_blocks: int
@@ -156,6 +161,8 @@ class GrantTold:
     sequence: Sequence
     after_seconds: Seconds
     instance: InstanceId
+    instance_known: bool
+    """Otherwise nothing is known of its pace, of its cache and of who was there."""
     attempt: int
     by_leader: bool
     overtaken_by: list[RequestId]
@@ -173,8 +180,17 @@ class GrantTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meanwhile:
+    """Prefills of other instances that ended while the request was inside its engine. `pace`: at the median, how many
+    times as long as their cost models say."""
+
+    prefills: int
+    pace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of its life. `kind`: way, queue, engine or decoding."""
+    """A stretch of its life. `kind`: way, queue, engine or decoding; gone where the log does not reach back so far."""
 
     kind: str
     name: str
@@ -192,12 +208,15 @@ class Story:
     block_tokens: Tokens
     arrived_at: Seconds
     arrival: RequestArrived | None = None
+    log_begins: Sequence = 0
+    """The first entry there is."""
     entries: list[LogEntry] = field(default_factory=list)
     fenced: set[Sequence] = field(default_factory=set)
     """Entries that nobody applied: a deposed leader wrote them."""
     decisions: list[DecisionTold] = field(default_factory=list)
     refused: list[MoveRefused] = field(default_factory=list)
     grants: list[GrantTold] = field(default_factory=list)
+    meanwhile: Meanwhile | None = None
     first_token: PrefillFinished | None = None
     end: RequestFinished | RequestFailed | RequestCancelled | RequestRejected | None = None
     phases: list[Phase] = field(default_factory=list)
@@ -210,6 +229,10 @@ class Story:
         if isinstance(self.end, RequestFinished):
             return self.end.ttft
         return self.first_token.ttft if self.first_token else None
+
+    @property
+    def arrived_before_the_log(self) -> bool:
+        return self.arrival is None and self.log_begins > 1
 
     @property
     def placement(self) -> DecisionTold | None:
@@ -230,7 +253,7 @@ def story_of(
     """
     story = _outline(entries, request, settings)
     decided = [e for e in story.entries if isinstance(e.event, Decided | RequestGranted) and not _is_fenced(e, story)]
-    begun = known(min((point.sequence for point in decided), default=1) - 1)
+    begun = known(min(point.sequence for point in decided) - 1) if decided else None
     if begun is None:
         _Witness(story, State(settings), decided).read(entries)
     else:
@@ -246,6 +269,7 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
     term = 0
     for entry in entries:
         event = entry.event
+        story.log_begins = story.log_begins or entry.sequence
         if event is None:
             continue
         story.last_at = max(story.last_at, event.at)
@@ -323,6 +347,7 @@ class _Witness:
     def __init__(self, story: Story, state: State, points: list[LogEntry]) -> None:
         self._story = story
         self._state = state
+        self._blind = story.log_begins > state.sequence + 1
         self._points = {point.sequence: point for point in points}
         """What is to be looked at yet."""
         self._term = self._next_term()
@@ -333,11 +358,15 @@ class _Witness:
         self._overtaken_by: list[RequestId] = []
 
     def read(self, entries: Iterable[LogEntry]) -> None:
-        """Up to the last decision or grant."""
-        last = max(self._points, default=0)
-        for entry in entries:
-            if not self._points:
-                return
+        """Up to the last decision or grant, and on to the first token, to see how others fared."""
+        if self._points:
+            reading = iter(entries)
+            self._read_decisions(reading)
+            self._read_others(reading)
+
+    def _read_decisions(self, entries: Iterator[LogEntry]) -> None:
+        last = max(self._points)
+        while self._points and (entry := next(entries, None)) is not None:
             heappush(self._unread, (self._place(entry), entry.sequence, entry))
             if entry.sequence >= last:
                 self._take_next(1 + len(self._unread))
@@ -345,6 +374,34 @@ class _Witness:
                 self._reach(entry)
             elif len(self._unread) > AHEAD_MAX:
                 self._take_next()
+
+    def _read_others(self, entries: Iterator[LogEntry]) -> None:
+        """What is still unread was written before the last grant, or beside it: nothing that ended inside the engine."""
+        story = self._story
+        grant = story.grants[-1] if story.grants else None
+        until = next((entry.sequence for entry in story.entries if entry.event is story.first_token), 0)
+        if grant is None or story.first_token is None or story.first_token.instance != grant.instance:
+            return
+        for _, _, entry in sorted(self._unread):
+            take_in(self._state, entry)
+        paces: list[float] = []
+        for entry in entries:
+            if entry.sequence >= until:
+                break
+            paces += self._pace_of(entry, grant.instance)
+            take_in(self._state, entry)
+        if paces:
+            story.meanwhile = Meanwhile(prefills=len(paces), pace=median(paces))
+
+    def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
+        """Of a prefill that this entry ends elsewhere; nothing of any other entry."""
+        event = entry.event
+        if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
+            return []
+        request = self._state.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PREFILL or not request.engine_seconds:
+            return []
+        return [(event.at - request.granted_at) / request.engine_seconds]
 
     def _reach(self, decision: LogEntry) -> None:
         """Take in what was known when this was decided, and the decision."""
@@ -451,7 +508,7 @@ class _Witness:
             instance=told.instance,
             chosen=told.instance == chosen,
             weighed=weighed,
-            status=str(instance.status) if instance else "gone",
+            status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",
             hit_blocks=told.hit_blocks,
@@ -504,6 +561,7 @@ class _Witness:
             sequence=entry.sequence,
             after_seconds=event.at - self._story.arrived_at,
             instance=event.instance,
+            instance_known=instance is not None,
             attempt=event.attempt,
             by_leader=event.stamp is not None,
             overtaken_by=self._overtaken_by,
@@ -540,7 +598,10 @@ def _told(request: Request, now: Seconds) -> Ahead:
 
 def _phases(story: Story) -> list[Phase]:
     """Its life as stretches of time that leave nothing out, from arrival to its end or to the end of the log."""
-    marks: list[tuple[Seconds, str, str, InstanceId]] = [(story.arrived_at, "way", "to the scheduler", InstanceId(""))]
+    first = (
+        ("gone", "before its first entry that is left") if story.arrived_before_the_log else ("way", "to the scheduler")
+    )
+    marks: list[tuple[Seconds, str, str, InstanceId]] = [(story.arrived_at, *first, InstanceId(""))]
     for entry in story.entries:
         if entry.event is not None and not _is_fenced(entry, story):
             marks += _marks(entry.event, story)

@@ -9,7 +9,7 @@ SQLite is read directly; any other database through its asynchronous driver, whi
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from pathlib import Path
@@ -63,7 +63,7 @@ class ArchiveHistory(History):
         )
 
     @override
-    def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         for part in self._parts:
             last = min(part.last, self.header.last)
             kept = (self._kept_in(name, part.log, start, last) for name in (_events, _dead_letters))

@@ -12,10 +12,15 @@ from pointsman.tooling.history.moments import Moment
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """`known` is None where the fold begins empty. `note`: what people should know about it; mostly nothing."""
+    """`known` is None where the fold begins empty. `note`: what people should know about it; nothing where the log is whole."""
 
     known: Known | None
     note: str
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether entries are gone, and nothing is known of what they said."""
+        return self.known is None and bool(self.note)
 
     @property
     def state(self) -> State | None:
@@ -38,7 +43,10 @@ def beginning_of(history: History, moment: Moment | None = None) -> Beginning:
         raise HistoryError(msg)
     known = history.known
     if known is None:
-        return Beginning(None, f"{gone}, and there is no checkpoint to begin with: what was known before is missing")
+        return Beginning(
+            None,
+            f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing",
+        )
     as_of = known.state.sequence
     if moment is not None and moment.is_behind(known.state):
         return Beginning(

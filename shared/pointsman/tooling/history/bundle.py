@@ -2,7 +2,7 @@
 
 A line in between is what `pointsman tap --json` prints: sequence, subject and the event as it was in the log, byte for
 byte; what does not decode, or would not fit a line, is kept as base64. The header names the pool, the log's identity
-and what its fold is told. No prompt is in it: the log has keys and counts only (docs/events.md).
+and what its fold is told; beside it stands the checkpoint to begin with, where the log has lost its beginning. No prompt is in it: the log has keys and counts only (docs/events.md).
 
 The count tells a whole file from one that was cut off. Without header and count, as `tap` prints them, lines can be
 read too; then nobody knows whether they are all.
@@ -12,7 +12,8 @@ import gzip
 import io
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,10 @@ from typing_extensions import override
 
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
+from pointsman.simulation.replay import Known
+from pointsman.simulation.replay.folding import recorded_pool_settings
+from pointsman.state.state import PoolSettings
+from pointsman.tooling.history.checkpoint import KeptCheckpoint, proven
 from pointsman.tooling.history.entries import Header, History, entry_of
 from pointsman.tooling.history.errors import HistoryError
 
@@ -32,12 +37,13 @@ GZIP_MAGIC = b"\x1f\x8b"
 BUFFER_BYTES = 1024 * 1024
 
 
-class _First(msgspec.Struct, frozen=True, kw_only=True):
+class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first line of a bundle."""
 
     format: str
     version: int
     header: Header
+    checkpoint: KeptCheckpoint | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,11 +75,23 @@ class BundleHistory(History):
         self.origin = origin or f"the file {file}"
         with self._opened() as stream:
             first = _first_line(next(self._lines_of(stream), b""), self.origin)
-        self._bare = first is None
-        self.header = first.header if first else Header()
+        self._bare = isinstance(first, _Line)
+        self._checkpoint = None if isinstance(first, _Line) else first.checkpoint
+        self.header = Header(first=first.sequence) if isinstance(first, _Line) else first.header
 
     @override
-    def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
+    @cached_property
+    def known(self) -> Known | None:
+        return None if self._checkpoint is None else proven(self, self._checkpoint)
+
+    @override
+    @cached_property
+    def settings(self) -> PoolSettings:
+        told = self.header.pool_settings
+        return recorded_pool_settings(told) if told else super().settings
+
+    @override
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         with self._opened() as stream:
             if not self._bare:
                 next(self._lines_of(stream))
@@ -125,13 +143,18 @@ class BundleHistory(History):
             raise HistoryError(msg) from error
 
 
-def write_bundle(file: Path, header: Header, entries: Iterable[LogEntry]) -> int:
+def write_bundle(
+    file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: KeptCheckpoint | None = None
+) -> int:
     """Write a bundle, whole or not at all, and say how many entries it has. Raises OSError, HistoryError."""
     draft = file.with_name(f".{file.name}.part")
     try:
         with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:
             sink = io.BufferedWriter(packed, BUFFER_BYTES)
-            count = _write(sink, msgspec.structs.replace(header, pointsman=version("pointsman")), entries)
+            header = msgspec.structs.replace(header, pointsman=version("pointsman"))
+            count = _write(
+                sink, _First(format=FORMAT, version=FORMAT_VERSION, header=header, checkpoint=checkpoint), entries
+            )
             sink.flush()
         draft.replace(file)
     finally:
@@ -139,8 +162,8 @@ def write_bundle(file: Path, header: Header, entries: Iterable[LogEntry]) -> int
     return count
 
 
-def _write(sink: IO[bytes], header: Header, entries: Iterable[LogEntry]) -> int:
-    sink.write(_encoder.encode(_First(format=FORMAT, version=FORMAT_VERSION, header=header)) + b"\n")
+def _write(sink: IO[bytes], first: _First, entries: Iterable[LogEntry]) -> int:
+    sink.write(_encoder.encode(first) + b"\n")
     count, last = 0, 0
     for entry in entries:
         sink.write(_encoder.encode(_line(entry)) + b"\n")
@@ -157,22 +180,20 @@ def _line(entry: LogEntry) -> _Line:
     return _Line(sequence=entry.sequence, subject=entry.subject, payload=packed, problem=entry.problem)
 
 
-def _first_line(line: bytes, origin: str) -> _First | None:
-    """The header, or None where the file begins with an entry. Raises HistoryError where it does with neither."""
+def _first_line(line: bytes, origin: str) -> _First | _Line:
+    """The header, or the entry with which the file begins. Raises HistoryError where it begins with neither."""
     try:
         first = msgspec.json.decode(line, type=_First)
     except msgspec.DecodeError:
-        first = None
-    if first is None:
         try:
-            _lines.decode(line)
+            return _lines.decode(line)
         except msgspec.DecodeError as error:
             msg = (
                 f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
                 " of `pointsman tap --all --no-follow --json`"
             )
             raise HistoryError(msg) from error
-    elif first.format != FORMAT or first.version != FORMAT_VERSION:
+    if first.format != FORMAT or first.version != FORMAT_VERSION:
         msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
         raise HistoryError(msg)
     return first

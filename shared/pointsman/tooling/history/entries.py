@@ -1,13 +1,13 @@
 """A recorded log as one thing, whatever it is kept in."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 
 import msgspec
 
 from pointsman.contracts.codec import UndecodableError, decode_event
-from pointsman.contracts.decisions import LeaderElected, Settings
+from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import Known, pool_settings
@@ -51,7 +51,7 @@ class History(ABC):
         return self.known.state.settings if self.known is not None else pool_settings(self)
 
     @abstractmethod
-    def entries(self, start: Sequence = 1) -> Iterator[LogEntry]:
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         """Everything from sequence `start` on, in order, up to what was the end when the log was opened."""
 
 
@@ -61,9 +61,3 @@ def entry_of(sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
         return LogEntry(sequence, subject, payload, decode_event(payload))
     except UndecodableError as error:
         return LogEntry(sequence, subject, payload, None, str(error))
-
-
-def settings_in(history: History) -> Settings:
-    """What the first leader was told of its pool; nothing where the log has no leader."""
-    elected = (entry.event for entry in history if isinstance(entry.event, LeaderElected))
-    return next((event.pool for event in elected), {})

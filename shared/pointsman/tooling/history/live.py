@@ -6,21 +6,21 @@ runs while a batch is fetched and rests while the batch is folded. The adapter s
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack
 from functools import cached_property
+from typing import TypeVar
 
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.checkpoint_proof import checkpoint_form, entry_digest
 from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import Link, open_link
+from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import FleetSettings
-from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
-from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import (
     CheckpointLabel,
+    Checkpoints,
+    Link,
     LogEntry,
     LogExtent,
     LogMissingError,
@@ -30,14 +30,18 @@ from pointsman.ports import (
 )
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import Known
-from pointsman.state.checkpoint import UnreadableStateError, decode_state
-from pointsman.state.state import State
+from pointsman.tooling.history.checkpoint import KeptCheckpoint, proven
 from pointsman.tooling.history.entries import Header, History
 from pointsman.tooling.history.errors import HistoryError
+
+T = TypeVar("T")
 
 CONNECT_SECONDS_MAX = 5.0
 CONNECT_POLL_SECONDS = 0.05
 BATCH_ENTRIES = 1000
+SAFE_SHARE = 0.02
+"""Of what a log holds that has lost its beginning: a checkpoint of so early an entry may be lost while it is used."""
+
 SILENCE_SECONDS_MAX = 10.0
 """How long the next entry may take to come before the reading is given up."""
 
@@ -64,7 +68,7 @@ class LiveHistory(History):
         if not header.entries:
             return
         with asyncio.Runner() as runner:
-            batches = _batches(self._settings, self.origin, max(start, header.first), header.last)
+            batches = _batches(self._settings, self.origin, start, header)
             try:
                 while batch := runner.run(anext(batches, [])):
                     yield from batch
@@ -78,39 +82,32 @@ class LiveHistory(History):
         if self.header.first <= 1:
             return None
         with asyncio.Runner() as runner:
-            kept = runner.run(self._checkpoints())
-        proven = (self._proven(label, content) for label, content in kept)
-        return next((known for known in proven if known is not None), None)
+            labels = runner.run(self._in_store(lambda store: store.labels()))
+            for label in self._fitting(labels):
+                content = runner.run(self._in_store(lambda store, label=label: store.load(label)))  # type: ignore[misc]
+                if content is None:
+                    continue
+                kept = KeptCheckpoint(as_of=label.as_of, entry=label.entry, form=label.form, content=content)
+                if (known := proven(self, kept)) is not None:
+                    return known
+        return None
 
-    def _proven(self, label: CheckpointLabel, content: bytes) -> Known | None:
-        with closing(self.entries(label.as_of)) as entries:
-            entry = next(entries, None)
-            if entry is None or entry.sequence != label.as_of or entry_digest(entry) != label.entry:
-                return None
-            try:
-                state = decode_state(content)
-                policies = _policies_in(entries)
-            except (UnreadableStateError, UnknownPolicyError):
-                return None
-        same_fold = checkpoint_form(State(state.settings, policies.memories())) == label.form
-        return Known(state, policies) if same_fold else None
+    def _fitting(self, labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
+        """Those of entries that the log still has, the oldest first; what it may lose at any moment comes last."""
+        first, last = self.header.first, self.header.last
+        safe = first + SAFE_SHARE * (last - first)
+        found = [known for known in labels if known.identity == self.header.identity and first <= known.as_of <= last]
+        return sorted(found, key=lambda label: (label.as_of < safe, label.as_of))
 
-    async def _checkpoints(self) -> list[tuple[CheckpointLabel, bytes]]:
-        """Those of entries that the log still has, the oldest first. Raises HistoryError."""
-        header = self.header
+    async def _in_store(self, asked: Callable[[Checkpoints], Awaitable[T]]) -> T:
+        """Raises HistoryError."""
         async with AsyncExitStack() as stack:
             store = (await _linked(stack, self._settings)).checkpoints
             try:
-                fitting = [
-                    label
-                    for label in await store.labels()
-                    if label.identity == header.identity and header.first <= label.as_of <= header.last
-                ]
-                loaded = [(label, await store.load(label)) for label in reversed(fitting)]
+                return await asked(store)
             except StoreUnavailableError as error:
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error
-        return [(label, content) for label, content in loaded if content is not None]
 
     async def _extent(self) -> LogExtent:
         async with AsyncExitStack() as stack:
@@ -124,25 +121,26 @@ class LiveHistory(History):
                 raise _no_log(self.origin, error) from error
 
 
-def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:
-    """Those that the next decision on a placement names; where there is none, the default ones. Raises
-    UnknownPolicyError."""
-    for entry in entries:
-        if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected):
-            return recorded_policy_set(entry.event.policy, entry.event.settings)
-    return policy_set()
-
-
 async def _batches(
-    settings: FleetSettings, origin: str, first: Sequence, last: Sequence
+    settings: FleetSettings, origin: str, start: Sequence, header: Header
 ) -> AsyncGenerator[list[LogEntry], None]:
+    """A log at its bound loses its head all the time: who wants all of it gets what is left when the reading begins. One that
+    was whole is refused then: who read it before took it for whole."""
     async with AsyncExitStack() as stack:
         link = await _linked(stack, settings)
-        reading = link.log.read(first)
+        following = max(start, header.first)
+        reading = link.log.read(following)
+        begun = start > header.first or header.first <= 1
         batch: list[LogEntry] = []
-        following = first
-        while following <= last:
+        while following <= header.last:
             entry = await _next(reading, origin)
+            if isinstance(entry, LogReset):
+                if begun or entry.first_sequence <= following:
+                    msg = f"{origin} changed while it was read: {entry.reason}; read it again, or from the recorder's archive"
+                    raise HistoryError(msg)
+                following = entry.first_sequence
+                continue
+            begun = True
             if entry.sequence < following:
                 continue
             batch.append(entry)
@@ -154,16 +152,12 @@ async def _batches(
             yield batch
 
 
-async def _next(reading: AsyncIterator[LogEntry | LogReset], origin: str) -> LogEntry:
+async def _next(reading: AsyncIterator[LogEntry | LogReset], origin: str) -> LogEntry | LogReset:
     try:
         async with asyncio.timeout(SILENCE_SECONDS_MAX):
-            entry = await anext(reading)
+            return await anext(reading)
     except (TimeoutError, LogMissingError, LogUnavailableError) as error:
         raise _no_log(origin, error) from error
-    if isinstance(entry, LogReset):
-        msg = f"{origin} changed while it was read: {entry.reason}; read it again, or from the recorder's archive"
-        raise HistoryError(msg)
-    return entry
 
 
 async def _linked(stack: AsyncExitStack, settings: FleetSettings) -> Link:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from pointsman.tooling.history.errors import HistoryError
+from pointsman.tooling.writing import json_of
 
 PIPE_WIDTH = 180
 STANDARD_OUTPUT = "-"
@@ -35,7 +35,7 @@ def progress_console() -> Console:
 
 def write_json(json_file: Path, content: dict[str, Any]) -> None:
     """Raises HistoryError."""
-    encoded = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    encoded = json_of(content)
     if str(json_file) == STANDARD_OUTPUT:
         sys.stdout.write(encoded.decode())
         return

@@ -22,6 +22,7 @@ from pointsman.tooling.history.bundle import BundleHistory
 from pointsman.tooling.history.entries import Header, History
 from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.history.live import LiveHistory
+from pointsman.tooling.options import which_fleet
 
 __all__ = ["Header", "History", "HistoryError", "Source", "open_history", "source_options"]
 
@@ -59,11 +60,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "or - for a bundle on standard input. Default: the log of the running fleet.",
     )
     @click.option("--log", metavar="NAME", help="Which log of an archive that holds several. Default: the newest.")
-    @click.option("--nats", metavar="URL", help="The running fleet on this nats-server.")
-    @click.option(
-        "--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory."
-    )
-    @click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+    @which_fleet
     @wraps(command)
     def with_source(
         place: str | None,

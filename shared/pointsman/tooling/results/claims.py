@@ -274,19 +274,23 @@ ORDERS = (("random", "random order"), ("round-robin", "round robin"))
 SMALL, LARGER = "120k", "180k"
 
 
-def _randomised_eviction(numbers: Numbers) -> Iterator[Claim]:
-    told, wins, gains = [], [], []
+def _of_eviction(numbers: Numbers) -> Iterator[tuple[str, str, StudyNumbers]]:
+    """Each study that was made, with its order and the size of its caches."""
     for order, called in ORDERS:
         for size in (SMALL, LARGER):
             key = f"eviction-{order}-{size}"
-            if not has(numbers, key):
-                continue
-            study = numbers.studies[key]
-            pairs = [(_mean(study, f"{r}, lru", "hit_rate"), _mean(study, f"{r}, rlt", "hit_rate")) for r in ROUTINGS]
-            wins += [randomised >= lru for lru, randomised in pairs if size == SMALL]
-            lru, randomised = fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
-            gains.append((randomised - lru, called, size))
-            told.append(f"{called}, {size} tokens: {lru:.3f} with LRU, {randomised:.3f} with RLT")
+            if has(numbers, key):
+                yield called, size, numbers.studies[key]
+
+
+def _randomised_eviction(numbers: Numbers) -> Iterator[Claim]:
+    told, wins, gains = [], [], []
+    for called, size, study in _of_eviction(numbers):
+        pairs = [(_mean(study, f"{r}, lru", "hit_rate"), _mean(study, f"{r}, rlt", "hit_rate")) for r in ROUTINGS]
+        wins += [randomised >= lru for lru, randomised in pairs if size == SMALL]
+        lru, randomised = fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
+        gains.append((randomised - lru, called, size))
+        told.append(f"{called}, {size} tokens: {lru:.3f} with LRU, {randomised:.3f} with RLT")
     if told:
         best, called, size = max(gains)
         least, least_called, least_size = min(gains)
@@ -306,25 +310,20 @@ def _randomised_eviction(numbers: Numbers) -> Iterator[Claim]:
 
 def _learned_routing(numbers: Numbers) -> Iterator[Claim]:
     told, wins, rest = [], [], []
-    for order, called in ORDERS:
-        for size in (SMALL, LARGER):
-            key = f"eviction-{order}-{size}"
-            if not has(numbers, key):
-                continue
-            study = numbers.studies[key]
-            learned = _mean(study, "lbgr, rlt", "ttft_p90_s")
-            aware = {name: _mean(study, f"{name}, lru", "ttft_p90_s") for name in ROUTINGS[:2]}
-            wins += [learned <= seconds for seconds in aware.values()]
-            told.append(
-                f"{called}, {size}: {learned:.2f} s against {aware[ROUTINGS[1]]:.2f} s with SGLang's rule and "
-                f"{aware[ROUTINGS[0]]:.2f} s with a hash"
-            )
-            low, high = study.rates()[0], study.rates()[-1]
-            rest += [
-                f"{called}, {size}, same eviction (RLT): {_at(study, 'lbgr, rlt', rate, 'ttft_p90_s'):.2f} s against "
-                f"{_at(study, f'{ROUTINGS[1]}, rlt', rate, 'ttft_p90_s'):.2f} s at {rate:g}/s"
-                for rate in (low, high)
-            ]
+    for called, size, study in _of_eviction(numbers):
+        learned = _mean(study, "lbgr, rlt", "ttft_p90_s")
+        aware = {name: _mean(study, f"{name}, lru", "ttft_p90_s") for name in ROUTINGS[:2]}
+        wins += [learned <= seconds for seconds in aware.values()]
+        told.append(
+            f"{called}, {size}: {learned:.2f} s against {aware[ROUTINGS[1]]:.2f} s with SGLang's rule and "
+            f"{aware[ROUTINGS[0]]:.2f} s with a hash"
+        )
+        low, high = study.rates()[0], study.rates()[-1]
+        rest += [
+            f"{called}, {size}, same eviction (RLT): {_at(study, 'lbgr, rlt', rate, 'ttft_p90_s'):.2f} s against "
+            f"{_at(study, f'{ROUTINGS[1]}, rlt', rate, 'ttft_p90_s'):.2f} s at {rate:g}/s"
+            for rate in (low, high)
+        ]
     if told:
         yield Claim(
             "LBGR with RLT against cache-aware with LRU, Tables 2 and 3",

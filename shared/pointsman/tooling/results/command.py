@@ -13,6 +13,7 @@ from pointsman.tooling.results.numbers import Numbers
 from pointsman.tooling.results.page import page
 from pointsman.tooling.results.runs import Runs, run_studies
 from pointsman.tooling.results.studies import CONVERSATION, TOOL_AGENT, Study, shortened, studies
+from pointsman.tooling.writing import OUTPUT_FILE, write_file
 
 DOCS = Path("docs")
 NUMBERS = "results.json"
@@ -39,9 +40,7 @@ NUMBERS = "results.json"
     is_flag=True,
     help=f"Run nothing: write results.md anew from the {PICTURES}/{NUMBERS} beside it.",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here too."
-)
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here too.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -143,10 +142,5 @@ def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console:
 
 
 def _write(file: Path, content: bytes, console: Console) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    except OSError as error:
-        message = f"cannot write {file}: {error.strerror}"
-        raise click.ClickException(message) from error
+    write_file(file, content)
     console.print(f"wrote {file}", soft_wrap=True)

@@ -3,7 +3,6 @@
 Scenario flags carry the simulator's own defaults, so that `simulate` without any of them and `Scenario()` are one.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +43,7 @@ from pointsman.tooling.simulate.report import (
     reconstruction_note,
 )
 from pointsman.tooling.simulate.variants import Variant, variants
+from pointsman.tooling.writing import OUTPUT_FILE, write_file
 
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 DEFAULT_REQUESTS = 4000
@@ -255,7 +255,7 @@ SHARE = click.FloatRange(min=0, max=1)
 @click.option(
     "--jobs", type=COUNT, metavar="N", default=lambda: os.cpu_count() or 1, help="Processes. Default: one a core."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers here.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw pictures into this directory.")
 def simulate_command(**values: object) -> None:
     """Compare policies on the same requests in virtual time: the production code, thousands of times faster.
@@ -303,7 +303,7 @@ class _Simulate:
         results = in_order(results, cells)
         self._show(results, goodputs)
         if options.json_file:
-            _write(options.json_file, as_json(results, goodputs))
+            write_file(options.json_file, as_json(results, goodputs))
             self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
         if options.plot and plots:
             self._draw(plots, results, options.plot)
@@ -474,13 +474,3 @@ def _plots() -> Plots:
         msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
         raise click.ClickException(msg) from error
     return draw_plots
-
-
-def _write(path: Path, content: bytes) -> None:
-    with contextlib.suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}"
-        raise click.ClickException(msg) from error

@@ -16,8 +16,10 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
 from pointsman.simulation.metrics import Report
 from pointsman.simulation.simulator import Scenario
+from pointsman.tooling.amounts import count, milliseconds, ratio, share
 from pointsman.tooling.simulate.experiment import Cell, CellResult, Source, search_key
 from pointsman.tooling.simulate.variants import Variant
+from pointsman.tooling.writing import json_of
 
 RECONSTRUCTION_NOTE = (
     "is a reconstruction of a trace that was not to be had, not the real one: its numbers are indications."
@@ -165,8 +167,7 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
 
 def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
     """The runs, readable."""
-    report = SimulationReport(runs=[run_row(result, goodputs) for result in results])
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    return json_of(SimulationReport(runs=[run_row(result, goodputs) for result in results]))
 
 
 # --- Tables ---
@@ -223,22 +224,6 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value * 1000:.1f} ms"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def _microseconds(value: float) -> str:
     return f"{value:,.0f} us"
 
@@ -261,17 +246,17 @@ COLUMNS: Sequence[Column] = (
     ("TTFT P50", lambda r: r.ttft.p50_s, _seconds),
     ("P90", lambda r: r.ttft.p90_s, _seconds),
     ("P99", lambda r: r.ttft.p99_s, _seconds),
-    ("TPOT P90", lambda r: r.tpot.p90_s, _milliseconds),
+    ("TPOT P90", lambda r: r.tpot.p90_s, milliseconds),
     (END_TO_END, lambda r: r.e2e.p50_s, _seconds),
-    ("hit rate", lambda r: r.hit_rate, _share),
-    ("of bound", lambda r: r.hit_share_of_bound, _share),
-    ("load CV", lambda r: r.load_cv, _ratio),
-    ("moved", lambda r: r.migrations, _count),
-    ("rejected", lambda r: r.rejections, _count),
-    ("failed", lambda r: r.failures, _count),
-    ("Jain", lambda r: r.jain if len(r.by_tenant) > 1 else None, _ratio),
-    ("worst length tenth", worst_length, _share),
-    ("worst tenant", worst_tenant, _share),
+    ("hit rate", lambda r: r.hit_rate, share),
+    ("of bound", lambda r: r.hit_share_of_bound, share),
+    ("load CV", lambda r: r.load_cv, ratio),
+    ("moved", lambda r: r.migrations, count),
+    ("rejected", lambda r: r.rejections, count),
+    ("failed", lambda r: r.failures, count),
+    ("Jain", lambda r: r.jain if len(r.by_tenant) > 1 else None, ratio),
+    ("worst length tenth", worst_length, share),
+    ("worst tenant", worst_tenant, share),
     ("prediction off P50", lambda r: r.prediction_error_p50_s, _seconds),
     ("decision", lambda r: r.decision_us, _microseconds),
 )

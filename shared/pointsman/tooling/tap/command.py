@@ -13,12 +13,13 @@ from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import Link, open_link
+from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import FleetSettings
 from pointsman.chassis.telemetry import configure_logging
-from pointsman.ports import EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import EventLog, Link, LogEntry, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Sequence
 from pointsman.tooling.discovery import fleet_settings
+from pointsman.tooling.options import which_fleet
 from pointsman.tooling.tap.filters import BadPatternError, Filter, subject_pattern
 from pointsman.tooling.tap.wording import line, reset_line
 
@@ -42,9 +43,7 @@ class NoLogError(click.ClickException):
 @click.option("--no-follow", is_flag=True, help="End at what is the log's end now.")
 @click.option("--keys", is_flag=True, help="Print block keys instead of their number.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: sequence, subject, event.")
-@click.option("--nats", metavar="URL", help="The fleet on this nats-server.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The fleet with this data directory.")
-@click.option("--pool", metavar="NAME", help="Another pool than the fleet's own.")
+@which_fleet
 def tap_command(
     subject: str,
     types: tuple[str, ...],

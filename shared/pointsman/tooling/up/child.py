@@ -5,6 +5,7 @@ its order; and the kernel kills it when `up` dies, however it dies (on Linux).
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -69,9 +70,11 @@ class ChildProcess(ABC):
         return self._process.poll() if self._process else None
 
     async def exited(self) -> int:
-        """Wait until it has ended and return its exit code; negative is the signal that killed it."""
+        """Wait until it has ended and return its exit code; negative is the signal that killed it. What it started and
+        left running (a script its engine, for instance) is then ended, too."""
         while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
             await asyncio.sleep(POLL_SECONDS)
+        self._kill_group()
         return code
 
     def restart_wait(self) -> float | None:
@@ -91,7 +94,11 @@ class ChildProcess(ABC):
     def kill(self) -> None:
         """End it and whatever it started."""
         if self._process and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def log_tail(self) -> list[str]:
         """The last lines that it logged."""

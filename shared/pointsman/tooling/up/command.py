@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pointsman.adapters.providers.process import stop_all
+from pointsman.adapters.providers.process import kill_all, stop_all
 from pointsman.chassis.settings import command
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import InstanceId
@@ -30,7 +30,7 @@ from pointsman.tooling.discovery import FleetFile, FleetProcess, announce, data_
 from pointsman.tooling.up.child import START_ERRORS, NatsProcess, ServiceProcess
 from pointsman.tooling.up.display import StartDisplay, print_fleet
 from pointsman.tooling.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, processes
-from pointsman.tooling.up.ports import LOOPBACK, free_ports, is_free
+from pointsman.tooling.up.ports import LOOPBACK, free_ports, why_taken
 from pointsman.tooling.up.probe import NoAnswerError, accepts_connections, http_get
 from pointsman.tooling.up.runner import Condition, FleetRunner, FleetStartError
 from pointsman.tooling.up.settings import (
@@ -51,6 +51,8 @@ REFRESH_SECONDS = 0.1
 STILL_STARTING_SECONDS = 20.0
 """How often a start that takes long is told of where there is no live display."""
 SECRET_FILE = "secret"
+ROOM_BYTES_MIN = 16 << 20
+"""With less room for log, archive and log files no fleet is started: nothing of it would work for long."""
 SECRET_BYTES = 32
 
 
@@ -71,6 +73,7 @@ def up_command(settings: UpSettings) -> None:
     With real engines (docs/engines.md):
       pointsman up --engine vllm --engines 2         vLLM's CPU build and a small real model, made on the first use
       pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of an engine that runs
+      pointsman up --engines 2 --also 'big=http://npu:8000#kv=5557' --also-block-tokens big=128      beside simulated ones
       pointsman up --engines 2 --engine-command
         'env CUDA_VISIBLE_DEVICES={index} vllm serve MODEL --port {port} --kv-events-config {kv_events}'
 
@@ -97,6 +100,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
         settings = replace(settings, engines=settings.prefill + settings.decode)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_port(settings)
+        _check_room(data)
         *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines), further) + 2)
         settings = replace(settings, port=settings.port or http_port)
         plan = FleetPlan(
@@ -125,7 +129,8 @@ class _Session:
 
     def __init__(self, plan: FleetPlan, console: Console) -> None:
         logs = plan.data / "logs"
-        logs.mkdir(exist_ok=True)
+        with _written_to(plan.data):
+            logs.mkdir(exist_ok=True)
         self._plan = plan
         self._console = console
         self._started_at = time.time()
@@ -136,12 +141,14 @@ class _Session:
             [*nats, *services], tell=self._tell, changed=self._announce, stop_others=self._stop_instances
         )
         self._running = False
+        self._killing: asyncio.Future[None] | None = None
+        """Set from the second Ctrl-C on."""
         self._model = plan.model
 
     async def run(self) -> int:
         """Start, keep and stop; 1 when the fleet could not be started."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
             if await self._unless_stopped(self._start()):
                 await self._unless_stopped(self._keep())
@@ -156,7 +163,9 @@ class _Session:
         finally:
             self._running = False
             await self._runner.stop()
-            self._console.print("stopped")
+            if self._killing is not None:
+                await self._killing
+            self._tell("stopped", "")
 
     async def _start(self) -> None:
         with self._start_display() as live:
@@ -180,14 +189,17 @@ class _Session:
 
     async def _tell_what_is_known(self) -> None:
         """Of simulated engines all is known; the module that asks about others costs time to import."""
-        if self._plan.settings.kind.simulated:
-            return
-        from pointsman.tooling.up.knowledge import tell_what_is_known
-
         fleet = self._fleet_file()
-        engines = {InstanceId(process.name): process.url for process in fleet.of_role("engine")}
-        if engines:  # what a scaler starts later is in pointsman fleet
-            await tell_what_is_known(fleet.settings(), engines, self._started_at * fleet.speed, self._tell)
+        urls = {process.name: process.url for process in fleet.of_role("engine")}
+        asked = []
+        for plan in self._plan.pools:
+            if real := plan.real_engines():  # what a scaler starts later is in pointsman fleet
+                from pointsman.tooling.up.knowledge import tell_what_is_known
+
+                engines = {InstanceId(name): urls[name] for name in real}
+                settings = fleet.settings(plan.settings.pool)
+                asked.append(tell_what_is_known(settings, engines, self._started_at, self._tell))
+        await asyncio.gather(*asked)
 
     async def _served_by_ours(self) -> str:
         """What an engine serves that was started with a command line of somebody else's; unknown while none runs."""
@@ -227,13 +239,19 @@ class _Session:
         if self._plan.scale is not None:
             await stop_all(self._plan.instances)
 
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
+    async def _kill(self) -> None:
+        self._runner.kill()
+        if self._plan.scale is not None:
+            await kill_all(self._plan.instances)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first one stops; then only Ctrl-C kills: a terminal that closes says SIGHUP twice, from the kernel and the shell."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._tell("stopping (Ctrl-C again kills) ...", "dim")
+        elif number == signal.SIGINT and self._killing is None:
             self._tell("killing what is left", "yellow")
-            self._runner.kill()
-            return
-        self._stop.set()
-        self._tell("stopping (Ctrl-C again kills) ...", "dim")
+            self._killing = asyncio.ensure_future(self._kill())
 
     def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
         """A live display on a terminal, a single line elsewhere. No thread refreshes it: see child._die_with_parent."""
@@ -243,7 +261,9 @@ class _Session:
         return contextlib.nullcontext()
 
     def _tell(self, line: str, style: str) -> None:
-        self._console.print(Text(line, style=style), soft_wrap=True)
+        """Nothing comes of it where the terminal is closed: what is done does not depend on who reads of it."""
+        with contextlib.suppress(OSError, SystemExit):  # the latter is what rich makes of a broken pipe
+            self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _announce(self) -> None:
         if self._running:
@@ -260,13 +280,9 @@ class _Session:
         ]
         running = [FleetProcess(name="nats", role="nats", pid=0, url=plan.nats)] if settings.nats else []
         running += [
-            FleetProcess(name=f"engine-{number}", role="engine", pid=0, url=engine.url)
-            for number, engine in enumerate(plan.engines, 1)
-        ]
-        running += [
-            FleetProcess(name=f"{further.pool}-engine-{number}", role="engine", pid=0, url=engine.url)
-            for further in plan.further
-            for number, engine in enumerate(further.addresses, 1)
+            FleetProcess(name=name, role="engine", pid=0, url=engine.url)
+            for of_pool in plan.pools
+            for name, engine in zip(of_pool.engine_names(), of_pool.engines, strict=False)
         ]
         return FleetFile(
             nats=plan.nats,
@@ -283,6 +299,7 @@ class _Session:
             started_at=self._started_at,
             processes=[*running, *own],
             further={further.pool: further.model for further in plan.further},
+            further_block_tokens={other.settings.pool: other.block_tokens for other in plan.pools[1:]},
         )
 
 
@@ -297,8 +314,19 @@ def _runtime_directory() -> Iterator[Path]:
 
 
 def _check_port(settings: UpSettings) -> None:
-    if not is_free(settings.port, settings.host):
-        message = f"port {settings.port} on {settings.host} is taken; choose another one with --port"
+    if reason := why_taken(0, settings.host):
+        message = f"nobody can listen on {settings.host} here ({reason}); see --host"
+        raise click.ClickException(message)
+    if reason := why_taken(settings.port, settings.host):
+        message = f"port {settings.port} on {settings.host} cannot be had: {reason}; choose another one with --port"
+        raise click.ClickException(message)
+
+
+def _check_room(data: Path) -> None:
+    free = shutil.disk_usage(data).free
+    if free < ROOM_BYTES_MIN:
+        message = f"{free >> 10:,} KiB are free where {data} lies, of {ROOM_BYTES_MIN >> 10:,} that a fleet needs at least; make "
+        message += "room there, or name another directory with --data DIR"
         raise click.ClickException(message)
 
 
@@ -368,10 +396,21 @@ def _secret(settings: UpSettings, file: Path) -> str:
     if settings.secret is None and file.exists():
         return file.read_text().strip()
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
-    file.touch(mode=0o600)
-    file.chmod(0o600)
-    file.write_text(secret + "\n")
+    with _written_to(file.parent):
+        file.touch(mode=0o600)
+        file.chmod(0o600)
+        file.write_text(secret + "\n")
     return secret
+
+
+@contextlib.contextmanager
+def _written_to(data: Path) -> Iterator[None]:
+    """Raises click.ClickException where the data directory takes nothing, for instance because its disk is full."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write to {data}: {error.strerror or error}; make room there, or name another with --data DIR"
+        raise click.ClickException(message) from error
 
 
 def _policy_in(config: Path | None) -> str:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ScaledClock, engine_time_of
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import FleetSettings
@@ -28,13 +28,13 @@ Tell = Callable[[str, str], None]
 async def tell_what_is_known(
     settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, tell: Tell
 ) -> None:
-    """Tell of each engine (its name, and its URL) how well its cache is known, once that is clear. `since`: engine time;
+    """Tell of each engine (its name, and its URL) how well its cache is known, once that is clear. `since`: Unix seconds;
     what the log says from before is of an earlier fleet. Ends by itself."""
     configure_logging("error", "text")
     open_cases = dict(engines)
     try:
         async with asyncio.timeout(VERDICT_SECONDS_MAX):
-            await _follow(settings, open_cases, since, tell)
+            await _follow(settings, open_cases, engine_time_of(since, settings.speed), tell)
     except TimeoutError:
         for instance, url in open_cases.items():
             tell(
@@ -68,6 +68,11 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
 def _verdict(event: InstanceJoined | InstanceProbed, url: str) -> tuple[str, str] | None:
     """A line and its colour, or None where another event will tell."""
     match event:
+        case InstanceJoined() if not event.completes:
+            return (
+                f"✓ {event.instance} ({url}) makes vectors: it is placed by load, and its cache need not be known",
+                "green",
+            )
         case InstanceJoined() if event.cache == "no_events":
             return (
                 f"✗ {event.instance} ({url}) is blind: no endpoint of KV events was named; docs/engines.md says how",

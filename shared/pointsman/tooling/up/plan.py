@@ -17,7 +17,15 @@ from pointsman.contracts.fleet import Role
 from pointsman.tooling.discovery import LOCK_FILE
 from pointsman.tooling.up.ports import LOOPBACK
 from pointsman.tooling.up.scripts import console_script
-from pointsman.tooling.up.settings import MODEL_PLACE, SIMULATED, EngineAddress, FurtherPool, UpSettings, words
+from pointsman.tooling.up.settings import (
+    BUILTIN_TOKENIZER,
+    MODEL_PLACE,
+    SIMULATED,
+    EngineAddress,
+    FurtherPool,
+    UpSettings,
+    words,
+)
 from pointsman.tooling.vllm_cpu.home import EngineHome
 
 SOCKET_PATH_MAX = 107
@@ -120,7 +128,7 @@ class FleetPlan:
         """What the ingress tokenises with; None leaves it to the ingress's own setting."""
         if self.settings.tokenizer is None and self.home is not None:
             return str(self.home.model)
-        return self.settings.tokenizer or ("builtin" if self.settings.kind.simulated else None)
+        return self.settings.tokenizer or (BUILTIN_TOKENIZER if self.settings.kind.simulated else None)
 
     @property
     def instances(self) -> Path:
@@ -137,7 +145,7 @@ class FleetPlan:
             prefill=0,
             decode=0,
             lora=(),
-            block_tokens=self.block_tokens,
+            block_tokens=further.block_tokens or self.block_tokens,
             engine=SIMULATED,
             engine_command=None,
             engine_args="",
@@ -154,6 +162,22 @@ class FleetPlan:
         )
 
     @property
+    def pools(self) -> "list[FleetPlan]":
+        """The plan as it reads for each of its pools, this one first."""
+        return [self, *(self.of_further(further) for further in self.further)]
+
+    def real_engines(self) -> list[str]:
+        """Names of the engines of this pool that are not simulated, without those that a scaler starts."""
+        if self.settings.kind.simulated and not self.engines:
+            return []
+        return self.engine_names()
+
+    def engine_names(self) -> list[str]:
+        return [
+            f"{self.prefix}engine-{number}" for number in range(1, (len(self.engines) or self.settings.engines) + 1)
+        ]
+
+    @property
     def ingress_url(self) -> str:
         host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.settings.host, self.settings.host)
         return f"http://{host}:{self.settings.port}"
@@ -167,16 +191,16 @@ def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPo
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
     """The processes of the fleet but for the nats-server, in the order people want to read them."""
     ports = iter(plan.ports)
-    planned = _pool_processes(plan, SERVICES, ports)
-    for further in plan.further:
-        planned += _pool_processes(plan.of_further(further), FURTHER_SERVICES, ports)
+    first, *others = plan.pools
+    planned = _pool_processes(first, SERVICES, ports)
+    for other in others:
+        planned += _pool_processes(other, FURTHER_SERVICES, ports)
     return planned
 
 
 def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[int]) -> list[ProcessPlan]:
     planned = [_service(plan, role, next(ports), name) for role in services for name in _names(plan, role)]
-    for number in range(1, (len(plan.engines) or plan.settings.engines) + 1):
-        name = f"{plan.prefix}engine-{number}"
+    for number, name in enumerate(plan.engine_names(), 1):
         if plan.engines:
             address = plan.engines[number - 1]
         else:
@@ -239,7 +263,7 @@ def _several(plan: FleetPlan) -> dict[str, object]:
         return {}
     return {
         "pools": (plan.settings.pool, *(further.pool for further in plan.further)),
-        "pool_tokenizer": tuple(f"{f.pool}={'' if f.addresses else 'builtin'}" for f in plan.further),
+        "pool_tokenizer": tuple(f"{f.pool}={'' if f.addresses else BUILTIN_TOKENIZER}" for f in plan.further),
     }
 
 

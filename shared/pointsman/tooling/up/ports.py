@@ -12,15 +12,20 @@ HIGHEST = 32_000
 LOOPBACK = "127.0.0.1"
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a process could listen on the port now."""
+def why_taken(port: int, host: str = LOOPBACK) -> str:
+    """Why no process could listen on the port now, in the system's words; empty where one could."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a process could listen on the port now."""
+    return not why_taken(port, host)
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,32 +2,39 @@
 
 Nothing is restarted silently: each death is told with its exit code and log file, and so is each new start. While
 stopping, the ingress goes first so that what it streams can finish, and the nats-server last so that everybody
-can write their last words; all of it within `STOP_SECONDS_MAX`.
+can write their last words. A busy machine takes longer for that, and people are told who is waited for; only who hangs
+is killed, so that all of it ends within `STOP_SECONDS_MAX`.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Set
+import time
+from collections.abc import Callable, Coroutine, Iterable, Set
 from enum import Enum
+from typing import Any
 
+from pointsman.chassis.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
 from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exit
 
 READY_POLL_SECONDS = 0.1
 
-STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
-    (frozenset({"ingress", "scaler"}), 1.4),
-    (frozenset({"worker"}), 1.0),
-    (frozenset({"scheduler", "rebalancer"}), 1.0),
-    (frozenset({"recorder"}), 0.8),
-    (frozenset({"nats"}), 0.5),
+STOP_STAGES: tuple[frozenset[str], ...] = (
+    frozenset({"ingress", "scaler"}),
+    frozenset({"worker"}),
+    frozenset({"scheduler", "rebalancer"}),
+    frozenset({"recorder"}),
+    frozenset({"nats"}),
 )
-"""Which roles stop together, and after how many seconds what is left of them is killed."""
+"""Which roles stop together. Engines have nothing more to say once their workers are gone: they stop beside all that
+comes after."""
 
-ENGINE_STOP_SECONDS = 2.3
-"""Engines have nothing more to say once their workers are gone: they stop beside all that comes after. A real one has
-processes of its own to end."""
+STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
+"""How long one of these stages may take before what is left of it is killed: services give up by themselves before."""
 
-STOP_SECONDS_MAX = 5.0
+STOP_SECONDS_MAX = STAGE_SECONDS_MAX * len(STOP_STAGES)
+"""How long a fleet may take to stop of which a process hangs in every stage."""
+
+STILL_STOPPING_SECONDS = 3.0
+"""How often people are told who is waited for."""
 
 
 class Condition(Enum):
@@ -56,15 +63,17 @@ class FleetRunner:
         *,
         tell: Callable[[str, str], None],
         changed: Callable[[], None],
-        stop_others: Callable[[], Awaitable[None]] | None = None,
+        stop_others: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`stop_others`: ends what the fleet's processes have started themselves; done together with the workers."""
+        """`stop_others`: ends what the fleet's processes have started themselves, within a bound of its own; done together
+        with the workers."""
         self.children = list(children)
         self.conditions = {child.name: Condition.STARTING for child in self.children}
         self._tell = tell
         self._changed = changed
         self._stop_others = stop_others
         self._stopping = asyncio.Event()
+        self._asked_to_stop: list[ChildProcess] = []
 
     async def start(self, *, seconds_max: float) -> None:
         """Start every process and wait until all are ready. Raises FleetStartError, and what `start` of one raises."""
@@ -87,16 +96,21 @@ class FleetRunner:
                 keepers.create_task(self._keep(child, restart=restart))
 
     async def stop(self) -> None:
-        """Stop everything within STOP_SECONDS_MAX; what does not listen is killed, and named."""
+        """Stop everything, in order; what hangs is killed, and named. Ends within STOP_SECONDS_MAX, or within the bound of
+        `stop_others` where that is longer."""
         self._stopping.set()
-        async with asyncio.TaskGroup() as beside:
-            for roles, seconds in STOP_STAGES:
-                stopping = [self._stop_together(self._of(roles), seconds)]
-                if "worker" in roles and self._stop_others is not None:
-                    stopping.append(self._stop_what_they_started(seconds))
-                await asyncio.gather(*stopping)
-                if "worker" in roles:
-                    beside.create_task(self._stop_together(self._of({"engine"}), ENGINE_STOP_SECONDS))
+        telling = asyncio.ensure_future(self._tell_who_still_stops())
+        try:
+            async with asyncio.TaskGroup() as beside:
+                for roles in STOP_STAGES:
+                    stopping = [self._stop_together(self._of(roles))]
+                    if "worker" in roles and self._stop_others is not None:
+                        stopping.append(self._stop_others())
+                    await asyncio.gather(*stopping)
+                    if "worker" in roles:
+                        beside.create_task(self._stop_together(self._of({"engine"})))
+        finally:
+            telling.cancel()
 
     def kill(self) -> None:
         """End everything now."""
@@ -174,24 +188,27 @@ class FleetRunner:
     def _of(self, roles: Set[str]) -> list[ChildProcess]:
         return [child for child in self.children if child.role in roles]
 
-    async def _stop_what_they_started(self, seconds: float) -> None:
-        """What is left after that ends by itself, when it sees that the fleet is gone."""
-        assert self._stop_others is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop_others()
+    async def _tell_who_still_stops(self) -> None:
+        started = time.monotonic()
+        while True:
+            await asyncio.sleep(STILL_STOPPING_SECONDS)
+            late = [child.name for child in self._asked_to_stop if child.exit_code is None]
+            waited_for = ", ".join(late) or "what the scaler started"
+            self._tell(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
-    async def _stop_together(self, children: list[ChildProcess], seconds: float) -> None:
+    async def _stop_together(self, children: list[ChildProcess]) -> None:
         for child in children:
             child.terminate()
+        self._asked_to_stop += children
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(STAGE_SECONDS_MAX):
                 for child in children:
                     if child.pid:
                         await child.exited()
         except TimeoutError:
             late = [child for child in children if child.exit_code is None]
-            self._tell(f"killed, for not stopping in time: {', '.join(child.name for child in late)}", "yellow")
+            names = ", ".join(child.name for child in late)
+            self._tell(f"killed, for not stopping within {STAGE_SECONDS_MAX:g} s: {names}", "yellow")
             for child in late:
                 child.kill()
                 await child.exited()

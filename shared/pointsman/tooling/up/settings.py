@@ -3,7 +3,8 @@
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn, cast, get_args
 from urllib.parse import parse_qs, urlsplit
 
@@ -26,6 +27,9 @@ VLLM = "vllm"
 MODEL_PLACE = "{model}"
 ENGINES_MAX = 512
 SCHEDULERS_MAX = 5
+PORT_MAX = 65_535
+BUILTIN_TOKENIZER = "builtin"
+TOKENIZER_FILE = "tokenizer.json"
 POOL_NAME_MAX = 40
 """Longest name of a pool that is made from a model's: instances are named after it."""
 
@@ -64,7 +68,7 @@ class UpSettings:
         SIMULATED,
         "'sim'; 'vllm': vLLM's CPU build with a small real model, made on the first use; or URLs of engines that already "
         "run, separated by commas; where an engine publishes KV events: http://host:8000#kv=5557&replay=5558, or whole "
-        "endpoints: #kv=tcp://host:5557&replay=tcp://host:5558.",
+        "endpoints: #kv=tcp://host:5557&replay=tcp://host:5558; there also role=prefill or role=decode, and rank=N of data-parallel ranks.",
     )
     engine_command: str | None = setting(
         None,
@@ -77,13 +81,18 @@ class UpSettings:
     )
     tokenizer: str | None = setting(
         None,
-        "Directory with the model's tokenizer.json and chat template. Default: that of the engines started here; of others "
+        "Directory with the model's tokenizer.json and chat template, or 'builtin'. Default: that of the engines started here; of others "
         "the ingress's own setting, and without one the engines are asked, which costs a round trip.",
     )
     also: tuple[str, ...] = setting(
         (),
         "MODEL=ENGINES: one more model behind the same address, with a pool of its own: how many simulated engines, or "
         "URLs as for --engine. May be given several times.",
+    )
+    also_block_tokens: tuple[str, ...] = setting(
+        (),
+        "MODEL=TOKENS: what a block key stands for in that model's pool of --also, where its engines need another number "
+        "than --block-tokens. May be given several times.",
     )
     lora: tuple[str, ...] = setting(
         (),
@@ -208,10 +217,15 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
         ("--speed", settings.speed),
         ("--slo-ttft", settings.slo_ttft),
         ("--block-tokens", settings.block_tokens),
+        ("--kv-blocks", settings.kv_blocks),
         ("--start-seconds-max", settings.start_seconds_max),
     ):
         if value is not None and not value > 0:
             _refuse(flag, f"must be positive, not {value}")
+    if not 0 <= settings.port <= PORT_MAX:
+        _refuse("--port", f"must be from 0 to {PORT_MAX}, not {settings.port}")
+    if not _has_tokenizer(settings.tokenizer or BUILTIN_TOKENIZER):
+        _refuse("--tokenizer", f"there is no {TOKENIZER_FILE} in '{settings.tokenizer}'; name the model's directory")
     if not SYNC_INTERVALS.fullmatch(settings.sync_interval):
         _refuse(
             "--sync-interval", f"'{settings.sync_interval}' is neither 'always' nor a duration like 500ms, 1s or 2m"
@@ -223,6 +237,10 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
     if settings.engine_args:
         _refuse("--engine-args", "engines that run already take no more arguments")
     return [_engine_address(part.strip()) for part in settings.engine.split(",")]
+
+
+def _has_tokenizer(place: str) -> bool:
+    return place == BUILTIN_TOKENIZER or (Path(place) / TOKENIZER_FILE).is_file()
 
 
 def _check_split(settings: UpSettings) -> None:
@@ -269,12 +287,14 @@ def _check_command(settings: UpSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FurtherPool:
-    """One more model and its pool: so many simulated engines, or `addresses` of running ones."""
+    """One more model and its pool: so many simulated engines, or `addresses` of running ones. `block_tokens` None: those of
+    the first pool."""
 
     pool: str
     model: str
     engines: int
     addresses: tuple[EngineAddress, ...] = ()
+    block_tokens: int | None = None
 
 
 def further_pools(settings: UpSettings) -> list[FurtherPool]:
@@ -286,7 +306,19 @@ def further_pools(settings: UpSettings) -> list[FurtherPool]:
         _refuse(
             "--also", f"two models would share the pool '{twice[0]}'; give them names that differ in more than signs"
         )
-    return found
+    told = dict(_block_tokens_of(text) for text in settings.also_block_tokens)
+    if unknown := sorted(set(told) - {further.model for further in found}):
+        _refuse(
+            "--also-block-tokens", f"--also names no model '{unknown[0]}'; that of the first pool is --block-tokens"
+        )
+    return [replace(further, block_tokens=told.get(further.model)) for further in found]
+
+
+def _block_tokens_of(text: str) -> tuple[str, int]:
+    model, _, tokens = text.rpartition("=")
+    if not (model and tokens.isdecimal() and int(tokens)):
+        _refuse("--also-block-tokens", f"'{text}' is not MODEL=TOKENS; write for instance coder=128")
+    return model, int(tokens)
 
 
 def _further_pool(told: str) -> FurtherPool:

@@ -15,6 +15,7 @@ from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.dispatch import UnknownPolicyError
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.tooling.history.beginning import beginning_of
 from pointsman.tooling.history.moments import HELP, moment_in
 from pointsman.tooling.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
@@ -108,12 +109,14 @@ def _settings(texts: Sequence[str]) -> Settings:
 
 def _read(history: History, since: str | None, to: str | None) -> Record:
     entries = shown(history, progress_console(), "reading the record")
+    end = moment_in(history, to)
     return read_record(
         entries,
         origin=history.origin,
         settings=history.settings,
+        beginning=beginning_of(history, end),
         since=moment_in(history, since),
-        to=moment_in(history, to),
+        to=end,
     )
 
 

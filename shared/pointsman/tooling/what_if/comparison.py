@@ -13,6 +13,7 @@ from pointsman.simulation.metrics import Report, percentile, summarise
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
+from pointsman.tooling.amounts import count, milliseconds, ratio, share
 from pointsman.tooling.simulate.experiment import SAMPLES_KEPT_MAX, Arrival, Cell, CellResult, Series, Source
 from pointsman.tooling.simulate.variants import Variant
 from pointsman.tooling.what_if.record import Record
@@ -28,33 +29,17 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value * 1000:.1f} ms"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
-
-
 ROWS: Sequence[Row] = (
-    ("effective capacity", lambda r: r.effective_capacity, _share, True),
+    ("effective capacity", lambda r: r.effective_capacity, share, True),
     ("TTFT P50", lambda r: r.ttft.p50_s, _seconds, False),
     ("TTFT P90", lambda r: r.ttft.p90_s, _seconds, False),
     ("TTFT P99", lambda r: r.ttft.p99_s, _seconds, False),
-    ("TPOT P50", lambda r: r.tpot.p50_s, _milliseconds, False),
-    ("hit rate", lambda r: r.hit_rate, _share, True),
-    ("rejections", lambda r: r.rejections, _count, False),
-    ("failures", lambda r: r.failures + r.unfinished, _count, False),
-    ("moved", lambda r: r.migrations, _count, None),
-    ("load CV", lambda r: r.load_cv, _ratio, False),
+    ("TPOT P50", lambda r: r.tpot.p50_s, milliseconds, False),
+    ("hit rate", lambda r: r.hit_rate, share, True),
+    ("rejections", lambda r: r.rejections, count, False),
+    ("failures", lambda r: r.failures + r.unfinished, count, False),
+    ("moved", lambda r: r.migrations, count, None),
+    ("load CV", lambda r: r.load_cv, ratio, False),
 )
 
 

@@ -5,7 +5,8 @@ that was refused or failed never generated any: it asks for what the others gene
 than it was allowed. Requests that the client gave up or that have no end are left out, since nobody knows how they
 would have gone on; those that failed stay in, and count as late.
 
-Everything before `since` is part of the workload too, because it filled the caches; it is just not counted.
+Everything before `since` is part of the workload too, because it filled the caches; it is just not counted. Neither is
+what a log that has lost its beginning has before the checkpoint: what fleet there was is known from there on.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -29,12 +31,16 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.replay import take_in
+from pointsman.simulation.replay.folding import copy_of
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
+from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Line
+from pointsman.tooling.history.beginning import Beginning
 from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.history.moments import Moment
+from pointsman.tooling.history.restarts import Restarts
 
 ANSWERS_MIN = 30
 """Fewer answered requests in the span say nothing about a policy."""
@@ -72,10 +78,16 @@ class Record:
 
 
 def read_record(
-    entries: Iterable[LogEntry], *, origin: str, settings: PoolSettings, since: Moment, to: Moment
+    entries: Iterable[LogEntry],
+    *,
+    origin: str,
+    settings: PoolSettings,
+    beginning: Beginning,
+    since: Moment,
+    to: Moment,
 ) -> Record:
-    """Read the log once. Raises HistoryError where there is too little in the span."""
-    reader = _Reader(settings, since, to)
+    """Read the log once, all of it. Raises HistoryError where there is too little in the span."""
+    reader = _Reader(settings, beginning, since, to)
     for entry in entries:
         reader.take(entry)
     return reader.record(origin)
@@ -102,8 +114,10 @@ class _Life:
 @dataclass(slots=True)
 class _Reader:
     settings: PoolSettings
+    beginning: Beginning
     since: Moment
     to: Moment
+    _term: int = 0
     _state: State = field(init=False)
     _lives: dict[RequestId, _Life] = field(default_factory=dict)
     _joins: dict[InstanceId, InstanceJoined] = field(default_factory=dict)
@@ -115,21 +129,30 @@ class _Reader:
     _since_passed: bool = False
     _to_passed: bool = False
     _first: int = 0
-    _restarts: int = 0
+    _restarts: Restarts = field(default_factory=Restarts)
+    _restarted: int = 0
     _due: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        self._state = State(self.settings)
+        known = self.beginning.known
+        self._state = State(self.settings) if known is None else copy_of(known.state)
+        self._joins = {instance.id: _join_of(instance, self.settings) for instance in self._state.fleet.instances}
+        if known is not None:
+            self._policy, self._policy_settings = known.policies.routing.name, known.policies.settings
 
     def take(self, entry: LogEntry) -> None:
         event = entry.event
         self._first = self._first or entry.sequence
         self._to_passed = self._to_passed or self.to.is_before(entry)
-        if self.since.sequence is None and self.since.at is None:
-            self._since_passed = True
-        self._since_passed = self._since_passed or self.since.is_before(entry)
-        if event is not None and not (event.stamp is not None and event.stamp.term < self._state.term):
+        fleet_known = entry.sequence >= self.beginning.start
+        since_all = self.since == Moment()
+        self._since_passed = self._since_passed or (fleet_known and (since_all or self.since.is_before(entry)))
+        if event is not None and not (event.stamp is not None and event.stamp.term < self._term):
             self._note(event)
+        if not fleet_known:
+            return
+        if event is not None:
+            self._note_fleet(event)
         take_in(self._state, entry)
         if event is not None and self._lives and not self._to_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
@@ -137,10 +160,8 @@ class _Reader:
 
     def _note(self, event: LogEvent) -> None:
         match event:
-            case InstanceJoined():
-                self._restarts += event.instance in self._joins
-                self._joins[event.instance] = event
             case LeaderElected():
+                self._term = max(self._term, event.term)
                 if event.policy and not self._policy:
                     self._policy, self._policy_settings = event.policy, event.settings
             case RequestArrived():
@@ -154,6 +175,12 @@ class _Reader:
                     _end(life, event)
             case _:
                 pass
+
+    def _note_fleet(self, event: LogEvent) -> None:
+        if isinstance(event, InstanceJoined | CacheEvent):
+            self._restarted += self._restarts.take(event, was_there=event.instance in self._joins) is not None
+        if isinstance(event, InstanceJoined):
+            self._joins[event.instance] = event
 
     def _step(
         self,
@@ -238,12 +265,20 @@ class _Reader:
                 "least. Take a longer span, or run more traffic (pointsman bench)"
             )
             raise HistoryError(msg)
+        strangers = {life.row.instance for life in lives if life.counted and life.row.instance} - self._joins.keys()
+        if strangers:
+            msg = (
+                f"{', '.join(sorted(strangers))} took requests and joined before the log begins: what engines they are is not "
+                "in it. Use the archive, or count from when they joined again (--since)"
+            )
+            raise HistoryError(msg)
         if not self._ready:
-            msg = "no instance took requests in this span, as far as the log tells: it may begin too late (use the archive)"
+            msg = "no instance took requests in this span, as far as the log tells"
             raise HistoryError(msg)
 
     def _notes(self, lives: list[_Life]) -> list[str]:
         left_out = [life for life in self._lives.values() if life.row.end == "unfinished"]
+        restarts = self._restarted + len(self._restarts.open())
         sizes = {len(instances) for instances in self._ready}
         failed = sum(life.row.end == "failed" for life in lives)
         untold = sum(not life.arrival.streaming for life in lives)
@@ -251,12 +286,30 @@ class _Reader:
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
-            f"{self._restarts} times an instance started anew; that is not simulated": bool(self._restarts),
+            f"{restarts} times an instance started anew; that is not simulated": bool(restarts),
             f"{untold:,} requests are not streamed: their first token is only assumed": bool(untold),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
-            f"the log begins at entry {self._first:,}: what caches held then is not known": self._first > 1,
+            f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
+            f"requests are counted from entry {self.beginning.start:,} on; earlier ones warm the caches": self.beginning.start > 1,
         }  # fmt: skip
         return [note for note, applies in notes.items() if applies]
+
+
+def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
+    """As what it joined, of one that was there before the log begins."""
+    return InstanceJoined(
+        at=instance.joined_at,
+        instance=instance.id,
+        epoch=instance.epoch,
+        url=instance.url,
+        model=instance.model,
+        block_tokens=instance.block_tokens,
+        engine_block_tokens=instance.engine_block_tokens,
+        kv_capacity_tokens=instance.kv_capacity_tokens,
+        max_model_len=instance.max_model_len,
+        prefill=instance.cost,
+        speed=settings.speed,
+    )
 
 
 def _life(event: RequestArrived, *, counted: bool) -> _Life:

@@ -7,16 +7,21 @@ that matter are looked for, line by line: the page has hundreds and is read ever
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
 from pointsman.contracts.fleet import ANY_RANK
-from pointsman.primitives import Tokens
+from pointsman.primitives import Seconds, Tokens
 
-PROBE_SECONDS_MAX = 2.0
-"""How long one question to the engine may take."""
+PROBE_SECONDS_MAX: Seconds = 2.0
+"""How long one question to the engine may take, by default."""
+
+COMPLETIONS_PATH = "/v1/completions"
+VECTOR_PATHS = ("/v1/embeddings", "/pooling")
+"""What an engine has instead that was started with vLLM's `--runner pooling`."""
 
 WAITING_METRIC = "vllm:num_requests_waiting"
 RUNNING_METRIC = "vllm:num_requests_running"
@@ -53,6 +58,8 @@ class EngineFacts:
     block_tokens: Tokens
     kv_capacity_tokens: Tokens
     further_names: FurtherNames = FurtherNames()
+    completes: bool = True
+    """Whether it completes prompts, and does not only make vectors of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +76,20 @@ class EngineLoad:
 class HttpEngine:
     """One engine behind its OpenAI-compatible server. Open it as a context."""
 
-    def __init__(self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK) -> None:
-        """`dp_rank`: whose load and capacity to read, of an engine with several data-parallel ranks."""
+    def __init__(
+        self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
+    ) -> None:
+        """`dp_rank`: whose load and capacity to read, of an engine with several data-parallel ranks. `seconds_max`: how
+        long one question may take."""
         self._url = url.rstrip("/")
+        self._seconds_max = seconds_max
         self._dp_rank = dp_rank
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS_MAX)
-        )
+        timeout = aiohttp.ClientTimeout(total=self._seconds_max)
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -99,6 +109,7 @@ class HttpEngine:
             block_tokens=block_tokens,
             kv_capacity_tokens=kv_capacity_tokens,
             further_names=further_names(listed) or FurtherNames(),
+            completes=await self._has(COMPLETIONS_PATH) or not any([await self._has(path) for path in VECTOR_PATHS]),
         )
 
     async def load(self) -> EngineLoad:
@@ -115,25 +126,36 @@ class HttpEngine:
         version = answer.get("version") if isinstance(answer, dict) else None
         return str(version or "")
 
+    async def _has(self, path: str) -> bool:
+        """Whether there is something to POST to at this path: a GET is then refused for its method."""
+        status, _ = await self._asked(path)
+        return status == HTTPStatus.METHOD_NOT_ALLOWED
+
     async def _get(self, path: str, *, refusal_is_fatal: bool = True) -> bytes:
         """The body of a 200; of another status nothing, where `refusal_is_fatal` is not set."""
+        status, body = await self._asked(path)
+        if status == HTTPStatus.OK:
+            return body
+        if refusal_is_fatal:
+            msg = f"{self._url}{path}: status {status}"
+            raise EngineAwayError(msg)
+        return b""
+
+    async def _asked(self, path: str) -> tuple[int, bytes]:
         assert self._session is not None, "open it as a context first"
         where = self._url + path
         try:
             async with self._session.get(where) as response:
-                body = await response.read()
+                return response.status, await response.read()
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
             raise EngineAwayError(msg, refused=True) from error
+        except aiohttp.InvalidURL as error:
+            msg = f"{self._url} is no URL like http://127.0.0.1:8000"
+            raise EngineAwayError(msg) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             msg = f"{where}: {str(error) or type(error).__name__}"
             raise EngineAwayError(msg) from error
-        if response.status == 200:
-            return body
-        if refusal_is_fatal:
-            msg = f"{where}: status {response.status}"
-            raise EngineAwayError(msg)
-        return b""
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:

@@ -1,4 +1,4 @@
-"""The worlds in which every adapter has to keep the same promises."""
+"""The worlds in which the log keeps the same promises, whatever it is: `world` is each of them in turn."""
 
 import asyncio
 import itertools

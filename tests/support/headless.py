@@ -1,0 +1,31 @@
+"""A log that has lost its beginning, as a file: with the checkpoint that its export would carry, or without one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pointsman.policies.dispatch import PolicySet
+from pointsman.ports import LogEntry
+from pointsman.simulation.replay import Known, fold
+from pointsman.state.state import PoolSettings
+from pointsman.tooling.history.bundle import BundleHistory, write_bundle
+from pointsman.tooling.history.checkpoint import kept_from
+from pointsman.tooling.history.entries import Header
+
+
+def write_headless(
+    file: Path,
+    entries: Sequence[LogEntry],
+    gone: int,
+    *,
+    settings: PoolSettings,
+    checkpoint: tuple[int, PolicySet] | None = None,
+) -> Path:
+    """All but the first `gone` entries. `checkpoint`: of which entry, and the policies that decided then."""
+    left = entries[gone:]
+    header = Header(pool="default", first=left[0].sequence, last=left[-1].sequence, entries=len(left))
+    write_bundle(file, header, left)
+    if checkpoint is not None:
+        as_of, policies = checkpoint
+        known = Known(fold(entries[:as_of], settings=settings, memories=policies.memories()), policies)
+        write_bundle(file, header, left, kept_from(BundleHistory(file), known))
+    return file

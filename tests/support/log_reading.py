@@ -1,0 +1,55 @@
+"""A fleet's log from outside: how a test gets at it, and what it says, read whole."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.log_link import open_link
+from pointsman.contracts.codec import LogEvent
+from pointsman.ports import EventLog, Link, LogEntry
+from pointsman.primitives import Sequence
+from pointsman.state.state import State
+from pointsman.tooling.discovery import FleetFile
+from tests.support.waiting import eventually
+
+
+@asynccontextmanager
+async def link_to(fleet: FleetFile) -> AsyncIterator[Link]:
+    """A link to a fleet that runs, connected."""
+    settings = fleet.settings()
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="test") as link:
+        await eventually(lambda: link.commands.connected)
+        yield link
+
+
+async def whole_log(log: EventLog, start: Sequence = 1) -> list[LogEntry]:
+    """Every entry that is kept, from `start` on, to the newest at this moment."""
+    extent = await log.extent()
+    found: list[LogEntry] = []
+    start = max(start, extent.first)
+    if extent.last < start:
+        return found
+    async for entry in log.read(start):
+        assert isinstance(entry, LogEntry)
+        found.append(entry)
+        if entry.sequence >= extent.last:
+            break
+    return found
+
+
+async def events_in(log: EventLog, start: Sequence = 1) -> list[LogEvent]:
+    """What those entries say."""
+    events: list[LogEvent] = []
+    for entry in await whole_log(log, start):
+        assert entry.event is not None, entry.problem
+        events.append(entry.event)
+    return events
+
+
+async def folded(log: EventLog, state: State) -> State:
+    """This state, with the whole log applied."""
+    for entry in await whole_log(log):
+        assert entry.event is not None, entry.problem
+        state.apply(entry.event, entry.sequence)
+    return state

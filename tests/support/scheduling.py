@@ -1,0 +1,29 @@
+"""A scheduler in the test's own process, put together as in production."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.supervision import Supervisor
+from pointsman.ports import Link
+from pointsman_scheduler.chosen import chosen_policies
+from pointsman_scheduler.main import start_scheduler
+from pointsman_scheduler.service import SchedulerService
+from pointsman_scheduler.settings import SchedulerSettings
+from tests.support.waiting import eventually
+
+
+@asynccontextmanager
+async def running_scheduler(
+    link: Link, clock: ScaledClock, *, name: str = "s", **settings: Any
+) -> AsyncIterator[SchedulerService]:
+    """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
+    told, board = SchedulerSettings(**settings), HealthBoard()
+    async with Supervisor() as supervisor:
+        service = start_scheduler(
+            supervisor, link, settings=told, policies=chosen_policies(told), clock=clock, board=board, name=name
+        )
+        await eventually(lambda: board.ready, what="readiness")
+        yield service
