@@ -7,7 +7,7 @@ An engine is the one of `pointsman-engine-sim`, without its sockets. The worker 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import cast
@@ -236,6 +236,8 @@ class EngineHost:
 
     def died(self) -> None:
         self.life = None
+        for sockets in self.sockets:
+            sockets.live.break_off()
 
     def reconnect(self) -> None:
         """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
@@ -308,18 +310,20 @@ class MemoryLiveSocket(LiveSocket):
         self._arrived: deque[list[bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._handshake = asyncio.Event()
-        self._came_up = False
+        self._interrupted = False
         self._last_at: Seconds = 0.0
+        self.stands = False
 
     def carry(self, frames: list[bytes]) -> None:
         """The engine sends."""
-        loop = self._host.loop
-        now = loop.time()
-        self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
-        loop.outside(self._last_at - now, self._arrive, frames)
+        self._in_order(self._arrive, frames)
+
+    def break_off(self) -> None:
+        """The engine's process is gone, and its machine says so."""
+        self._in_order(self._connection_is, False)
 
     def shake_hands(self) -> None:
-        self._came_up = True
+        self._connection_is(True)
         self._handshake.set()
 
     @override
@@ -327,12 +331,13 @@ class MemoryLiveSocket(LiveSocket):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._handshake.wait()
-        return self.reconnected()
+        self.interrupted()
+        return self.stands
 
     @override
-    def reconnected(self) -> bool:
-        came_up, self._came_up = self._came_up, False
-        return came_up
+    def interrupted(self) -> bool:
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted
 
     @override
     async def arrival(self, seconds: Seconds) -> bool:
@@ -350,6 +355,16 @@ class MemoryLiveSocket(LiveSocket):
     @override
     def discard(self) -> None:
         self._arrived.clear()
+
+    def _in_order(self, reach: Callable[..., None], *said: object) -> None:
+        """Behind everything that is on its way."""
+        loop = self._host.loop
+        now = loop.time()
+        self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
+        loop.outside(self._last_at - now, reach, *said)
+
+    def _connection_is(self, stands: bool) -> None:
+        self._interrupted, self.stands = True, stands
 
     def _arrive(self, frames: list[bytes]) -> None:
         if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:

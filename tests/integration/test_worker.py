@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from pointsman.adapters import zmq_kv_events
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman.adapters.memory_log import Fault, MemoryBroker
@@ -301,6 +302,26 @@ async def test_a_restarted_engine_is_a_new_one_even_when_it_has_come_further_tha
     assert items[3] == EngineRestarted(exact=True)
 
 
+@pytest.mark.parametrize("oldest", [2, 3])
+async def test_a_restarted_engine_is_a_new_one_even_when_its_buffer_begins_where_the_old_one_had_come_to(
+    oldest: int,
+) -> None:
+    async with FakePublisher(buffer_steps=5 - oldest) as publisher:
+
+        async def script(items: list[EngineItem]) -> None:
+            await publisher.publish()
+            await publisher.publish()
+            await until(lambda: sequences(items) == [0, 1])
+            await publisher.restart()
+            for _ in range(5):
+                await publisher.publish(dropped=True)
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen)[-1:] == [4])
+
+    assert sequences(items) == [0, 1, *range(oldest, 5)]
+    assert items[3] == EngineRestarted(exact=False)
+
+
 async def test_a_broken_connection_to_the_same_engine_loses_nothing() -> None:
     async with FakePublisher() as publisher:
 
@@ -315,6 +336,24 @@ async def test_a_broken_connection_to_the_same_engine_loses_nothing() -> None:
 
     assert sequences(items) == [0, 1, 2]
     assert not any(isinstance(item, EngineGap | EngineRestarted) for item in items)
+
+
+async def test_an_engine_whose_past_could_not_be_had_is_read_after_a_broken_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmq_kv_events, "REPLAY_FRAME_SECONDS", 0.1)
+    async with FakePublisher() as publisher:
+        publisher.answers_replays = False
+
+        async def script(_items: list[EngineItem]) -> None:
+            publisher.answers_replays = True
+            await publisher.reconnect()
+            await publisher.publish()
+
+        items = await scripted(publisher, script, lambda seen: sequences(seen) == [0])
+
+    assert items[0] == EngineAttached(exact=False)
+    assert items[1] == EngineRestarted(exact=True)
 
 
 async def test_a_message_sent_twice_is_taken_once_and_one_that_is_none_of_vllms_is_noise() -> None:

@@ -87,6 +87,7 @@ class FakePublisher:
         self._with_replay = replay
         self._sequence = 0
         self._ports = (0, 0)
+        self.answers_replays = True
 
     @property
     def endpoint(self) -> str:
@@ -158,6 +159,8 @@ class FakePublisher:
     async def _answer_replays(self) -> None:
         while True:
             client, _, start = await self._router.recv_multipart()
+            if not self.answers_replays:
+                continue
             for sequence, payload in list(self._buffer):
                 if sequence >= int.from_bytes(start, "big"):
                     await self._router.send_multipart((client, b"", b"kv", sequence.to_bytes(8, "big"), payload))

@@ -200,12 +200,15 @@ class ReplayError(Exception):
 class LiveSocket(Protocol):
     """The subscription, and whether the connection under it is still the one it was."""
 
+    stands: bool
+    """Whether there is a connection, as far as `interrupted` has seen."""
+
     async def connected(self, seconds: Seconds) -> bool:
         """Wait for the connection to stand, at most `seconds`."""
         ...
 
-    def reconnected(self) -> bool:
-        """Whether a connection came up since the last call."""
+    def interrupted(self) -> bool:
+        """Whether the connection broke or came up since the last call."""
         ...
 
     async def arrival(self, seconds: Seconds) -> bool:
@@ -288,23 +291,27 @@ class _LiveSocket(LiveSocket):
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(b"")
-        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.stands = False
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
         self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
         self._socket.connect(address)
 
     @override
     async def connected(self, seconds: Seconds) -> bool:
-        return bool(await self._monitor.poll(int(seconds * 1000))) and self.reconnected()
+        await self._monitor.poll(int(seconds * 1000))
+        self.interrupted()
+        return self.stands
 
     @override
-    def reconnected(self) -> bool:
-        came_up = False
+    def interrupted(self) -> bool:
+        interrupted = False
         with contextlib.suppress(zmq.Again):
             while True:
                 event = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))
-                came_up = came_up or event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        return came_up
+                interrupted, self.stands = True, event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return interrupted
 
     @override
     async def arrival(self, seconds: Seconds) -> bool:
@@ -402,29 +409,30 @@ class ZmqKvEvents:
             sockets.close()
 
     async def _follow(self, live: LiveSocket) -> AsyncIterator[EngineItem]:
+        silent = False
         for turn in itertools.count():
             if turn % MESSAGES_PER_TURN_MAX == 0:
                 await asyncio.sleep(0)
-            if live.reconnected():
-                self._on_reconnect(live)
-            if self._unproven and self._can_replay:
+            if live.interrupted():
+                self._on_interruption(live)
+            if (self._unproven or silent) and live.stands and self._can_replay:
                 async for item in self._resume():
                     yield item
             frames = live.receive()
             if frames is not None:
                 async for item in self._on_message(frames):
                     yield item
-            elif not await live.arrival(self._idle_check_seconds):
-                async for item in self._resume():
-                    yield item
+            silent = frames is None and not await live.arrival(self._idle_check_seconds)
 
     @property
     def _can_replay(self) -> bool:
         return self._replay is not None and _now() >= self._replay_rests_until
 
-    def _on_reconnect(self, live: LiveSocket) -> None:
-        """It may be another engine now. What is queued may be the old one's; the replay has what is worth having."""
+    def _on_interruption(self, live: LiveSocket) -> None:
+        """It may be another engine from now on. What is queued may be the old one's; the replay has what is worth having,
+        and is worth asking as soon as there is a connection."""
         self._last_live = -1
+        self._replay_rests_until = 0.0
         if self._replay is not None:
             self._unproven = True
             live.discard()
@@ -502,6 +510,9 @@ class ZmqKvEvents:
         Gives what was missed, a gap where the engine has it no more, or the beginning of a new engine. `ahead`: a
         later batch was seen, so an empty answer does not mean a new engine.
         """
+        if self._expected is None and self._unproven:  # nothing was ever seen of the engine before
+            async for item in self._begin(EngineRestarted):
+                yield item
         failures, hole = 0, None
         while self._expected is not None and self._can_replay:
             expected = self._expected
@@ -553,11 +564,11 @@ class ZmqKvEvents:
 
     def _is_new_engine(self, sequence: Sequence, payload: bytes) -> bool:
         """Whether the first batch of an answer shows another engine than the one we followed. Where the buffer does
-        not reach back far enough to tell, a connection that was never lost means the same one."""
+        not reach back to a batch that we have seen, only a connection that was never lost means the same one."""
         assert self._expected is not None
         if sequence == self._expected - 1:
             return hash(payload) != self._last_fingerprint
-        return self._unproven and sequence > self._expected
+        return self._unproven and self._expected > 0
 
     def _rest_replay(self) -> None:
         self._rests_unproven += self._unproven
