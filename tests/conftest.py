@@ -1,13 +1,18 @@
-"""The worlds in which the log keeps the same promises, whatever it is: `world` is each of them in turn."""
+"""The worlds in which the log keeps the same promises, whatever it is: `world` is each of them in turn. And examples of
+properties, which may take their time: how long says something of the machine only."""
 
 import asyncio
 import itertools
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from pointsman.primitives import PoolName
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
+
+settings.register_profile("pointsman", deadline=None)
+settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())
 

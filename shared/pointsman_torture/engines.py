@@ -312,7 +312,6 @@ class MemoryLiveSocket(LiveSocket):
         self._handshake = asyncio.Event()
         self._interrupted = False
         self._last_at: Seconds = 0.0
-        self.stands = False
 
     def carry(self, frames: list[bytes]) -> None:
         """The engine sends."""
@@ -320,10 +319,10 @@ class MemoryLiveSocket(LiveSocket):
 
     def break_off(self) -> None:
         """The engine's process is gone, and its machine says so."""
-        self._in_order(self._connection_is, False)
+        self._in_order(self._interrupt)
 
     def shake_hands(self) -> None:
-        self._connection_is(True)
+        self._interrupt()
         self._handshake.set()
 
     @override
@@ -331,8 +330,7 @@ class MemoryLiveSocket(LiveSocket):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._handshake.wait()
-        self.interrupted()
-        return self.stands
+        return self.interrupted()
 
     @override
     def interrupted(self) -> bool:
@@ -363,8 +361,8 @@ class MemoryLiveSocket(LiveSocket):
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
         loop.outside(self._last_at - now, reach, *said)
 
-    def _connection_is(self, stands: bool) -> None:
-        self._interrupted, self.stands = True, stands
+    def _interrupt(self) -> None:
+        self._interrupted = True
 
     def _arrive(self, frames: list[bytes]) -> None:
         if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:

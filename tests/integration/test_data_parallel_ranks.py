@@ -85,7 +85,7 @@ async def test_each_rank_has_an_index_and_predictions_of_its_own(tmp_path: Path)
             events = {
                 "enable_kv_cache_events": True,
                 "topic": "kv",
-                "endpoint": f"tcp://127.0.0.1:{kv + rank}",
+                "endpoint": f"tcp://*:{kv + rank}",
                 "replay_endpoint": f"tcp://127.0.0.1:{replay + rank}",
             }
             engine = running_engine(

@@ -71,7 +71,7 @@ def test_most_on_time_serves_at_least_as_many_on_time_as_fcfs(workload: str, rat
     assert most >= on_time(central_queue(POOL, requests, "fcfs")) - 1, "it is a heuristic on three engines"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(600, 12_000), min_size=1, max_size=6), slo=st.floats(0.2, 4.0))
 def test_on_one_instance_most_on_time_finds_what_trying_every_order_finds(lengths: list[int], slo: float) -> None:
     scenario = replace(ONE_BY_ONE, slo_ttft_s=slo)

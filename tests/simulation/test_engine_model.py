@@ -147,7 +147,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return result
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(arrivals())
 def test_every_request_gets_its_tokens_and_the_cache_stays_within_its_bounds(plan: list[Arrival]) -> None:
     model = EngineModel(PROFILE, SMALL)
@@ -165,7 +165,7 @@ def test_every_request_gets_its_tokens_and_the_cache_stays_within_its_bounds(pla
     assert model.counts.prefix_cache_hits <= model.counts.prefix_cache_queries
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(arrivals(), st.integers(2, 300))
 def test_fusing_decode_steps_changes_nothing_but_their_number(plan: list[Arrival], fused: int) -> None:
     single_model, fused_model = EngineModel(PROFILE, SMALL), EngineModel(PROFILE, SMALL)

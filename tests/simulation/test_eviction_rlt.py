@@ -87,7 +87,7 @@ histories = st.lists(st.one_of(paths, st.just([])), max_size=80)
 
 
 @given(histories, st.integers(8, 14), st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_cached_stays_closed_under_prefixes_within_capacity_and_the_same_for_a_seed(
     history: list[list[int]], blocks_max: int, seed: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_what_is_cached_stays_closed_under_prefixes_within_capacity_and_the_same
 
 
 @given(histories, st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_was_used_in_this_phase_is_not_evicted_in_it(history: list[list[int]], seed: int) -> None:
     order = RandomisedLeafToken(seed)
     requests = Requests(BlockCache(blocks_max=10, order=order))

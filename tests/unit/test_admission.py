@@ -90,7 +90,7 @@ def test_the_tpot_objective_counts_only_where_it_is_asked_for() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.001, 2.0)), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_predicted_tpot_never_falls_with_load_and_is_never_negative(points: list[tuple[int, float]]) -> None:
     fit = DecodeFit()
     for number, (decoding, seconds) in enumerate(points):

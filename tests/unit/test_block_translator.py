@@ -157,7 +157,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(span=st.sampled_from([1, 2, 4]), history=st.lists(steps, max_size=60))
 def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int, history: list[Any]) -> None:
     translator, twin = BlockTranslator(chain_of(span), WIDTH), Twin(span)

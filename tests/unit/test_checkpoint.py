@@ -18,7 +18,7 @@ def fold(state: State, events: list[LogEvent], start: int = 0) -> State:
     return state
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 500), cut=st.floats(0, 1))
 def test_a_start_from_a_checkpoint_gives_the_state_of_a_cold_start(seed: int, steps: int, cut: float) -> None:
     events = [decode_event(encode(event)) for event in random_log(seed, steps)]

@@ -180,7 +180,7 @@ arrivals = st.lists(
 
 
 @given(arrivals, st.sampled_from([(1.0, 0.5), (2.0, 1.0), (0.5, 0.0)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_window_arithmetic_equals_counting_again(
     history: list[tuple[list[int], int]], shares: tuple[float, float]
 ) -> None:
@@ -199,7 +199,7 @@ def test_the_window_arithmetic_equals_counting_again(
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=12), max_size=300), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_memory_is_bounded_by_the_window_and_empties_with_it(history: list[list[int]], instances: int) -> None:
     tree = hotness(cold=0.0)
     for path in history:

@@ -87,7 +87,7 @@ fair_orderings = pytest.mark.parametrize(("policy", "bound"), BOUNDS, ids=[polic
 
 
 @fair_orderings
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pattern=patterns, window=st.sampled_from((1, 1000, 4000)), decode_seconds=st.sampled_from((0.0, 0.5, 5.0)))
 def test_whoever_waits_at_the_same_time_gets_alike_whenever_requests_come(
     policy: OrderingPolicy, bound: float, pattern: list[Moment], window: int, decode_seconds: float
@@ -105,7 +105,7 @@ def test_whoever_waits_at_the_same_time_gets_alike_whenever_requests_come(
 
 
 @fair_orderings
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     first=tenants_work,
     second=tenants_work,

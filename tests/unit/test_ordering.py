@@ -199,7 +199,7 @@ def test_the_same_arrivals_give_the_same_order(policy: OrderingPolicy) -> None:
 jobs = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 80)), min_size=1, max_size=7)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(jobs)
 def test_moore_hodgson_has_as_many_on_time_as_any_order(requests: list[tuple[int, int]]) -> None:
     """Jobs are (prefill in blocks, objective in tenths of seconds)."""

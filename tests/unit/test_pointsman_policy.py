@@ -183,7 +183,7 @@ def test_a_prompt_that_is_longer_than_its_objective_goes_by_cost() -> None:
 
 
 @given(first=st.integers(1, 10**9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_stale_view_is_trusted_only_for_ring_candidates(first: int) -> None:
     placed = place(pool(*FLEET, stale=True), "r", prompt(first), now=10.0)
     fresh = place(pool(*FLEET), "r", prompt(first), now=10.0)
@@ -225,7 +225,7 @@ PREFIXES = [BlockKey(n * 0x9E3779B97F4A7C15 % 2**64) for n in range(1, 200)]
 
 
 @given(fleets, newcomers, st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ring_candidates_are_distinct_and_a_newcomer_moves_only_its_share(
     before: tuple[InstanceId, ...], newcomer: InstanceId, count: int
 ) -> None:
@@ -240,7 +240,6 @@ def test_ring_candidates_are_distinct_and_a_newcomer_moves_only_its_share(
 
 
 @given(fleets, st.sampled_from(PREFIXES))
-@settings(deadline=None)
 def test_more_ring_candidates_only_continue_the_fewer(instances: tuple[InstanceId, ...], prefix: BlockKey) -> None:
     by_count = [ring_candidates(instances, prefix, count) for count in range(len(instances) + 2)]
 
@@ -249,7 +248,6 @@ def test_more_ring_candidates_only_continue_the_fewer(instances: tuple[InstanceI
 
 
 @given(fleets, newcomers, st.sampled_from(PREFIXES))
-@settings(deadline=None)
 def test_a_home_among_a_few_moves_only_to_a_newcomer(
     instances: tuple[InstanceId, ...], newcomer: InstanceId, prefix: BlockKey
 ) -> None:

@@ -53,7 +53,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(steps, max_size=40))
 def test_any_history_gives_the_answers_of_the_twin(history: list[tuple[str, InstanceId, tuple[int, int, int]]]) -> None:
     index, twin = PrefixIndex(), Twin()

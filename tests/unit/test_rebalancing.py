@@ -121,7 +121,7 @@ def build(history: list[tuple[int, int, int, str, float]], *, warm: str = "") ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(placements, st.sampled_from(["", "d"]), st.floats(0.0, 6.0))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_plan_makes_nobody_late_and_loses_no_work(
     policy: RebalancingPolicy, history: list[tuple[int, int, int, str, float]], warm: str, later: float
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_plan_makes_nobody_late_and_loses_no_work(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(placements)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_planning_changes_nothing_and_the_same_state_gives_the_same_plan(
     policy: RebalancingPolicy, history: list[tuple[int, int, int, str, float]]
 ) -> None:
@@ -157,7 +157,7 @@ def test_planning_changes_nothing_and_the_same_state_gives_the_same_plan(
 
 
 @given(placements)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_within_the_pair_a_request_moves_only_to_an_instance_of_its_prefix(
     history: list[tuple[int, int, int, str, float]],
 ) -> None:

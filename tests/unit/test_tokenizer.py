@@ -91,7 +91,7 @@ texts = st.tuples(st.lists(fragments, min_size=1, max_size=8), st.integers(1, 12
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(opening=texts, turns=st.lists(texts, min_size=1, max_size=3), framed=st.booleans())
 def test_a_conversation_encodes_turn_by_turn_to_the_ids_of_the_whole(
     family: str, opening: str, turns: list[str], framed: bool

@@ -115,7 +115,7 @@ works = st.tuples(
 
 
 @given(st.lists(works, min_size=20, max_size=120))
-@examples(max_examples=80, deadline=None)
+@examples(max_examples=80)
 def test_clients_that_wait_at_the_same_time_get_alike_and_no_slot_stays_empty(
     arrivals: list[tuple[str, int, float, int, int]],
 ) -> None:

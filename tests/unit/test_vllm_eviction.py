@@ -138,7 +138,7 @@ def carried_out(pool: Pool, history: list[tuple[str, Hash | int]]) -> list[list[
 
 
 @given(st.lists(deeds, max_size=80), st.integers(0, 99))
-@examples(max_examples=150, deadline=None)
+@examples(max_examples=150)
 def test_no_held_block_and_no_inner_block_is_evicted_and_a_seed_evicts_the_same(
     history: list[tuple[str, Hash | int]], seed: int
 ) -> None:
@@ -152,7 +152,7 @@ def test_no_held_block_and_no_inner_block_is_evicted_and_a_seed_evicts_the_same(
 
 
 @given(st.lists(violent_deeds, max_size=80), st.integers(0, 99))
-@examples(max_examples=150, deadline=None)
+@examples(max_examples=150)
 def test_every_free_block_can_be_had_whatever_lost_its_hash(history: list[tuple[str, Hash | int]], seed: int) -> None:
     pool = Pool.of(14, seed)
     tables = carried_out(pool, history)

@@ -87,7 +87,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> Tokens:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), count=st.integers(0, 300), rate=st.floats(0.5, 50))
 def test_a_generator_gives_well_formed_requests_in_order_that_wait_for_answers(
     name: str, seed: int, count: int, rate: float
@@ -123,7 +123,7 @@ def test_a_block_id_has_one_predecessor_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10**6), warmup=st.integers(0, 30))
 def test_the_infinite_cache_agrees_with_comparing_all_tokens(name: str, seed: int, warmup: int) -> None:
     requests = SMALL[name](30, rate=5.0, chance=random.Random(seed))

@@ -24,7 +24,6 @@ import msgspec
 import zmq
 import zmq.asyncio
 from typing_extensions import override
-from zmq.utils.monitor import parse_monitor_message
 
 from pointsman.primitives import Seconds, Sequence
 
@@ -200,9 +199,6 @@ class ReplayError(Exception):
 class LiveSocket(Protocol):
     """The subscription, and whether the connection under it is still the one it was."""
 
-    stands: bool
-    """Whether there is a connection, as far as `interrupted` has seen."""
-
     async def connected(self, seconds: Seconds) -> bool:
         """Wait for the connection to stand, at most `seconds`."""
         ...
@@ -291,7 +287,6 @@ class _LiveSocket(LiveSocket):
         ):
             self._socket.setsockopt(option, value)
         self._socket.subscribe(b"")
-        self.stands = False
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
         self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
@@ -300,17 +295,15 @@ class _LiveSocket(LiveSocket):
 
     @override
     async def connected(self, seconds: Seconds) -> bool:
-        await self._monitor.poll(int(seconds * 1000))
-        self.interrupted()
-        return self.stands
+        return bool(await self._monitor.poll(int(seconds * 1000))) and self.interrupted()
 
     @override
     def interrupted(self) -> bool:
         interrupted = False
         with contextlib.suppress(zmq.Again):
             while True:
-                event = parse_monitor_message(self._connections.recv_multipart(zmq.NOBLOCK))
-                interrupted, self.stands = True, event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self._connections.recv_multipart(zmq.NOBLOCK)
+                interrupted = True
         return interrupted
 
     @override
@@ -415,7 +408,7 @@ class ZmqKvEvents:
                 await asyncio.sleep(0)
             if live.interrupted():
                 self._on_interruption(live)
-            if (self._unproven or silent) and live.stands and self._can_replay:
+            if (self._unproven or silent) and self._can_replay:
                 async for item in self._resume():
                     yield item
             frames = live.receive()
@@ -430,7 +423,7 @@ class ZmqKvEvents:
 
     def _on_interruption(self, live: LiveSocket) -> None:
         """It may be another engine from now on. What is queued may be the old one's; the replay has what is worth having,
-        and is worth asking as soon as there is a connection."""
+        and is worth asking again when a connection comes up."""
         self._last_live = -1
         self._replay_rests_until = 0.0
         if self._replay is not None:
