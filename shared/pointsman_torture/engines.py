@@ -326,11 +326,11 @@ class MemoryLiveSocket(LiveSocket):
         self._handshake.set()
 
     @override
-    async def connected(self, seconds: Seconds) -> bool:
+    async def connected(self, seconds: Seconds) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._handshake.wait()
-        return self.interrupted()
+        self.interrupted()
 
     @override
     def interrupted(self) -> bool:

@@ -41,8 +41,6 @@ from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
 WAIT_SECONDS = 15.0
-LEASE_SECONDS = 10.0
-"""Longer than any stall of a busy machine: clients here ask once, where an ingress would ask the next leader again."""
 BLOCKS = 100
 SLO = 30.0
 CROWD = 12
@@ -148,7 +146,6 @@ async def fleet(world: LogWorld) -> AsyncIterator[Fleet]:
             pool=world.pool,
             admission="none",
             prefill_window_tokens=10,
-            lease_seconds=LEASE_SECONDS,
             waiter_seconds=60.0,
             suspect_seconds=60.0,
         ) as service,

@@ -34,8 +34,6 @@ from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 WAIT_SECONDS = 5.0
-LEASE_SECONDS = 10.0
-"""Longer than any stall of a busy machine: clients here ask once, where an ingress would ask the next leader again."""
 
 
 @dataclass
@@ -50,9 +48,8 @@ class World:
 
     @asynccontextmanager
     async def scheduler(self, name: str = "s", **settings: Any) -> AsyncIterator[SchedulerService]:
-        told = {"lease_seconds": LEASE_SECONDS} | settings
         link = self.broker.client(name=name, clock=self.clock)
-        async with running_scheduler(link, self.clock, name=name, **told) as service:
+        async with running_scheduler(link, self.clock, name=name, **settings) as service:
             await eventually(lambda: service.leading)
             yield service
             await service.resign()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import PORT, DeploymentSettings, ProcessSettings, setting
+from pointsman.chassis.settings import PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,7 +10,9 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     pools: tuple[str, ...] = setting(
-        (), "Pools to serve on this address, a model each; may be given several times. Default: the one of --pool."
+        (),
+        "Pools to serve on this address, a model each; may be given several times. Default: the one of --pool.",
+        bounds=PoolNameType(),
     )
     tokenizer: str = setting(
         "",

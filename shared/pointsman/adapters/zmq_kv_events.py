@@ -199,8 +199,8 @@ class ReplayError(Exception):
 class LiveSocket(Protocol):
     """The subscription, and whether the connection under it is still the one it was."""
 
-    async def connected(self, seconds: Seconds) -> bool:
-        """Wait for the connection to stand, at most `seconds`."""
+    async def connected(self, seconds: Seconds) -> None:
+        """Wait for the first connection, at most `seconds`; it is no interruption."""
         ...
 
     def interrupted(self) -> bool:
@@ -294,8 +294,9 @@ class _LiveSocket(LiveSocket):
         self._socket.connect(address)
 
     @override
-    async def connected(self, seconds: Seconds) -> bool:
-        return bool(await self._monitor.poll(int(seconds * 1000))) and self.interrupted()
+    async def connected(self, seconds: Seconds) -> None:
+        await self._monitor.poll(int(seconds * 1000))
+        self.interrupted()
 
     @override
     def interrupted(self) -> bool:

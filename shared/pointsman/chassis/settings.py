@@ -43,7 +43,8 @@ class PoolNameType(click.ParamType[str]):
 
 
 COUNT = click.IntRange(min=1)
-PORT = click.IntRange(0, 65_535)
+PORT_MAX = 65_535
+PORT = click.IntRange(0, PORT_MAX)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import click
 
 from pointsman.chassis.embedded_nats import SYNC_INTERVAL
-from pointsman.chassis.settings import setting
+from pointsman.chassis.settings import PORT_MAX, setting
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import valid_name
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
@@ -27,7 +27,6 @@ VLLM = "vllm"
 MODEL_PLACE = "{model}"
 ENGINES_MAX = 512
 SCHEDULERS_MAX = 5
-PORT_MAX = 65_535
 BUILTIN_TOKENIZER = "builtin"
 TOKENIZER_FILE = "tokenizer.json"
 POOL_NAME_MAX = 40
