@@ -61,6 +61,11 @@ CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
 
 
+FOLD_VERSION = 2
+"""The rules by which events are folded today. A log says by which its leaders folded it, so that replaying it gives the
+same decisions: 1 (logs that say nothing) believes what events say of caches and fleet; 2 checks that against what engines
+deliver."""
+
 M = TypeVar("M", bound=Memory)
 
 
@@ -73,6 +78,7 @@ class PoolSettings:
     affinity_level_tokens: Tokens = 512
     hot_share: float = 1.0
     cold_share: float = 0.5
+    fold_version: int = FOLD_VERSION
 
 
 class State:

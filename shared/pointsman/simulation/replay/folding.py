@@ -15,6 +15,9 @@ from pointsman.primitives import Sequence
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
 
+FIRST_FOLD_VERSION = 1
+"""Of leaders that do not say by which rules they folded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -81,5 +84,6 @@ def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
 
 
 def recorded_pool_settings(pool: Settings) -> PoolSettings:
-    """The settings that a LeaderElected carries; those that it does not name are at their defaults."""
-    return msgspec.convert(pool, PoolSettings, strict=False)
+    """The settings that a LeaderElected carries; those that it does not name are at their defaults, but for the version of
+    the fold: a leader that does not name it knew only the first."""
+    return msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
