@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.requests import (
+    GIVEN_UP,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -34,7 +35,6 @@ from pointsman_torture.twin import FoldTwin
 from pointsman_torture.world import World
 
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
-LEFT_BEHIND = ("its ingress no longer asks for it", "granted long ago and never ended")
 """Why a leader ends a request whose ingress seems to be gone. It may not be: then the log has that ingress's end too."""
 
 REQUESTS = "list of requests"
@@ -80,7 +80,7 @@ def _unheard(ends: list[Stored]) -> bool:
 
 def _left_behind(ends: list[Stored]) -> bool:
     """One end by a leader who had given up on the ingress, one by that ingress, which was only cut off."""
-    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in LEFT_BEHIND]
+    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in GIVEN_UP]
     return len(ends) == 2 and len(given_up) == 1
 
 

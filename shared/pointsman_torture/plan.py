@@ -105,7 +105,7 @@ def plan_of(seed: int) -> Plan:
             pending_max=chance.choice((8, 10_000, 10_000)),
             suspect_seconds=3.0,
             leave_seconds=chance.choice((8.0, 30.0)),
-            waiter_seconds=10.0,
+            waiter_seconds=3.0,
             request_seconds_max=60.0,
             checkpoint_seconds=chance.choice((3.0, 10.0)),
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,

@@ -150,6 +150,8 @@ EVENTS: list[LogEvent] = [
         exact=False,
         streaming=False,
         adapter="poet",
+        followed=True,
+        held_up=1.5,
     ),
     RequestPlaced(
         at=AT,
@@ -300,6 +302,8 @@ COMMANDS: list[AnyCommand] = [
         attempt=2,
         excluded=[ENGINE],
         adapter="poet",
+        followed=True,
+        held_up=1.5,
     ),
     RouteGranted(
         request=REQUEST,
@@ -320,7 +324,10 @@ COMMANDS: list[AnyCommand] = [
         request=REQUEST, attempt=2, status=429, reason="slo_ttft", detail="too late", retry_after=1.5, term=Term(3)
     ),
     HandOverRequest(request=REQUEST, attempt=2, instance=ENGINE, prefill=0.25),
-    FollowRequests(requests=[SentRequest(request=REQUEST, attempt=2, instance=InstanceId("engine-2"))]),
+    FollowRequests(
+        requests=[SentRequest(request=REQUEST, attempt=2, instance=InstanceId("engine-2"))],
+        waiting=[RequestId("req-2")],
+    ),
     FollowAnswered(
         rebound=[
             RouteGranted(

@@ -22,8 +22,9 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman.state.workload import Stage
-from pointsman_ingress import rebinding
+from pointsman_ingress import heartbeat
 from pointsman_ingress.main import assembled
+from pointsman_ingress.rebinding import Rebinding
 from pointsman_ingress.settings import IngressSettings
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
@@ -44,7 +45,7 @@ ENDS = ("RequestFinished", "RequestFailed", "RequestCancelled", "RequestRejected
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is asked twenty times a second."""
-    monkeypatch.setattr(rebinding, "ASK_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_WALL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -90,9 +91,7 @@ async def test_from_the_first_bytes_on_the_request_stays(world: World) -> None:
 
 
 async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
-    clock, broker = ScaledClock(), MemoryBroker(POOL)
-    commands = broker.client(clock, name="ingress-1").commands
-    watcher = rebinding.Rebinding(commands=commands, pool=POOL, clock=clock, newest_term=lambda: Term(0))
+    watcher = Rebinding()
     here, there = (
         RouteGranted(
             request=RequestId("r1"),
@@ -148,14 +147,16 @@ async def test_a_client_that_hangs_up_meanwhile_is_the_end_of_it(world: World) -
     assert [type(e).__name__ for e in ends] == ["RequestCancelled"]
 
 
-async def test_nobody_is_asked_about_requests_that_were_not_granted_so() -> None:
+async def test_what_was_not_granted_so_is_named_to_the_leader_and_stays() -> None:
     async with world_with() as world:
         world.scheduler.rebinds = {ONE: TWO}
         world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
         async with world.post(COMPLETIONS, STREAM) as answer:
             await answer.content.readany()
             await asyncio.sleep(0.2)
-        assert world.scheduler.followed == []
+        named = [sent.instance for command in world.scheduler.followed for sent in command.requests]
+        assert set(named) == {ONE}
+        assert world.two.received == []
 
 
 async def _answer(world: World) -> tuple[int, str]:

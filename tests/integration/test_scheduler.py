@@ -16,19 +16,28 @@ from pointsman.contracts.commands import (
     CancelRequest,
     DescribeFleet,
     FleetDescribed,
+    FollowRequests,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
     RouteRejected,
+    SentRequest,
 )
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.contracts.subjects import cancel_subject, fleet_view_subject, resync_subject, route_subject
+from pointsman.contracts.requests import INGRESS_SILENT, RequestCancelled
+from pointsman.contracts.subjects import (
+    cancel_subject,
+    fleet_view_subject,
+    follow_subject,
+    resync_subject,
+    route_subject,
+)
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import first_token, joined, reported, route, stored
-from tests.support.log_reading import events_in
+from tests.support.log_reading import events_in, whole_log
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
@@ -65,6 +74,12 @@ class World:
         except CommandTimeoutError:
             return True
         return False
+
+    async def follow(self, *requests: str, waiting: list[str]) -> None:
+        """Name what an ingress has."""
+        sent = [SentRequest(request=RequestId(r), attempt=1, instance=InstanceId("a")) for r in requests]
+        command = FollowRequests(requests=sent, waiting=[RequestId(r) for r in waiting])
+        await self.client.commands.request(follow_subject(POOL), command, timeout=WAIT_SECONDS)
 
     async def append(self, *events: LogEvent) -> None:
         for event in events:
@@ -243,6 +258,65 @@ async def test_a_request_whose_ingress_died_while_it_waited_is_cancelled() -> No
         assert await world.waits("orphan", [2])
 
         await eventually(lambda: _contains(world, "RequestCancelled"))
+
+
+async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one_has_is_not() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(prefill_window_tokens=150, waiter_seconds=0.6) as scheduler:
+        await world.route("lost", [1], followed=True)
+        await world.route("kept", [2], followed=True)
+        assert await world.waits("next", [3], followed=True)
+
+        async def named() -> None:
+            while True:
+                await world.follow("kept", waiting=["next"])
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as living:
+            naming = living.create_task(named())
+            asking = living.create_task(world.route("next", [3], followed=True))
+            await eventually(lambda: "lost" not in scheduler.state.workload.requests)
+            assert isinstance(await asking, RouteGranted)
+            naming.cancel()
+
+        ended = [e for e in await world.events() if isinstance(e, RequestCancelled)]
+        assert [(e.request, e.reason, e.instance) for e in ended] == [("lost", INGRESS_SILENT, "a")]
+        assert verify(await whole_log(world.client.log)).ok
+
+
+async def test_an_ingress_that_never_names_what_it_has_is_borne_with() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(waiter_seconds=0.1):
+        await world.route("old", [1])
+        await asyncio.sleep(0.6)  # two looks of the housekeeper
+
+        assert "RequestCancelled" not in await world.kinds()
+
+
+async def test_a_new_leader_waits_for_ingresses_to_name_what_they_have_and_ends_the_rest() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler("first"):
+        await world.route("lost", [1], followed=True)
+    async with world.scheduler("second", waiter_seconds=0.5):
+        assert "RequestCancelled" not in await world.kinds()
+
+        await eventually(lambda: _contains(world, "RequestCancelled"))
+
+
+async def test_a_request_that_waited_for_a_scheduler_is_not_refused_for_that() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler():
+        late, long_ago = {"slo_ttft": 1.0}, world.clock.now() - 4.0
+        refused = await world.route("late", [1], arrived_at=long_ago, **late)
+        granted = await world.route("held-up", [2], arrived_at=long_ago, held_up=4.0, **late)
+
+        assert isinstance(refused, RouteRejected)
+        assert isinstance(granted, RouteGranted)
+        assert verify(await whole_log(world.client.log)).ok
 
 
 async def _contains(world: World, kind: str) -> bool:

@@ -74,6 +74,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
             under_way=unused,
             router=unused,
             rebinding=unused,
+            heartbeat=unused,
             tokenising=unused,
             keys=unused,
             events=logs[name],

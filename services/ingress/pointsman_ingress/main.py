@@ -24,6 +24,7 @@ from pointsman.primitives import PoolName, Seconds
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.heartbeat import Heartbeat
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
@@ -154,6 +155,7 @@ def _pool(
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
+    rebinding = Rebinding()
     router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
@@ -168,7 +170,15 @@ def _pool(
         silence=silence,
         under_way=under_way,
         router=router,
-        rebinding=Rebinding(commands=link.commands, pool=name, clock=clock, newest_term=lambda: router.newest_term),
+        rebinding=rebinding,
+        heartbeat=Heartbeat(
+            commands=link.commands,
+            pool=name,
+            clock=clock,
+            under_way=under_way,
+            rebinding=rebinding,
+            newest_term=lambda: router.newest_term,
+        ),
         tokenising=tokenising,
         keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
@@ -187,7 +197,7 @@ def _attend(
     """Start what goes on beside the requests of a pool."""
     supervisor.start(pool.fleet.follow(pool.events), name=f"fleet-view-{pool.name}")
     supervisor.start(pool.silence.look_out(), name=f"scheduler-watch-{pool.name}")
-    supervisor.start(pool.rebinding.ask(), name=f"rebinding-{pool.name}")
+    supervisor.start(pool.heartbeat.beat(), name=f"heartbeat-{pool.name}")
     if settings.probe:
         prober = Prober(
             fleet=pool.fleet,

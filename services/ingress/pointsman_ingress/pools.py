@@ -13,6 +13,7 @@ from pointsman.chassis.health import HealthBoard
 from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman_ingress.fleet_view import FleetView, Model
+from pointsman_ingress.heartbeat import Heartbeat
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_errors import Refusal, model_wanted, no_engines, unknown_model
 from pointsman_ingress.rebinding import Rebinding
@@ -32,6 +33,7 @@ class Pool:
     under_way: UnderWay
     router: Router
     rebinding: Rebinding
+    heartbeat: Heartbeat
     tokenising: Tokenising
     keys: Keys
     events: EventLog

@@ -88,11 +88,15 @@ class Router:
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
         """Wait for a place, however long it takes; the caller bounds the wait by cancelling. Raises NoPlaceError."""
-        asked, pause = False, NOBODY_PAUSE_WALL_SECONDS
+        with self._under_way.asking(request.request):
+            return await self._route(request)
+
+    async def _route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
+        asked, pause, began = False, NOBODY_PAUSE_WALL_SECONDS, self._clock.now()
         while not (self._silence.too_long and (asked or self._asked_lately)):
             asked, asked_at = True, self._clock.wall()
             try:
-                answer = await self._ask(request)
+                answer = await self._ask(msgspec.structs.replace(request, held_up=self._clock.now() - began))
             except NoResponderError:
                 self._silence.nobody_there()
                 if not self._silence.too_long:
@@ -119,6 +123,10 @@ class Router:
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
         """Where a request goes on whose prefill is over, `prefill` seconds after it was sent: where the leader says, or
         where it was planned if no leader answers in time."""
+        with self._under_way.asking(grant.request):
+            return await self._hand_over(grant, prefill)
+
+    async def _hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )

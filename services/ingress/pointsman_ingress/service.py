@@ -169,6 +169,7 @@ class Gateway:
             exact=tokens.exact,
             streaming=asked.stream,
             adapter=model.adapter,
+            followed=True,
         )
         if self._additions.client_name:
             call.body = naming_client(call.body, command.tenant)

@@ -1,4 +1,5 @@
-"""The requests that this ingress has at engines: how busy that makes each of them, and where the log says they are.
+"""The requests that this ingress has at engines or that wait for a place: how busy each engine is, and where the log says
+that the requests are.
 
 Load is told here and nowhere else: whoever must choose an engine without a scheduler asks for the `least_busy`. It is a
 bound from below. What this ingress has sent it knows at once; what others have, a worker tells about once a second, and what
@@ -25,6 +26,7 @@ class UnderWay:
         self._events = events
         self._clock = clock
         self._grants: dict[RequestId, RouteGranted] = {}
+        self._waiting: Counter[RequestId] = Counter()
         self._in_flight: Counter[InstanceId] = Counter()
         fleet.on_election(self._elected)
 
@@ -38,6 +40,27 @@ class UnderWay:
         finally:
             self._in_flight[grant.instance] -= 1
             self._grants.pop(grant.request, None)
+
+    @contextmanager
+    def asking(self, request: RequestId) -> Iterator[None]:
+        """While the request waits for a place."""
+        self._waiting[request] += 1
+        try:
+            yield
+        finally:
+            self._waiting[request] -= 1
+            if not self._waiting[request]:
+                del self._waiting[request]
+
+    @property
+    def grants(self) -> list[RouteGranted]:
+        """Where each request is that is at an engine."""
+        return list(self._grants.values())
+
+    @property
+    def waiting(self) -> list[RequestId]:
+        """Requests that wait for a place."""
+        return list(self._waiting)
 
     def least_busy(self, *, adapter: str = "", excluded: Collection[InstanceId] = ()) -> Instance | None:
         """The reachable instance with this LoRA adapter and the fewest requests, the first by name among equals."""

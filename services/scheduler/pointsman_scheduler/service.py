@@ -45,7 +45,7 @@ from pointsman.contracts.decisions import (
     WritesLost,
 )
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined
-from pointsman.contracts.requests import RequestCancelled, RequestEvent
+from pointsman.contracts.requests import ENGINE_IDLE, INGRESS_SILENT, NEVER_ENDED, RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
     drain_subject,
@@ -57,6 +57,7 @@ from pointsman.contracts.subjects import (
     route_subject,
 )
 from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.stranded import stranded
 from pointsman.ports import (
     Checkpoints,
     Clock,
@@ -82,6 +83,7 @@ from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.following import Beginning, Following, LogBrokenError
 from pointsman_scheduler.hearing import Hearing
 from pointsman_scheduler.migrating import MigrationDesk
+from pointsman_scheduler.ownership import Ownership
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -91,6 +93,8 @@ HOUSEKEEPING_WALL_SECONDS = 0.25
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
 ELECTION_RETRY_WALL_SECONDS = 0.1
+IDLE_WALL_SECONDS = 3.0
+"""How long an engine must say that nothing runs there before it is believed over the books."""
 RESIGN_FLUSH_WALL_SECONDS = 0.3
 """How long the last decisions may take to reach the log before a term is ended, or the lease given back."""
 
@@ -106,11 +110,10 @@ Answer = tuple[Reply, RouteGranted | RouteRejected]
 
 @dataclass(slots=True)
 class Waiter:
-    """An ingress that waits for an answer. `heard` is when it last asked, wall time."""
+    """An ingress that waits for an answer."""
 
     attempt: int
     reply: Reply
-    heard: Seconds
 
 
 class DeposedError(Exception):
@@ -159,6 +162,7 @@ class SchedulerService:
         self._settled.set()
         self._end: Sequence = 0
         self._waiters: dict[RequestId, Waiter] = {}
+        self._ownership = Ownership()
         self._strangers_asked: dict[InstanceId, Seconds] = {}
         """Who was asked to join again, and after which report."""
         self._hearing = Hearing(clock, suspect_seconds=settings.suspect_seconds)
@@ -209,7 +213,7 @@ class SchedulerService:
             if self.leading is not None:
                 await self._check_liveness(self.leading)
             if self.leading is not None:
-                await self._check_waiters(self.leading)
+                await self._give_up_lost(self.leading)
             self._say_whether_ready()
             telemetry.LEADING.set(self.leading is not None)
             telemetry.TERM.set(self.state.term)
@@ -236,6 +240,7 @@ class SchedulerService:
         self._end = beginning.end
         self._fence = None
         self._waiters.clear()
+        self._ownership.clear()
 
     def _end_life(self, reason: str) -> None:
         """What is decided and not yet written is void: the next leader has not seen it."""
@@ -413,12 +418,13 @@ class SchedulerService:
         if dispatcher is None or not isinstance(command, RouteRequest):
             return  # not leading: the ingress asks again
         started = self._clock.wall()
-        self._waiters[command.request] = Waiter(command.attempt, reply, started)
+        self._ownership.named(command.request, started)
+        self._waiters[command.request] = Waiter(command.attempt, reply)
         events = dispatcher.route(command, self._clock.now())
         telemetry.DECISION_SECONDS.observe(self._clock.wall() - started)
         await self._publish(events or self._give_up_forsaken(command, dispatcher))
         if not events:
-            self._waiters[command.request] = Waiter(command.attempt, reply, started)
+            self._waiters[command.request] = Waiter(command.attempt, reply)
             await self._send(self._answer_again(command))
 
     def _give_up_forsaken(self, command: RouteRequest, dispatcher: Dispatcher) -> list[LogEvent]:
@@ -493,6 +499,7 @@ class SchedulerService:
         await self._settled.wait()
         if self.leading is None or not isinstance(command, FollowRequests):
             return
+        self._ownership.followed(command, self._clock.wall())
         grants = (self._rebound_to(sent) for sent in command.requests)
         await reply(FollowAnswered(rebound=[grant for grant in grants if grant is not None], term=self._term))
 
@@ -635,19 +642,28 @@ class SchedulerService:
             events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.place_held(now))
 
-    async def _check_waiters(self, dispatcher: Dispatcher) -> None:
-        """Cancel what nobody waits for any more: an ingress repeats its command, or it has died."""
-        settings, now, wall = self._settings, self._clock.now(), self._clock.wall()
+    async def _give_up_lost(self, dispatcher: Dispatcher) -> None:
+        """End what nobody else would: requests whose ingress is gone, that no engine has, or that never ended."""
+        now, speed = self._clock.now(), self._clock.speed
         events: list[LogEvent] = []
+        for request in self._orphans():
+            give_up = dispatcher.cancel if request.stage in WAITING else dispatcher.abandon
+            events += give_up(request.id, INGRESS_SILENT, now)
+        for request in list(stranded(self.state, now, idle_after=IDLE_WALL_SECONDS * speed)):
+            events += dispatcher.abandon(request.id, ENGINE_IDLE, now)
         for request in list(self.state.workload.requests.values()):
-            waiter = self._waiters.get(request.id)
-            if request.stage in WAITING and not (request.rebound_from and waiter is None):
-                heard = max(waiter.heard if waiter else 0.0, self._listens_since_wall)
-                if wall - heard > settings.waiter_seconds:
-                    events += dispatcher.cancel(request.id, "its ingress no longer asks for it", now)
-            elif now - request.granted_at > settings.request_seconds_max * self._clock.speed:
-                events += dispatcher.abandon(request.id, "granted long ago and never ended", now)
+            waits = request.stage in WAITING
+            if not waits and now - request.granted_at > self._settings.request_seconds_max * speed:
+                events += dispatcher.abandon(request.id, NEVER_ENDED, now)
         await self._publish(events)
+
+    def _orphans(self) -> list[Request]:
+        """Requests without an ingress. One of an older version names only what waits, and not what is re-bound."""
+        requests = list(self.state.workload.requests.values())
+        silent = self._ownership.orphans(
+            requests, self._clock.wall(), since=self._listens_since_wall, silence_max=self._settings.waiter_seconds
+        )
+        return [r for r in silent if r.followed or (r.stage in WAITING and not r.rebound_from)]
 
     async def _resync(self, instance: InstanceId, doubt: str, *, rejoin: bool = False) -> None:
         telemetry.CACHE_RESYNCS.labels(instance).inc()

@@ -48,8 +48,8 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
         "again elsewhere. The prefill done for them is lost, and counted.",
     )
     waiter_seconds: float = setting(
-        10.0, "Wall seconds after which a waiting request whose ingress no longer asks is cancelled."
+        3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."
     )
     request_seconds_max: float = setting(
-        900.0, "Wall seconds after which a granted request without an end is given up (its ingress died)."
+        900.0, "Wall seconds after which a granted request without an end is given up, whoever still names it."
     )

@@ -34,6 +34,10 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     attempt: int = 1
     excluded: list[InstanceId] = []
     adapter: str = ""
+    followed: bool = False
+    """Whether the ingress names it in `cmd.follow` until its end. What an ingress does not name any more has lost it."""
+    held_up: Seconds = 0.0
+    """How long the ingress has asked for a place in vain, because no scheduler answered."""
 
 
 class RouteGranted(Command, frozen=True, kw_only=True):
@@ -84,7 +88,7 @@ class HandOverRequest(Command, frozen=True, kw_only=True):
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was sent to an engine which has not answered yet."""
+    """One request that was granted, and that its ingress has at `instance`."""
 
     request: RequestId
     attempt: int
@@ -92,9 +96,12 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowRequests(Command, frozen=True, kw_only=True):
-    """`cmd.follow`: which of these requests, all granted with `rebind`, are to go elsewhere? Repeated while they wait."""
+    """`cmd.follow`: an ingress has these requests at engines, and these that wait for a place. It says so about once a second,
+    so a leader that hears no more of a request knows that its ingress is gone. Asked at the same time: which of them are to
+    go elsewhere?"""
 
     requests: list[SentRequest]
+    waiting: list[RequestId] = []
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):

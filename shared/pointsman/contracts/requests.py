@@ -31,6 +31,11 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
     adapter: str = ""
     """LoRA adapter that it asks for: only instances that report it may serve it."""
+    followed: bool = False
+    """Whether its ingress names it in `cmd.follow` until its end; then silence about it means that the ingress is gone."""
+    held_up: Seconds = 0.0
+    """How long it had waited before this leader heard of it, because no scheduler answered. Its TTFT budget for admission
+    grows by that: waiting for a scheduler is no reason to be refused."""
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
@@ -64,6 +69,13 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True):
     reason: str
     status: int
     instance: InstanceId = InstanceId("")
+
+
+INGRESS_SILENT = "its ingress is gone, or has it no longer"
+ENGINE_IDLE = "its engine says that nothing runs there"
+NEVER_ENDED = "granted long ago and never ended"
+GIVEN_UP = (INGRESS_SILENT, ENGINE_IDLE, NEVER_ENDED)
+"""Why the leader cancels a request that nobody else ends."""
 
 
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):

@@ -456,6 +456,8 @@ class Dispatcher:
                 exact=command.exact,
                 streaming=command.streaming,
                 adapter=command.adapter,
+                followed=command.followed,
+                held_up=command.held_up,
             ),
         )
         return self.state.workload.requests[command.request]

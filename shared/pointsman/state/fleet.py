@@ -58,6 +58,11 @@ class Instance:
     """Why the index may differ from the engine's cache; empty while it does not."""
     waiting: int = 0
     running: int = 0
+    idle_since: Seconds = 0.0
+    """Since when its reports say that nothing runs or waits there, and no ingress has told of anything from there; 0 while
+    it has work."""
+    counts_load: bool = False
+    """Whether it has ever reported load in this epoch: only then does a report of none mean anything."""
     kv_usage: float = 0.0
     adapters: tuple[str, ...] = ()
     """LoRA adapters that it serves, each under a name of its own."""
@@ -167,6 +172,11 @@ class Fleet:
         instance.answered = instance.answered or event.serving
         instance.waiting = event.waiting
         instance.running = event.running
+        if event.waiting or event.running or not event.serving:
+            instance.idle_since = 0.0
+            instance.counts_load = instance.counts_load or event.serving
+        else:
+            instance.idle_since = instance.idle_since or event.at
         instance.kv_usage = event.kv_usage
         instance.adapters = tuple(event.adapters)
         instance.aliases = tuple(event.aliases)
@@ -174,6 +184,12 @@ class Fleet:
             instance.serving = event.serving
             instance.suspected = False
             self._ready = None
+
+    def at_work(self, instance: InstanceId, at: Seconds) -> None:
+        """An ingress has told of something that came from there, whatever its reports say."""
+        known = self._instances.get(instance)
+        if known is not None and known.idle_since:
+            known.idle_since = max(known.idle_since, at)
 
     def suspect(self, instance: InstanceId) -> None:
         self._instances[instance].suspected = True

@@ -52,6 +52,7 @@ from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import Correction
 from pointsman.state.memories.base import Memory
 from pointsman.state.memories.decode_load import DecodeLoad
+from pointsman.state.outages import Outages
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.scaling import Scaling
 from pointsman.state.speculation import Speculation
@@ -100,6 +101,7 @@ class State:
             cold_share=settings.cold_share,
         )
         self.scaling = Scaling()
+        self.outages = Outages(settings.speed)
         self.decode_load = DecodeLoad()
         """How fast instances decode; kept only where prefill and decode are split."""
         self.corrections: dict[InstanceId, Correction] = {}
@@ -130,6 +132,8 @@ class State:
             return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
+        if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
+            self.fleet.at_work(event.instance, event.at)
         match event:
             case BlocksStored():
                 if self._next_cache_event(event):
@@ -340,12 +344,13 @@ class State:
             keys=keys,
             prompt_tokens=event.prompt_tokens,
             max_output_tokens=event.max_output_tokens,
-            slo_ttft=event.slo_ttft,
+            slo_ttft=event.slo_ttft + self.outages.allowance(event.held_up, event.at),
             slo_tpot=event.slo_tpot,
             arrived_at=event.arrived_at,
             exact=event.exact,
             streaming=event.streaming,
             adapter=event.adapter,
+            followed=event.followed,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
         for memory in self._memories:

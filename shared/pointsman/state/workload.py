@@ -45,6 +45,8 @@ class Request:
     streaming: bool
     adapter: str = ""
     """The LoRA adapter that an instance must have to serve it; empty where it asks for none."""
+    followed: bool = False
+    """Whether its ingress names it until its end, so that silence about it means that there is no ingress."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()

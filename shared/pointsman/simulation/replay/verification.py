@@ -386,6 +386,8 @@ class _Tenure:
             exact=arrived.exact,
             streaming=arrived.streaming,
             adapter=arrived.adapter,
+            followed=arrived.followed,
+            held_up=arrived.held_up,
             attempt=attempt,
             excluded=excluded,
         )

@@ -1,0 +1,44 @@
+"""Which requests still have an ingress: each names what it has once a second (`cmd.follow`), and asks again for a place
+(`cmd.route`) while it waits. A request that none has named for a while has no owner: its ingress died, or lost it.
+
+Kept by the leader alone, in wall time: silence before it began to listen says nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from pointsman.contracts.commands import FollowRequests
+from pointsman.primitives import RequestId, Seconds
+from pointsman.state.workload import Request
+
+
+class Ownership:
+    """When each request was last named by its ingress."""
+
+    def __init__(self) -> None:
+        self._named_at: dict[RequestId, Seconds] = {}
+
+    def clear(self) -> None:
+        self._named_at.clear()
+
+    def named(self, request: RequestId, now: Seconds) -> None:
+        self._named_at[request] = now
+
+    def followed(self, command: FollowRequests, now: Seconds) -> None:
+        for sent in command.requests:
+            self._named_at[sent.request] = now
+        for request in command.waiting:
+            self._named_at[request] = now
+
+    def orphans(
+        self, requests: Iterable[Request], now: Seconds, *, since: Seconds, silence_max: Seconds
+    ) -> Iterator[Request]:
+        """Those that were not named for `silence_max`. `since`: when this leader began to listen. Forgets what is told of
+        requests that are not among them."""
+        known: dict[RequestId, Seconds] = {}
+        for request in requests:
+            named_at = self._named_at.get(request.id)
+            if named_at is not None:
+                known[request.id] = named_at
+            if now - max(named_at or 0.0, since) > silence_max:
+                yield request
+        self._named_at = known

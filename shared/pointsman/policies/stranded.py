@@ -1,0 +1,42 @@
+"""Requests that the books have inside an engine which says, again and again, that nothing runs there.
+
+Their ends never reached the log: an ingress died, lost its writes, or holds a connection to an engine that is gone. While
+they are counted they take up the window of the instance, and an idle engine gets no work.
+
+An engine is believed only if it has told of load before in this epoch, so one that cannot count is not. vLLM updates its
+counters after each step, so a request in its first long step is not counted yet: it is given twice the prefill that was
+predicted.
+"""
+
+from collections.abc import Iterator
+
+from pointsman.primitives import Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.state import State
+from pointsman.state.workload import Request, Stage
+
+PREFILLS_WAITED = 2.0
+
+
+def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Request]:
+    """Granted requests at instances that have been idle for longer than `idle_after` (engine seconds) since the grant."""
+    for instance in state.fleet.instances:
+        line = state.workload.lines.get(instance.id)
+        if line is None or not _says_idle(instance, now, idle_after):
+            continue
+        factor = state.correction(instance.id)
+        for request in [*line.prefill.values(), *line.decoding.values()]:
+            waited = now - max(instance.idle_since, request.granted_at)
+            due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor
+            if waited > idle_after + due:
+                yield request
+
+
+def _says_idle(instance: Instance, now: Seconds, idle_after: Seconds) -> bool:
+    """Whether its newest report is fresh, and all of late said that nothing runs or waits there."""
+    fresh = now - instance.heard_at < idle_after
+    return fresh and instance.counts_load and instance.serving and 0.0 < instance.idle_since < now - idle_after
+
+
+def _has_first_token(request: Request) -> bool:
+    return request.stage is Stage.DECODING and request.streaming
