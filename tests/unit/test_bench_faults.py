@@ -47,8 +47,11 @@ def test_a_seed_gives_the_same_faults_again_and_no_others_are_known() -> None:
 
     assert first == again != scheduled(DEFAULT_FAULTS, seed=5, seconds=100.0)
     assert [fault.at for fault in first] == sorted(fault.at for fault in first)
-    with pytest.raises(FaultError, match="kill:ingress"):
-        checked(["kill:ingress"])
+    assert [fault.targets for fault in scheduled(["kill:ingress+leader"], seed=1, seconds=9.0)] == [
+        ("ingress", "leader")
+    ]
+    with pytest.raises(FaultError, match="kill:ingres"):
+        checked(["kill:ingres+leader"])
 
 
 def evidence(*events: LogEvent, ending: str = "completed") -> Evidence:

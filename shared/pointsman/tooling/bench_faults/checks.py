@@ -6,18 +6,22 @@ its clients, in its log, and when it is asked.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import GIVEN_UP, RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey
 from pointsman.simulation.replay import verify
-from pointsman.tooling.bench_faults.clients import Ending
+from pointsman.tooling.bench_faults.clients import Ending, Exchange
 from pointsman.tooling.bench_faults.evidence import Evidence
 
 Check = Callable[[Evidence], Iterator[str]]
 
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 SHOWN_MAX = 5
+DROPPED_SECONDS_MAX = 1.0
+"""So soon after its ingress was killed a client must notice."""
 ENDS_OF: dict[Ending, tuple[type[object], ...]] = {
     "completed": (RequestFinished,),
     "cut": (RequestFailed,),
@@ -30,7 +34,7 @@ by the next one, as cancelled."""
 
 def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
     """A whole answer, a clear refusal, or a stream that ends with an error event."""
-    lost = [e for e in evidence.exchanges if e.ending in ("lost", "waits")]
+    lost = [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
     for exchange in lost[:SHOWN_MAX]:
         yield f"{exchange.request}: {exchange.detail or 'still waits'}"
     if len(lost) > SHOWN_MAX:
@@ -43,7 +47,7 @@ def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
     for entry in evidence.entries:
         if isinstance(entry.event, RequestArrived):
             arrivals[entry.event.request] += 1
-    asked = [e.request for e in evidence.exchanges if e.ending != "refused"]
+    asked = [e.request for e in evidence.exchanges if e.ending not in ("refused", "dropped")]
     endless = [request for request in {**dict.fromkeys(arrivals), **dict.fromkeys(asked)} if not ends[request]]
     yield from _listed("without an end", endless)
     yield from _listed("with several ends", [f"{r}: {'+'.join(e)}" for r, e in ends.items() if len(e) > 1])
@@ -51,11 +55,13 @@ def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
 
 
 def clients_and_log_tell_the_same(evidence: Evidence) -> Iterator[str]:
-    """What a client was told is what the log says of its request."""
+    """What a client was told is what the log says of its request. One whose ingress stood still for so long that the leader
+    gave it up goes on under another id, or ends where the log does not look any more."""
     ends = _ends(evidence)
+    given_up = {e.event.request for e in evidence.entries if _is_given_up(e.event)}
     for exchange in evidence.exchanges:
         expected = [kind.__name__ for kind in ENDS_OF.get(exchange.ending, ())]
-        for end in ends[exchange.request][:1]:
+        for end in ends[exchange.request][:1] if exchange.request not in given_up else ():
             if expected and end not in expected:
                 yield f"{exchange.request} was {exchange.ending} for its client and ended as {end}"
 
@@ -177,11 +183,29 @@ def xor_of(keys: set[BlockKey]) -> int:
 
 
 def _ends(evidence: Evidence) -> dict[str, list[str]]:
+    """The ends of each request. That of a leader who gave it up does not count where its ingress, which had only stood
+    still, has written another."""
     ends: dict[str, list[str]] = defaultdict(list)
+    given_up: dict[str, str] = {}
     for entry in evidence.entries:
-        if isinstance(entry.event, ENDS):
+        if _is_given_up(entry.event):
+            given_up[entry.event.request] = type(entry.event).__name__
+        elif isinstance(entry.event, ENDS):
             ends[entry.event.request].append(type(entry.event).__name__)
+    for request, end in given_up.items():
+        ends[request] = ends[request] or [end]
     return ends
+
+
+def _is_given_up(event: LogEvent | None) -> TypeGuard[RequestCancelled]:
+    return isinstance(event, RequestCancelled) and event.stamp is not None and event.reason in GIVEN_UP
+
+
+def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
+    """Whether its connection broke though no ingress was killed at that time."""
+    killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
+    ended = exchange.ended_at or 0.0
+    return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)
 
 
 def _listed(what: str, names: list[str]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The clients: each sends one request at its own time, takes the answer as it comes, and says what it was told.
 
 An answer is right when it is whole (as many tokens as were asked for, one end mark), or when it says clearly that there
-is none: a refusal before it began, or an error event that ends a stream. Everything else is a request that was lost.
+is none: a refusal before it began, or an error event that ends a stream. A connection that breaks because its ingress was
+killed says so, too. Everything else is a request that was lost. Where no ingress listens, a client asks again.
 """
 
 import asyncio
@@ -18,9 +19,9 @@ from pointsman.primitives import Seconds
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman.tooling.discovery import FleetFile
 
-Ending = Literal["waits", "completed", "refused", "cut", "failed", "lost"]
+Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "lost"]
 """completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another
-status, with an error object that says why. lost: anything that leaves a client not knowing."""
+status, with an error object that says why. dropped: the connection broke. lost: anything that leaves a client not knowing."""
 
 VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
@@ -29,6 +30,12 @@ ANSWER_SECONDS_MAX = 180.0
 WHOLE_EVERY = 4
 """Every fourth answer is asked for whole, not as a stream."""
 IDLE_CONNECTION_SECONDS = 2.0
+CONNECT_AGAIN_SECONDS = 0.1
+CONNECT_SECONDS_MAX = 30.0
+NORMAL_IN_A_ROW = 20
+"""Requests in a row that must be served as before a strike, for service to be normal again."""
+NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
+"""As before: all whole, and the P90 of their TTFT at most so many times what it was, and so much more."""
 DONE = b"[DONE]"
 PREFIX = "bf"
 
@@ -86,6 +93,26 @@ class Clients:
         heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
         return min(heard) - moment if heard else None
 
+    def usual_ttft(self, *, before: float) -> Seconds | None:
+        """P90 of the wall seconds to the first bytes of streams that were asked for before a moment; None without enough."""
+        return _ttft_p90([e for e in self.exchanges if e.asked_at < before and e.ending == "completed"])
+
+    def normal_after(self, moment: float, end: float, *, usual: Seconds | None) -> Seconds | None:
+        """Wall seconds from a moment until requests were served as usual again; None where that was not seen by `end`."""
+        asked = sorted((e for e in self.exchanges if moment <= e.asked_at < end), key=lambda e: e.asked_at)
+        for first in range(len(asked) - NORMAL_IN_A_ROW + 1):
+            row = asked[first : first + NORMAL_IN_A_ROW]
+            ttft = _ttft_p90(row)
+            whole = all(exchange.ending == "completed" for exchange in row)
+            if (
+                whole
+                and ttft is not None
+                and usual is not None
+                and ttft <= NORMAL_FACTOR * usual + NORMAL_SLACK_SECONDS
+            ):
+                return row[0].asked_at - moment
+        return None
+
     def cut_between(self, begin: float, end: float) -> int:
         """How many streams were cut in that time."""
         return sum(e.ending == "cut" and begin <= (e.ended_at or 0.0) < end for e in self.exchanges)
@@ -117,7 +144,7 @@ class Clients:
             "x-request-id": exchange.request,
         }
         try:
-            async with session.post("/v1/completions", data=body, headers=headers) as response:
+            async with await self._connected(session, body, headers) as response:
                 exchange.status = response.status
                 exchange.instance = response.headers.get("x-pointsman-instance", "")
                 exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
@@ -129,9 +156,28 @@ class Clients:
         except TimeoutError:
             ending, exchange.detail = "lost", f"no answer within {ANSWER_SECONDS_MAX:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            ending, exchange.detail = "lost", f"the connection broke: {type(error).__name__}: {error}"
+            ending, exchange.detail = "dropped", type(error).__name__
         exchange.ended_at = time.monotonic()
         exchange.ending = ending
+
+    async def _connected(
+        self, session: aiohttp.ClientSession, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The head of the answer, of the first ingress that listens."""
+        deadline = time.monotonic() + CONNECT_SECONDS_MAX
+        while True:
+            try:
+                return await session.post("/v1/completions", data=body, headers=headers)
+            except aiohttp.ClientConnectorError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(CONNECT_AGAIN_SECONDS)
+
+
+def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
+    """Of those that were streamed; None where they are too few."""
+    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
 
 
 def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]:

@@ -90,7 +90,8 @@ class FaultsOptions:
     show_default=True,
     callback=_faults,
     help="What strikes, each once at a random time: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), "
-    "network:cut, network:delay, network:drop. PROCESS: leader, follower, worker, engine, nats, recorder, ...",
+    "network:cut, network:delay, network:drop. PROCESS: leader, follower, ingress, worker, engine, nats, recorder, ..., any; "
+    "several at once as kill:ingress+leader.",
 )
 @click.option("--seed", type=int, metavar="N", help="Of the faults and the workload. Default: another each time.")
 @click.option("--engines", type=COUNT, metavar="N", default=4, show_default=True, help="Simulated engines.")
@@ -225,9 +226,11 @@ def _announced(options: FaultsOptions, seed: int, requests: int, seconds: float,
 def _note_service(evidence: Evidence, clients: Clients) -> None:
     """What clients noticed of each strike: until the next one, or until all was well."""
     strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
+    usual = clients.usual_ttft(before=strikes[0].at) if strikes else None
     for number, strike in enumerate(strikes):
         ends = strikes[number + 1].at if number + 1 < len(strikes) else float("inf")
         strike.served_s = clients.first_heard_after(strike.at)
+        strike.normal_s = clients.normal_after(strike.at, ends, usual=usual)
         strike.streams_cut = clients.cut_between(strike.at, ends)
 
 

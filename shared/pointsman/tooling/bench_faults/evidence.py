@@ -25,7 +25,7 @@ from pointsman.tooling.history.errors import HistoryError
 from pointsman.tooling.up.plan import archive_file
 
 QUIET_SECONDS_MAX = 45.0
-"""A request whose leader and ingress both lost it is ended after 10 s; everything else takes less."""
+"""Long enough for all that heals by itself, on a busy machine, too."""
 QUIET_POLL_SECONDS = 0.5
 
 

@@ -95,15 +95,16 @@ def _strikes(strikes: list[Strike]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
-    for heading in ("lasted", "served again", "all well again", "streams cut"):
+    for heading in ("lasted", "served again", "normal again", "all well again", "streams cut"):
         table.add_column(heading, justify="right")
     for strike in sorted(strikes, key=lambda one: one.began):
         table.add_row(
             f"{strike.began:.1f} s",
             strike.fault,
-            f"{strike.victim} ({strike.pid})" if strike.pid else strike.victim,
+            f"{strike.victim} ({', '.join(map(str, strike.pids))})" if strike.pids else strike.victim,
             f"{strike.lasted:.1f} s" if strike.lasted else "",
             _seconds(strike.served_s),
+            _seconds(strike.normal_s),
             _seconds(strike.well_s),
             str(strike.streams_cut) if strike.streams_cut else "",
         )

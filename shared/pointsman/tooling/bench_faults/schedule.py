@@ -11,14 +11,15 @@ from pointsman.primitives import Seconds
 
 PROCESSES = ("leader", "follower", "worker", "engine", "nats", "recorder", "rebalancer", "scaler", "ingress")
 """Who can be struck. The leader is the scheduler that leads at that moment."""
+ANY = "any"
 ACTIONS = {
-    "kill": tuple(name for name in PROCESSES if name != "ingress"),
-    "freeze": (*PROCESSES, "any"),
+    "kill": (*PROCESSES, ANY),
+    "freeze": (*PROCESSES, ANY),
     "network": ("cut", "delay", "drop"),
 }
-"""What can be done. An ingress that is killed takes its clients' connections with it, so nobody could be told."""
+"""What can be done. Several processes are struck at once as `kill:ingress+leader`."""
 
-DEFAULT_FAULTS = ("kill:leader", "kill:worker", "kill:engine", "kill:nats", "freeze:any")
+DEFAULT_FAULTS = ("kill:leader", "kill:ingress", "kill:worker", "kill:engine", "kill:nats", "freeze:any")
 BEGIN_SHARE, END_SHARE = 0.1, 0.9
 """Faults strike in this part of the time in which requests are sent."""
 LASTS_SECONDS = {"kill": (0.0, 0.0), "freeze": (1.0, 4.0), "network": (0.5, 3.0)}
@@ -31,23 +32,24 @@ class FaultError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`action` on `target`, `at` wall seconds after the first request; `lasts` wall seconds where it is not a kill."""
+    """`action` on all `targets` at once, `at` wall seconds after the first request; `lasts` wall seconds where it is not a
+    kill."""
 
     action: str
-    target: str
+    targets: tuple[str, ...]
     at: Seconds
     lasts: Seconds
 
     @property
     def name(self) -> str:
-        return f"{self.action}:{self.target}"
+        return f"{self.action}:{'+'.join(self.targets)}"
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
     """The same names. Raises FaultError."""
     for name in names:
-        action, _, target = name.partition(":")
-        if target not in ACTIONS.get(action, ()):
+        action, targets = _parts(name)
+        if not set(targets) <= set(ACTIONS.get(action, ())) or (action == "network" and len(targets) > 1):
             known = "; ".join(f"{one}:{{{','.join(targets)}}}" for one, targets in ACTIONS.items())
             msg = f"there is no fault {name!r}; there are {known}"
             raise FaultError(msg)
@@ -59,9 +61,13 @@ def scheduled(names: Sequence[str], *, seed: int, seconds: Seconds) -> list[Faul
     chance = random.Random(seed)
     faults = []
     for name in names:
-        action, _, target = name.partition(":")
-        if target == "any":
-            target = chance.choice(PROCESSES)
+        action, targets = _parts(name)
+        targets = tuple(chance.choice(PROCESSES) if target == ANY else target for target in targets)
         at = chance.uniform(BEGIN_SHARE * seconds, END_SHARE * seconds)
-        faults.append(Fault(action, target, at, chance.uniform(*LASTS_SECONDS[action])))
+        faults.append(Fault(action, targets, at, chance.uniform(*LASTS_SECONDS[action])))
     return sorted(faults, key=lambda fault: fault.at)
+
+
+def _parts(name: str) -> tuple[str, tuple[str, ...]]:
+    action, _, targets = name.partition(":")
+    return action, tuple(targets.split("+"))

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -28,17 +28,18 @@ READY = 200
 class Strike(msgspec.Struct, kw_only=True):
     """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
 
-    `served_s`: until a request was answered that was asked after it; `well_s`: until everything was ready again, what
-    was struck included; None where that was not seen.
+    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as well as before
+    the first strike; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
     """
 
     fault: str
     victim: str
-    pid: int
+    pids: list[int]
     at: float
     began: Seconds
     lasted: Seconds
     served_s: Seconds | None = None
+    normal_s: Seconds | None = None
     well_s: Seconds | None = None
     streams_cut: int = 0
 
@@ -71,23 +72,32 @@ class Striker:
         return answer if isinstance(answer, FleetDescribed) else None
 
     async def _strike(self, fault: Fault) -> None:
-        victim, pid = ("network", 0) if fault.action == "network" else await self._victim(fault.target)
-        at = time.monotonic()
-        strike = Strike(fault=fault.name, victim=victim, pid=pid, at=at, began=at - self._started, lasted=fault.lasts)
+        victims = {} if fault.action == "network" else await self._victims(fault.targets)
+        at, pids = time.monotonic(), list(victims)
+        names = ", ".join(victims.values()) or "network"
+        strike = Strike(fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts)
         self.strikes.append(strike)
         if fault.action == "kill":
-            os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
         elif fault.action == "freeze":
-            await _frozen(pid, fault.lasts)
+            await asyncio.gather(*(_frozen(pid, fault.lasts) for pid in pids))
         else:
             network = self._fleet.network
             assert network is not None, "a fleet that faults of the network strike is behind a proxy"
-            await getattr(network, fault.target)(fault.lasts)
-        await self._until_well(strike, gone=pid if fault.action == "kill" else 0)
+            await getattr(network, fault.targets[0])(fault.lasts)
+        await self._until_well(strike, gone=set(pids) if fault.action == "kill" else set())
 
-    async def _victim(self, target: str) -> tuple[str, int]:
-        """Name and pid; of several alike, any."""
-        processes = self._fleet.file.processes
+    async def _victims(self, targets: Sequence[str]) -> dict[int, str]:
+        """Pids and names; of several alike, any, but none twice."""
+        victims: dict[int, str] = {}
+        for target in targets:
+            name, pid = await self._victim(target, struck=victims)
+            victims[pid] = name
+        return victims
+
+    async def _victim(self, target: str, *, struck: Collection[int]) -> tuple[str, int]:
+        processes = [process for process in self._fleet.file.processes if process.pid not in struck]
         if target == NATS:
             name = await self._fleet.nats_victim(self._link)
             return name, self._fleet.pids()[name]
@@ -106,10 +116,10 @@ class Striker:
                 await asyncio.sleep(0.05)
         return int(leader.scheduler.split("-")[1])
 
-    async def _until_well(self, strike: Strike, *, gone: int) -> None:
+    async def _until_well(self, strike: Strike, *, gone: set[int]) -> None:
         deadline = time.monotonic() + WELL_SECONDS_MAX
         while time.monotonic() < deadline:
-            if gone not in self._fleet.pids().values() and await self._all_ready():
+            if gone.isdisjoint(self._fleet.pids().values()) and await self._all_ready():
                 strike.well_s = time.monotonic() - strike.at
                 return
             await asyncio.sleep(WELL_POLL_SECONDS)
