@@ -13,12 +13,19 @@ from click.testing import CliRunner
 from pointsman.contracts.cache import CacheEvent, CacheSnapshot
 from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import FleetEvent, InstanceProbed
-from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    INGRESS_SILENT,
+    PrefillFinished,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman.tooling.cli import main
 from pointsman.tooling.doctor.samples import Heavy, Sample
 from pointsman.tooling.doctor.timeline import Timeline
@@ -119,6 +126,36 @@ def _with_second_end(entries: Entries) -> Entries:
     failed = RequestFailed(at=event.at + 1, request=event.request, reason="engine_failed", status=502)
     entry = LogEntry(0, subject_of(PoolName("default"), failed), encode(failed), failed)
     return renumbered([*entries, entry])
+
+
+def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
+    """A leader gives up a request whose ingress, so it seems, is gone."""
+    end = next(e for e in entries if isinstance(e.event, RequestFinished))
+    event = end.event
+    assert isinstance(event, RequestFinished)
+    stamp = Stamp(term=Term(1), number=10_000, as_of=0)
+    cancelled = RequestCancelled(
+        at=event.at - 0.01, stamp=stamp, request=event.request, reason=INGRESS_SILENT, instance=event.instance
+    )
+    entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
+    place = entries.index(end)
+    return renumbered([*entries[:place], entry, *entries[place if also_ended else place + 1 :]])
+
+
+def test_requests_of_an_ingress_that_is_gone_are_told_with_its_name(healthy: Entries, tmp_path: Path) -> None:
+    _, findings = diagnosed(_given_up(healthy, also_ended=False), tmp_path)
+
+    told = next(f for f in findings if "given up" in f["what"])
+    assert (told["severity"], told["area"]) == ("warning", "requests")
+    assert INGRESS_SILENT in told["what"]
+    assert "ingress" in told["evidence"][0]
+
+
+def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, tmp_path: Path) -> None:
+    _, findings = diagnosed(_given_up(healthy, also_ended=True), tmp_path)
+
+    assert not any("ended twice" in f["what"] for f in findings)
+    assert any("had only stood still" in e for f in findings for e in f["evidence"])
 
 
 def _without_cache_events(entries: Entries) -> Entries:

@@ -94,9 +94,10 @@ class Router:
     async def _route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
         asked, pause, began = False, NOBODY_PAUSE_WALL_SECONDS, self._clock.now()
         while not (self._silence.too_long and (asked or self._asked_lately)):
+            held_up = self._clock.now() - began if asked else 0.0
             asked, asked_at = True, self._clock.wall()
             try:
-                answer = await self._ask(msgspec.structs.replace(request, held_up=self._clock.now() - began))
+                answer = await self._ask(msgspec.structs.replace(request, held_up=held_up))
             except NoResponderError:
                 self._silence.nobody_there()
                 if not self._silence.too_long:

@@ -7,8 +7,17 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestRejected
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import Seconds
+from pointsman.contracts.requests import (
+    ENGINE_IDLE,
+    GIVEN_UP,
+    INGRESS_SILENT,
+    NEVER_ENDED,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import RequestId, Seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman.tooling.doctor.examination import Examiner
@@ -25,6 +34,11 @@ LONGEST_FACTOR = 5.0
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
+ADVICE = {
+    INGRESS_SILENT: "The ingress died, stood still or lost its way to NATS. Its log, or its machine's, says why.",
+    ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that still stands.",
+    NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
+}
 
 
 class Requests(Examiner):
@@ -40,7 +54,13 @@ class Requests(Examiner):
         self._examples: dict[str, str] = {}
         """The first that was rejected or failed so, by the reason."""
         self._cancelled: Counter[str] = Counter()
-        self._abandoned = 0
+        self._ingress: dict[RequestId, str] = {}
+        """Of requests that have no end yet."""
+        self._given_up: dict[str, Counter[str]] = {reason: Counter() for reason in GIVEN_UP}
+        """How many requests of each ingress, or at each instance, the leader gave up for that reason."""
+        self._doubted: set[RequestId] = set()
+        """Those that it gave up; their ingress may live."""
+        self._still_alive = 0
         self._twice: list[str] = []
         self._second_ends = 0
         self._alone = 0
@@ -50,6 +70,7 @@ class Requests(Examiner):
         match event:
             case RequestArrived():
                 self._arrived += 1
+                self._ingress.setdefault(event.request, event.ingress)
             case RequestGranted():
                 self._alone += event.stamp is None
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
@@ -59,7 +80,11 @@ class Requests(Examiner):
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected, state: State) -> None:
         earlier = state.workload.end_of(event.request)
+        ingress = self._ingress.pop(event.request, "")
         if earlier is not None and event.request not in state.workload.requests:
+            if event.request in self._doubted and event.stamp is None:
+                self._still_alive += 1
+                return
             self._second_ends += 1
             if len(self._twice) < SHOWN_MAX:
                 self._twice.append(f"{event.request}: {earlier}, then {type(event).__name__}")
@@ -75,8 +100,11 @@ class Requests(Examiner):
                 self._rejected[event.reason] += 1
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
-                self._cancelled[event.reason] += 1
-                self._abandoned += event.stamp is not None and bool(event.instance)
+                if event.stamp is not None and event.reason in self._given_up:
+                    self._doubted.add(event.request)
+                    self._given_up[event.reason][event.instance if event.reason == ENGINE_IDLE else ingress] += 1
+                else:
+                    self._cancelled[event.reason] += 1
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -91,19 +119,32 @@ class Requests(Examiner):
             )
         ends = self._finished + self._failed.total() + self._rejected.total()
         yield from self._shares(ends)
-        if self._abandoned:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{self._abandoned:,} granted requests were given up because nobody ever ended them",
-                advice="The ingress that served them died. Its log, or its machine's, says why.",
-            )
+        yield from self._lost()
         if self._alone:
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
                 what=f"{self._alone:,} requests were placed by ingresses alone, because no scheduler answered",
                 advice="Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
+            )
+
+    def _lost(self) -> Iterator[Finding]:
+        """Requests that the leader gave up because nobody else would have ended them."""
+        for reason, of in self._given_up.items():
+            if not of:
+                continue
+            where = "at" if reason == ENGINE_IDLE else "of"
+            evidence = [
+                f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)
+            ]
+            if reason == INGRESS_SILENT and self._still_alive:
+                evidence.append(f"{self._still_alive:,} of them ended after all: their ingress had only stood still")
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{of.total():,} requests were given up: {reason}",
+                evidence=evidence,
+                advice=ADVICE[reason],
             )
 
     def _orphans(self, state: State) -> Iterator[Finding]:
@@ -119,7 +160,7 @@ class Requests(Examiner):
             area=AREA,
             what=f"{len(overdue):,} requests have no end, {granted:,} of them were granted; the oldest is {oldest:.0f} s old",
             evidence=[self._orphan(request, state) for request in overdue[:SHOWN_MAX]],
-            advice="Their ingress died, or the end was lost. A leader gives them up: waiting after 10 s, granted after 900 s.",
+            advice="Their ingress died, or the end was lost. A leader gives them up after 3 s, as soon as one leads.",
         )
 
     def _orphan(self, request: Request, state: State) -> str:

@@ -42,6 +42,7 @@ def reasons(story: Story) -> list[str]:
     """The findings, most decisive first; none for a request that nothing is to be said about."""
     findings: tuple[Callable[[Story], Iterator[str]], ...] = (
         _refusal,
+        _held_up,
         _retries,
         _queue,
         _slow_engine,
@@ -108,6 +109,12 @@ def _refusal(story: Story) -> Iterator[str]:
             f"the least predicted anywhere was {seconds(best.predicted_ttft)}, on {best.instance}; "
             f"{seconds(rejected.budget_seconds)} of its objective were left"
         )
+
+
+def _held_up(story: Story) -> Iterator[str]:
+    arrival = story.arrival
+    if arrival is not None and arrival.held_up > OFF_SECONDS_MIN:
+        yield f"no scheduler answered for {seconds(arrival.held_up)}: for admission its objective was longer by that"
 
 
 def _retries(story: Story) -> Iterator[str]:

@@ -173,6 +173,7 @@ def _others(candidates: Sequence[Candidate], chosen: InstanceId | None = None) -
 def _arrival(event: RequestArrived, *, keys: bool) -> str:
     session = f", session {event.session}" if event.session else ""
     guessed = "" if event.exact else ", tokens guessed"
+    guessed += f", held up {_seconds(event.held_up)}" if event.held_up else ""
     return (
         f"{event.prompt_tokens} tokens in {_blocks(event.keys, keys=keys)}, up to {event.max_output_tokens} out, "
         f"{event.tenant or 'anonymous'}{session}{guessed}"
