@@ -37,6 +37,13 @@ def test_a_killed_leader_worker_engine_and_nats_server_lose_and_double_nothing(t
     assert report["terms"] > 1
 
 
+def test_a_killed_ingress_alone_and_with_the_leader_leaves_no_request_behind(tmp_path: Path) -> None:
+    report = struck(tmp_path, "--faults", "kill:ingress,kill:ingress+leader", "--seed", "8")
+
+    assert [strike["fault"] for strike in report["strikes"]].count("kill:ingress+leader") == 1
+    assert (report["lost"], report["doubled"]) == (0, 0)
+
+
 def test_a_network_that_fails_between_services_and_nats_loses_and_doubles_nothing(tmp_path: Path) -> None:
     faults = "network:cut,network:delay,network:drop,freeze:leader"
     report = struck(tmp_path, "--faults", faults, "--seed", "6")
