@@ -79,7 +79,8 @@ class Striker:
         self.strikes.append(strike)
         if fault.action == "kill":
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # an earlier strike's victim that is not back yet
+                    os.kill(pid, signal.SIGKILL)
         elif fault.action == "freeze":
             await asyncio.gather(*(_frozen(pid, fault.lasts) for pid in pids))
         else:
