@@ -1,6 +1,7 @@
 """The scheduler as a service, over the in-memory log: its commands, its log, its restart, its care for silence."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -378,3 +379,15 @@ async def test_a_log_that_was_recreated_is_read_anew() -> None:
         granted = await world.route("s", [1])
         assert isinstance(granted, RouteGranted)
         assert granted.instance == "b"
+
+
+async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler(waiter_seconds=2.0) as scheduler:
+        await world.route("kept", [1], followed=True)
+        time.sleep(3.0)  # noqa: ASYNC251 - its process stands still, and so does everybody's here
+        await asyncio.sleep(0.6)  # it looks after things before it has read what lies in its sockets
+        await world.follow("kept", waiting=[])
+
+        assert RequestId("kept") in scheduler.state.workload.requests

@@ -90,6 +90,8 @@ log = structlog.get_logger()
 
 LEADERSHIP = "leadership"
 HOUSEKEEPING_WALL_SECONDS = 0.25
+STALL_WALL_SECONDS = 1.0
+"""A look this late means that this process stood still: what others said meanwhile is not read yet."""
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
 ELECTION_RETRY_WALL_SECONDS = 0.1
@@ -206,9 +208,16 @@ class SchedulerService:
 
     async def keep_house(self) -> None:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
+        looked_at = self._clock.wall()
         while True:
             await self._clock.sleep_wall(HOUSEKEEPING_WALL_SECONDS)
-            if not self._commands.connected or self._hearing.log_is_silent(len(self.state.fleet.instances)):
+            stood_still = self._clock.wall() - looked_at > STALL_WALL_SECONDS
+            looked_at = self._clock.wall()
+            if (
+                stood_still
+                or not self._commands.connected
+                or self._hearing.log_is_silent(len(self.state.fleet.instances))
+            ):
                 self._listen_from_now()
             if self.leading is not None:
                 await self._check_liveness(self.leading)
