@@ -89,7 +89,7 @@ class FaultsOptions:
     default=",".join(DEFAULT_FAULTS),
     show_default=True,
     callback=_faults,
-    help="What strikes, each once at a random time: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), "
+    help="What strikes, each once, one after the other: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), "
     "network:cut, network:delay, network:drop. PROCESS: leader, follower, ingress, worker, engine, nats, recorder, ..., any; "
     "several at once as kill:ingress+leader.",
 )
