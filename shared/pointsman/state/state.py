@@ -13,7 +13,7 @@ from typing import TypeVar, assert_never
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
@@ -43,8 +43,10 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
+from pointsman.contracts.subjects import LEADER_KIND
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
+from pointsman.state.dead_letters import DeadLetter, DeadLetters
 from pointsman.state.decided import Decided
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
@@ -60,6 +62,9 @@ from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stag
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
 
+
+STRANGERS_MAX = 1000
+"""Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 
 FOLD_VERSION = 2
 """The rules by which events are folded today. A log says by which its leaders folded it, so that replaying it gives the
@@ -106,12 +111,13 @@ class State:
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0
-        """Where the newest LeaderElected is in the log."""
+        """Where the newest entry on the subject of LeaderElected is in the log."""
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
         self.decided = Decided()
         self.writes_lost = 0
+        self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
         self.strangers: dict[InstanceId, Seconds] = {}
@@ -120,9 +126,20 @@ class State:
         self._promises: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
 
     def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
-        """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
+        """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged.
+
+        Never raises: what the fold fails on has the effect that it had until then, the same for everyone who folds this
+        log, and becomes a dead letter.
+        """
         if sequence:
             self.sequence = sequence
+        try:
+            self._take_in(event, sequence)
+        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: nobody could ever fold beyond it
+            reason = short_reason(f"{type(error).__name__}: {error}")
+            self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
+
+    def _take_in(self, event: LogEvent, sequence: Sequence) -> None:
         if event.stamp is not None and event.stamp.term < self.term:
             self.fenced += 1
             return
@@ -209,9 +226,13 @@ class State:
             case _:
                 assert_never(event)
 
-    def skip(self, sequence: Sequence) -> None:
-        """Pass over a log entry whose effect is here already, or which nobody can read."""
+    def skip(self, sequence: Sequence, *, subject: str = "", problem: str = "") -> None:
+        """Pass over a log entry whose effect is here already, or which nobody can read: then `problem` says why."""
         self.sequence = sequence
+        if problem:
+            self.dead_letters.add(DeadLetter(sequence, short_reason(subject), short_reason(problem), decoded=False))
+        if subject.endswith(LEADER_KIND):
+            self.elected = sequence  # the next election must come behind this one, whatever it says
 
     def recall(self, kind: type[M]) -> M:
         """The memory of this kind. Asserts that a chosen policy asked for it."""
@@ -310,7 +331,10 @@ class State:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
             if event.instance not in self.fleet or event.epoch >= self._epochs[event.instance]:
+                self.strangers.pop(event.instance, None)
                 self.strangers[event.instance] = event.at
+                if len(self.strangers) > STRANGERS_MAX:
+                    del self.strangers[next(iter(self.strangers))]
             return
         self.fleet.hear(event)
         if instance.cache == "no_events" or event.sequence < instance.sequence:

@@ -46,7 +46,7 @@ def fold(
         if until is not None and until(entry):
             break
         if entry.event is None:
-            state.skip(entry.sequence)
+            state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
             apply(entry.event, entry.sequence)
     return state
@@ -66,7 +66,7 @@ def copy_of(state: State) -> State:
 def take_in(state: State, entry: LogEntry) -> None:
     """Apply one entry in log order; what does not decode is passed over, as everybody did who followed the log."""
     if entry.event is None:
-        state.skip(entry.sequence)
+        state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
     else:
         state.apply(entry.event, entry.sequence)
 
@@ -76,11 +76,20 @@ def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
     joined: InstanceJoined | None = None
     for entry in entries:
         event = entry.event
-        if isinstance(event, LeaderElected):
+        if isinstance(event, LeaderElected) and _is_usable(event.pool):
             return recorded_pool_settings(event.pool)
         if joined is None and isinstance(event, InstanceJoined):
             joined = event
     return PoolSettings(block_tokens=joined.block_tokens, speed=joined.speed) if joined else PoolSettings()
+
+
+def _is_usable(pool: Settings) -> bool:
+    """Whether a State can be made with these settings."""
+    try:
+        State(recorded_pool_settings(pool))
+    except ValueError:
+        return False
+    return True
 
 
 def recorded_pool_settings(pool: Settings) -> PoolSettings:

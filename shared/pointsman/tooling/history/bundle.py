@@ -27,7 +27,7 @@ from pointsman.simulation.replay import Known
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman.tooling.history.checkpoint import KeptCheckpoint, proven
-from pointsman.tooling.history.entries import Header, History, entry_of
+from pointsman.tooling.history.entries import Header, History
 from pointsman.tooling.history.errors import HistoryError
 
 FORMAT = "pointsman-log"
@@ -110,7 +110,7 @@ class BundleHistory(History):
                 raise HistoryError(msg) from error
             count += 1
             if read.sequence >= start:
-                yield entry_of(read.sequence, read.subject, bytes(read.event) or b64decode(read.payload))
+                yield LogEntry.read(read.sequence, read.subject, bytes(read.event) or b64decode(read.payload))
         if not self._bare:
             msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
             raise HistoryError(msg)
