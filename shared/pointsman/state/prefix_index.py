@@ -27,6 +27,8 @@ from pointsman.primitives import BlockKey, InstanceId
 ROOT = BlockKey(0)
 """The parent of a prompt's first block."""
 
+SLOTS_MAX = 65_536
+"""Instances of a packed index."""
 FORK_PRUNE_MIN = 16
 
 
@@ -272,6 +274,9 @@ class PrefixIndex:
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
         """The inverse of `pack`. Raises ValueError."""
+        if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
+            msg = f"{packed.slots} slots, or a holding in none of them"
+            raise ValueError(msg)
         index = cls()
         index._names = [None] * packed.slots
         by_slot: dict[int, Holding] = {}

@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
 
 import click
@@ -160,7 +161,7 @@ async def _connected(link: Link, settings: FleetSettings) -> None:
 def _as_json(entry: LogEntry) -> str:
     content: dict[str, object] = {"sequence": entry.sequence, "subject": entry.subject}
     if entry.event is None:
-        content |= {"problem": entry.problem, "payload": entry.payload.decode(errors="replace")}
+        content |= {"problem": entry.problem, "payload": b64encode(entry.payload).decode()}
     else:
         content["event"] = msgspec.Raw(entry.payload)
     return msgspec.json.encode(content).decode()
