@@ -56,7 +56,7 @@ Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A share, a factor or a rate."""
 
-Coefficient = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Coefficient = Annotated[float, Meta(ge=0.0, le=1e6)]
 """Of a cost model."""
 
 Tokens = Annotated[int, Meta(ge=-1, le=2**40)]

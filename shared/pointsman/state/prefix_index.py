@@ -191,9 +191,16 @@ class PrefixIndex:
             known += 1
         if known < len(keys):
             fresh = keys[known:] if known else keys
-            anchored.update(dict.fromkeys(fresh, bit))
-            self._link(keys[known - 1] if known else parent, fresh[0])
-            self._children.update(pairwise(fresh))
+            above = keys[known - 1] if known else parent
+            if anchored.keys().isdisjoint(fresh):
+                anchored.update(dict.fromkeys(fresh, bit))
+                self._link(above, fresh[0])
+                self._children.update(pairwise(fresh))
+            else:  # keys that are no chain: somebody else holds one without those before it
+                for key in fresh:
+                    anchored[key] = anchored.get(key, 0) | bit
+                    self._link(above, key)
+                    above = key
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         """The instance no longer holds `keys`, in any order. Blocks it does not hold are no-ops."""

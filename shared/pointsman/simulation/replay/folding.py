@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import LeaderElected, Settings
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
-from pointsman.primitives import Sequence
+from pointsman.primitives import SPEED_MIN, Sequence
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
 
@@ -94,5 +94,9 @@ def _is_usable(pool: Settings) -> bool:
 
 def recorded_pool_settings(pool: Settings) -> PoolSettings:
     """The settings that a LeaderElected carries; those that it does not name are at their defaults, but for the version of
-    the fold: a leader that does not name it knew only the first."""
-    return msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
+    the fold: a leader that does not name it knew only the first. Raises ValueError."""
+    settings = msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
+    if settings.speed < SPEED_MIN or settings.block_tokens < 1:
+        msg = "speed and block_tokens must be above 0"
+        raise ValueError(msg)
+    return settings
