@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -46,6 +47,7 @@ from pointsman.tooling.cli import main
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
 from pointsman.tooling.terminal import SafeConsole
+from pointsman_ingress.proxy import EngineClient, EngineFailedError
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.events import joined, reported, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
@@ -321,6 +323,14 @@ async def test_a_handler_goes_on_behind_garbage_and_behind_an_error_of_its_own()
         answer = await link.commands.request("pm.x", DescribeFleet(), timeout=5.0)
 
     assert (answer, asked, heard.undecoded, len(heard.failed)) == (DescribeFleet(), 2, 5, 1)
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://" + "a" * 200, "nothing", "http://127.0.0.1:99999", "file:///etc"])
+async def test_an_engine_whose_url_is_none_has_merely_failed(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        engines = EngineClient(session, api_key="", forward_authorization=False)
+        with pytest.raises(EngineFailedError):
+            await engines.send(url, "/v1/completions", b"{}", {}, "r-1")
 
 
 # Tools
