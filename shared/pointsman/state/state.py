@@ -71,6 +71,12 @@ FOLD_VERSION = 2
 same decisions: 1 (logs that say nothing) believes what events say of caches and fleet; 2 checks that against what engines
 deliver."""
 
+STEP_MAX = 2**32
+"""How far ahead of what is known a term, an epoch or the number of a decision may be: whoever comes next counts on from it,
+and one entry must not use up the numbers that there are."""
+EPOCH_EXPECTED_MAX = Epoch(10**13)
+"""Unix ms in the year 2286: a first epoch may be so high in any case."""
+
 M = TypeVar("M", bound=Memory)
 
 
@@ -213,11 +219,13 @@ class State:
                 self._end(event)
             case LeaderElected():
                 if sequence:  # a term begins for everyone at the same entry, also for the one who leads it
-                    self.term = max(self.term, event.term)
                     self.elected = sequence
+                    _check_step("term", self.term, event.term)
+                    self.term = max(self.term, event.term)
             case WritesLost():
                 self.writes_lost += event.count
             case ScaleDecided():
+                _check_step("number", self.scaling.number, event.number)
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
@@ -313,8 +321,10 @@ class State:
     # The fleet
 
     def _join(self, event: InstanceJoined) -> None:
-        if event.epoch <= self._epochs.get(event.instance, -1):
+        newest = self.newest_epoch(event.instance)
+        if event.epoch <= newest:
             return
+        _check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self._epochs[event.instance] = event.epoch
         self.strangers.pop(event.instance, None)
         self._forget_cache(event.instance)
@@ -607,3 +617,10 @@ class State:
         while promises and promises[0][0] <= now:
             _, instance, epoch, keys = promises.popleft()
             self._release(instance, epoch, keys)
+
+
+def _check_step(what: str, known: int, told: int) -> None:
+    """Raises ValueError where nobody can have counted so far."""
+    if told > known + STEP_MAX:
+        msg = f"{what} {told} is too far ahead of {known}"
+        raise ValueError(msg)
