@@ -31,10 +31,11 @@ from pointsman.contracts.codec import (
     decode_event,
     encode,
 )
-from pointsman.contracts.commands import CancelRequest, DescribeFleet
+from pointsman.contracts.commands import CancelRequest, DescribeFleet, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided, WritesLost
 from pointsman.contracts.subjects import leader_subject, subject_of
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import fold, verify
@@ -49,7 +50,7 @@ from pointsman.tooling.history.sources import Header
 from pointsman.tooling.terminal import SafeConsole
 from pointsman_ingress.proxy import EngineClient, EngineFailedError
 from tests.golden.samples import COMMANDS, EVENTS
-from tests.support.events import joined, reported, stored
+from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
 from tests.support.random_logs import fresh_state, random_log
 from tests.support.recorded_log import RecordedFleet
@@ -232,6 +233,34 @@ def test_nothing_that_decodes_ends_a_fold(seed: int) -> None:
     failed = [letter for letter in state.dead_letters.newest if letter.decoded and "too far ahead" not in letter.reason]
     assert failed == [], f"seed {seed}"
     assert decode_state(encode_state(state)).sequence == state.sequence
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_command_that_decodes_fails_at_a_leader_of_a_poisoned_log(seed: int) -> None:
+    chance = Random(seed)
+    policies = policy_set(routing=chance.choice(list(ROUTING_POLICIES)), prefill_window_tokens=400, rebind=True)
+    state = State(PoolSettings(), policies.memories())
+    dispatcher = Dispatcher(state, policies, term=Term(2**31))
+    known = [encode(event) for event in [*random_log(seed, 80), *EVENTS]]
+    for sequence, payload in enumerate(known, start=1):
+        told = mutated(payload, chance) if chance.random() < 0.5 else payload
+        if accepted(told, decode_event):
+            state.apply(decode_event(told), sequence)
+    state.apply(joined("a", at=60.0, epoch=90), 1000)
+
+    answered = 0
+    for number in range(150):
+        payload = encode(route(f"q{number % 20}", [chance.randrange(600) for _ in range(4)], arrived_at=60.0))
+        told = mutated(payload, chance) if chance.random() < 0.7 else payload
+        command = decode_command(told) if accepted(told, decode_command) else None
+        decided = dispatcher.route(command, 61.0 + number) if isinstance(command, RouteRequest) else []
+        for line in list(state.workload.lines):
+            decided += dispatcher.grant_waiting(line, 61.0 + number)
+        for event in decided + dispatcher.relocate_pending(61.0 + number):
+            assert decode_event(encode(event)) == event, f"seed {seed}"
+        answered += bool(decided)
+
+    assert answered > 10, f"seed {seed}"
 
 
 def test_keys_that_are_no_chain_leave_an_index_that_can_be_cleared() -> None:
