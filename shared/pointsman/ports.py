@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.primitives import InstanceId, Seconds, Sequence, Term
 
@@ -55,6 +55,14 @@ class LogEntry(msgspec.Struct, frozen=True):
     payload: bytes
     event: LogEvent | None
     problem: str = ""
+
+    @classmethod
+    def read(cls, sequence: Sequence, subject: str, payload: bytes) -> "LogEntry":
+        """The entry for a message as it is stored."""
+        try:
+            return cls(sequence, subject, payload, decode_event(payload, subject))
+        except UndecodableError as error:
+            return cls(sequence, subject, payload, None, str(error))
 
 
 @dataclass(frozen=True, slots=True)

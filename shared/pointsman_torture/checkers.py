@@ -375,7 +375,7 @@ def empty_state(world: World) -> State:
 def fold_in(state: State, stored: Stored) -> None:
     """One entry, as every reader of the log takes it in."""
     if stored.event is None:
-        state.skip(stored.sequence)
+        state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
     else:
         state.apply(stored.event, stored.sequence)
 

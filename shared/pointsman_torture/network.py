@@ -109,6 +109,9 @@ class Stored:
     event: LogEvent | None
     echo: bool = False
     first: Sequence = 1
+    subject: str = ""
+    problem: str = ""
+    """Of an entry that nobody can read: where it is, and why, as every reader is told."""
 
     @property
     def stamp(self) -> Stamp | None:
@@ -248,8 +251,10 @@ class Network:
     def _store_damaged(self, writer: str, event: CacheEvent) -> Sequence:
         """Bytes that nobody can read, or, where keys were removed, other keys."""
         if isinstance(event, BlocksRemoved) or self.chance.random() < 0.5:
-            sequence = self.broker.store_raw(subject_of(self.pool, event), b"\x00" + encode(event))
-            self.history.append(Stored(sequence, self.loop.time(), writer, None))
+            subject, payload = subject_of(self.pool, event), b"\x00" + encode(event)
+            sequence = self.broker.store_raw(subject, payload)
+            problem = LogEntry.read(sequence, subject, payload).problem
+            self.history.append(Stored(sequence, self.loop.time(), writer, None, subject=subject, problem=problem))
         else:
             altered = BlocksRemoved(
                 at=event.at, instance=event.instance, epoch=event.epoch, sequence=event.sequence, keys=b""

@@ -119,7 +119,7 @@ class FoldTwin:
         event, state = stored.event, self._state
         self._folded += 1
         if event is None:
-            state.skip(stored.sequence)
+            state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
             return
         first_token = self._first_token(event)
         state.apply(event, stored.sequence)

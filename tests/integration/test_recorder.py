@@ -13,6 +13,7 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
@@ -21,6 +22,7 @@ from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
 from tests.support.events import finished, first_token, joined, stored
 from tests.support.nats import running_nats
+from tests.support.poison import bad_utf8, deep
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
@@ -136,6 +138,32 @@ async def test_what_does_not_decode_is_kept_as_a_dead_letter(file: Path) -> None
     assert rows(file, "SELECT sequence, subject, payload FROM dead_letters") == [
         (1, "pm.default.scale", b"\xff nonsense")
     ]
+
+
+async def test_any_bytes_on_any_subject_are_kept_with_their_place_and_stop_no_recorder(file: Path) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    good = encode(finished("r-1", "engine-1", at=1.0))
+    on_good = "pm.default.request.r-1"
+    poison = [
+        (on_good, deep(good)), (on_good, bad_utf8(good)), (on_good, good[:-1] + b',"x":"\\u0000"}'), (on_good, b"\x00"),
+        ("pm.default.request." + "x" * 300, good), ("pm.default.fleet.\x00\x1b", good), (on_good, b"["),
+    ]  # fmt: skip
+    for subject, payload in poison:
+        broker.store_raw(subject, payload)
+    broker.store_raw(on_good, good)
+
+    async with recording(log, file):
+        await until(file, "SELECT sequence FROM events", [(8,)])
+    await log.append(joined("engine-1"))
+    async with recording(log, file):
+        await until(file, "SELECT sequence FROM events", [(8,), (9,)])
+
+    kept = rows(file, "SELECT sequence, payload FROM dead_letters ORDER BY sequence")
+    assert kept == [(sequence, payload) for sequence, (_, payload) in enumerate(poison, start=1)]
+    assert rows(file, "SELECT max(length(subject)), max(length(problem)) <= 200 FROM dead_letters") == [(255, 1)]
+    assert rows(file, "SELECT request, end_type, ends FROM requests") == [("r-1", "RequestFinished", 1)]
+    assert rows(file, "SELECT * FROM gaps") == []
 
 
 async def test_entries_missed_leave_a_gap_and_a_log_that_went_back_another_history(file: Path) -> None:

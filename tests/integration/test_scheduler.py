@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import Fault, MemoryBroker
-from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.codec import AnyCommand, LogEvent, encode
 from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
@@ -22,6 +23,7 @@ from pointsman.contracts.commands import (
     ResyncCache,
     RouteGranted,
     RouteRejected,
+    RouteRequest,
     SentRequest,
 )
 from pointsman.contracts.decisions import RequestPlaced
@@ -33,6 +35,7 @@ from pointsman.contracts.subjects import (
     resync_subject,
     route_subject,
 )
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
@@ -225,6 +228,47 @@ async def test_a_leader_whose_decision_the_log_has_lost_leads_on_in_a_new_term_f
     assert sum(verdict.unchecked.values()) == 1, "the grant in term 1"
     assert (verdict.identical, verdict.different) == (verdict.decisions - 1, 0)
     assert verdict.identical >= 8
+
+
+async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, failures = World(), [KeyError("route"), KeyError("liveness")]
+    decide, look = Dispatcher.route, Dispatcher.check_liveness
+
+    def route_and_fail(self: Dispatcher, command: RouteRequest, now: float) -> list[LogEvent]:
+        events = decide(self, command, now)
+        if command.request == "bad":
+            raise failures[0]
+        return events
+
+    def always_fail(self: Dispatcher, now: float, **bounds: float) -> list[LogEvent]:
+        look(self, now, **bounds)
+        raise failures[1]
+
+    monkeypatch.setattr(Dispatcher, "route", route_and_fail)
+    monkeypatch.setattr(Dispatcher, "check_liveness", always_fail)
+    await world.append(world.joined("a"))
+    async with world.scheduler() as service:
+        assert await world.waits("bad", [1])
+        assert isinstance(await world.route("good", [2]), RouteGranted)
+        broken = msgspec.structs.replace(reported("a", 0, [], at=world.clock.now()), instance=InstanceId("b"))
+        world.broker.store_raw(f"pm.{POOL}.fleet.a", encode(broken))
+        assert isinstance(await world.route("better", [3]), RouteGranted)
+        assert (service.state.term, service.state.dead_letters.undecodable) == (1, 1)
+
+    entries = [entry async for entry in _entries(world)]
+    verdict = verify(entries)
+    assert (verdict.different, verdict.undecodable, verdict.problems) == (0, 1, [])
+    assert verdict.identical == verdict.decisions == 6, "placed and granted, three times"
+
+
+async def _entries(world: World) -> AsyncIterator[LogEntry]:
+    """What the log has by now."""
+    last = world.broker.extent.last
+    async for entry in world.client.log.read(1):
+        assert isinstance(entry, LogEntry)
+        yield entry
+        if entry.sequence == last:
+            return
 
 
 async def test_a_silent_worker_is_suspected_and_what_waits_for_it_moves() -> None:

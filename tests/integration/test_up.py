@@ -24,7 +24,7 @@ from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
 from pointsman.tooling.discovery import find_fleet
 from pointsman.tooling.engine_sim.kv_transfer import parse_kv_transfer_config
-from pointsman.tooling.up.child import RESTARTS_PER_MINUTE_MAX, ChildProcess
+from pointsman.tooling.up.child import ChildProcess
 from pointsman.tooling.up.command import run_fleet
 from pointsman.tooling.up.plan import SOCKET_PATH_MAX, processes
 from pointsman.tooling.up.ports import free_ports, is_free
@@ -34,6 +34,7 @@ from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
 from pointsman.tooling.vllm_cpu.home import EngineHome
 from tests.support.compose import settings_type_of
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up
+from tests.support.waiting import eventually
 
 GONE_SECONDS_MAX = 20.0
 
@@ -224,19 +225,32 @@ async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_p
     await runner.stop()
 
 
-async def test_a_process_that_keeps_dying_is_restarted_loudly_and_not_for_ever(
+async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_until_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.child.FIRST_RESTART_WAIT_SECONDS", 0.001)
-    child = Script(tmp_path, "print('ready')")
+    monkeypatch.setattr("pointsman.tooling.up.child.FIRST_RESTART_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("pointsman.tooling.up.child.RESTART_WAIT_SECONDS_MAX", 0.04)
+    monkeypatch.setattr("pointsman.tooling.up.runner.RESTART_WAIT_SECONDS_MAX", 0.04)
+    cure = tmp_path / "cure"
+    child = Script(
+        tmp_path,
+        f"import pathlib, time; print('ready', flush=True); pathlib.Path({str(cure)!r}).exists() and time.sleep(60)",
+    )
     runner, said = runner_of(child)
     await child.start()
+    keeping = asyncio.create_task(runner.keep(restart=True))
 
-    await runner.keep(restart=True)
+    await eventually(lambda: sum("was started again" in line for line in said) >= 8)
+    cure.touch()
+    await eventually(lambda: child.exit_code is None and "was started again" in said[-1])
+    await runner.stop()
+    await keeping
 
-    assert sum("was started again" in line for line in said) == RESTARTS_PER_MINUTE_MAX
-    assert sum("ended with exit code 0" in line for line in said) == RESTARTS_PER_MINUTE_MAX + 1
-    assert said[-1] == "✗ child stays down: it died too often in a minute"
+    waits = [line.rpartition(", ")[2] for line in said if "was started again" in line]
+    assert waits[:3] == ["0.01 s later", "0.02 s later", "0.04 s later"]
+    assert set(waits[3:]) == {"0.04 s later"}
+    assert "✗ child keeps dying: it is started again every 0.04 s" in said
+    assert not any("stays down" in line for line in said)
 
 
 async def test_without_restart_a_death_is_told_and_left(tmp_path: Path) -> None:

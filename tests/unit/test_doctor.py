@@ -30,8 +30,8 @@ from pointsman.tooling.cli import main
 from pointsman.tooling.doctor.samples import Heavy, Sample
 from pointsman.tooling.doctor.timeline import Timeline
 from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.history.sources import Header
+from pointsman.tooling.terminal import wall_time
 from tests.support.events import joined, stored
 from tests.support.headless import write_headless
 from tests.support.recorded_log import rewritten

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from pointsman.chassis.containment import DeadLetterWatch, contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent
-from pointsman.ports import Clock, EventLog, LogReset
+from pointsman.ports import Clock, EventLog, LogEntry, LogReset
 from pointsman.primitives import Epoch, InstanceId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
@@ -47,6 +48,7 @@ class FleetView:
         self._leaders_block_tokens: Tokens = 0
         self._joined_block_tokens: Tokens = 0
         self._changed = asyncio.Event()
+        self._dead_letters = DeadLetterWatch()
         self._hear_elections: list[Callable[[Term], None]] = []
         self._missing()
 
@@ -61,15 +63,23 @@ class FleetView:
                 log.warning("fleet_view_reset", reason=entry.reason)
                 self._state = self._nothing()
                 self._elected(Term(0))
-            elif isinstance(entry.event, LeaderElected):
-                self._state.apply(entry.event, entry.sequence)
-                self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
-                self._elected(self._state.term)
-            elif isinstance(entry.event, FleetEvent):
-                self._state.apply(entry.event, entry.sequence)
-                self._note_models()
+            else:
+                with contained("fleet_view"):
+                    self._take_in(entry)
+                self._dead_letters.look(self._state.dead_letters)
             self._missing()
             self._changed.set()
+
+    def _take_in(self, entry: LogEntry) -> None:
+        if entry.event is None:
+            self._state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
+        elif isinstance(entry.event, LeaderElected):
+            self._state.apply(entry.event, entry.sequence)
+            self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
+            self._elected(self._state.term)
+        elif isinstance(entry.event, FleetEvent):
+            self._state.apply(entry.event, entry.sequence)
+            self._note_models()
 
     async def changed(self) -> None:
         """Wait until there was an event since the last call. Meant for one waiting task."""

@@ -15,6 +15,7 @@ from random import Random
 import msgspec
 import structlog
 
+from pointsman.chassis.containment import contained
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
@@ -88,7 +89,7 @@ class Prober:
             await self._fleet.changed()
             for instance in self._waiting():
                 self._seen.add(self._life(instance))
-                self._supervisor.start(self._probe(instance), name=f"probe-{instance.id}")
+                self._supervisor.start(self._probe_contained(instance), name=f"probe-{instance.id}")
 
     def _waiting(self) -> list[Instance]:
         return [
@@ -107,6 +108,10 @@ class Prober:
 
     def _keys_differ(self, instance: Instance) -> bool:
         return instance.block_tokens != self._keys.block_tokens
+
+    async def _probe_contained(self, instance: Instance) -> None:
+        with contained("probe"):
+            await self._probe(instance)
 
     async def _probe(self, instance: Instance) -> None:
         life = self._life(instance)

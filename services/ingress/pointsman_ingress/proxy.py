@@ -80,12 +80,17 @@ class EngineClient:
         """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
         serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
         which an engine says that it cannot do such a thing)."""
-        url = self._urls.get((engine, path)) or self._remember_url(engine, path)
         try:
+            url = self._urls.get((engine, path)) or self._remember_url(engine, path)
             response = await self._session.post(
                 url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
             )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (
+            aiohttp.ClientError,
+            OSError,
+            TimeoutError,
+            ValueError,
+        ) as error:  # ValueError: what it calls its URL is none
             raise _failure(error) from error
         if (response.status >= 500 and response.status != NOT_IMPLEMENTED) or 300 <= response.status < 400:
             response.close()

@@ -9,6 +9,7 @@ from pointsman.primitives import Seconds, SessionId, Tenant
 from pointsman_ingress.openai_errors import Refusal, bad_request
 
 NAME_LENGTH_MAX = 128
+OBJECTIVE_MILLISECONDS_MAX = 1e12
 ANONYMOUS = Tenant("anonymous")
 
 Headers = dict[bytes, bytes]
@@ -72,7 +73,7 @@ def _seconds(value: bytes, name: bytes) -> Seconds:
         milliseconds = float(value)
     except ValueError:
         milliseconds = 0.0
-    if not 0 < milliseconds < float("inf"):
+    if not 0 < milliseconds <= OBJECTIVE_MILLISECONDS_MAX:
         raise _bad_objective(name.decode())
     return milliseconds / 1000
 

@@ -54,6 +54,9 @@ from pointsman_ingress.tokenising import Inquiry
 
 log = structlog.get_logger()
 
+OUTPUT_TOKENS_MAX: Tokens = 2**31
+"""What a client may ask for where nobody knows the model's context."""
+
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
 
@@ -410,7 +413,7 @@ def _output_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> To
     room = max(0, model_len - prompt_tokens)
     if asked.output_tokens is None:
         return room
-    return min(asked.output_tokens, room) if room else asked.output_tokens
+    return min(asked.output_tokens, room or OUTPUT_TOKENS_MAX)
 
 
 def _knowledge(grant: RouteGranted, *, exact: bool) -> str:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import structlog
 
 from pointsman.chassis import telemetry
+from pointsman.chassis.containment import contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import LogEvent
@@ -103,11 +104,14 @@ class RebalancerService:
             await _at_most(REGULARLY_WALL_SECONDS, self._caused)
             await self._clock.sleep_wall(DEBOUNCE_WALL_SECONDS)
             started = self._clock.wall()
-            plan, cause_at = self._plan()
+            plan, cause_at = MigrationPlan(self.state.sequence), None
+            with contained("planning"):
+                plan, cause_at = self._plan()
             planning = self._clock.wall() - started
             telemetry.PLANNING_SECONDS.observe(planning)
-            if plan.migrations:
-                await self._carry_out(plan, cause_at)
+            with contained("plan"):
+                if plan.migrations:
+                    await self._carry_out(plan, cause_at)
             await self._clock.sleep_wall(planning * (1 / PLANNING_SHARE_MAX - 1))
 
     def _hear(self, event: LogEvent) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.telemetry import RECORDER_SEQUENCE
+from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 from pointsman_recorder.archive import Archive, Batch, Branch
@@ -32,6 +33,10 @@ QUEUE_BATCHES_MAX = 4
 RETRY_SECONDS_MIN = 0.1
 RETRY_SECONDS_MAX = 5.0
 FINISH_SECONDS_MAX = 2.0
+SUBJECT_LENGTH_MAX = 255
+"""As the column has."""
+NUL_ESCAPE = b"\\u0000"
+"""PostgreSQL could not take a payload with it apart, and the view of all requests would fail with that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +231,8 @@ def _batch_of(items: list[_Item]) -> Batch:
             _add_opened(batch, item)
         elif item.entry.event is None:
             _add_dead(batch, item, item.entry.problem)
+        elif NUL_ESCAPE in item.entry.payload:
+            _add_dead(batch, item, "it has a NUL character, which SQL keeps in no text")
         else:
             _add_event(batch, item)
     return batch
@@ -268,9 +275,9 @@ def _add_dead(batch: Batch, read: _Read, problem: str) -> None:
         {
             "log": read.branch.log,
             "sequence": read.entry.sequence,
-            "subject": read.entry.subject,
+            "subject": read.entry.subject[:SUBJECT_LENGTH_MAX].replace("\x00", ""),
             "payload": read.entry.payload,
-            "problem": problem,
+            "problem": short_reason(problem),
         }
     )
 

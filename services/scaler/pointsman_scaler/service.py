@@ -17,6 +17,7 @@ from collections import Counter
 import structlog
 
 from pointsman.chassis import telemetry
+from pointsman.chassis.containment import contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.leadership import Leadership
 from pointsman.chassis.log_follower import LogFollower
@@ -192,8 +193,9 @@ class ScalerService:
 
     async def _tick_for_ever(self) -> None:
         while True:
-            if self.acts and self._follower.caught_up and self._commands.connected:
-                await self._tick()
+            with contained("scaling"):
+                if self.acts and self._follower.caught_up and self._commands.connected:
+                    await self._tick()
             await self._clock.sleep_wall(TICK_WALL_SECONDS)
 
     async def _tick(self) -> None:

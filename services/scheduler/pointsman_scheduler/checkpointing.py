@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from pointsman.chassis.checkpoint_proof import entry_digest
+from pointsman.chassis.containment import DeadLetterWatch
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -67,6 +68,7 @@ class Checkpointer:
         self._following = following
         self._clock = clock
         self._cadence = cadence
+        self._dead_letters = DeadLetterWatch()
         self._extent = LogExtent("", 1, 0)
         self._extent_at: Seconds = 0.0
         self._end: Sequence = 0
@@ -90,9 +92,10 @@ class Checkpointer:
         self._saved, self._saved_at = state.sequence, self._clock.wall()
         async for entry in self._following.entries(beginning):
             if entry.event is None:
-                state.skip(entry.sequence)
+                state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
             else:
                 state.apply(entry.event, entry.sequence)
+            self._dead_letters.look(state.dead_letters)
             await self._look_at_log()
             if self._is_due(state):
                 await self._save(state, entry)

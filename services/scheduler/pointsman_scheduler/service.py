@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from pointsman.chassis import telemetry
+from pointsman.chassis.containment import DeadLetterWatch, contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.leadership import Leadership
 from pointsman.contracts.codec import AnyCommand, LogEvent
@@ -169,6 +170,9 @@ class SchedulerService:
         """Who was asked to join again, and after which report."""
         self._hearing = Hearing(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
+        self._dead_letters = DeadLetterWatch()
+        self._unwritten: list[LogEvent] = []
+        """Decisions that are in the state and not yet given to the log."""
         self._listens_since: Seconds = 0.0
         self._listens_since_wall: Seconds = 0.0
         self.state = empty_state(settings, policies)
@@ -219,28 +223,34 @@ class SchedulerService:
                 or self._hearing.log_is_silent(len(self.state.fleet.instances))
             ):
                 self._listen_from_now()
-            if self.leading is not None:
-                await self._check_liveness(self.leading)
-            if self.leading is not None:
-                await self._give_up_lost(self.leading)
+            with contained("liveness"):
+                if self.leading is not None:
+                    await self._check_liveness(self.leading)
+            with contained("lost requests"):
+                if self.leading is not None:
+                    await self._give_up_lost(self.leading)
             self._say_whether_ready()
             telemetry.LEADING.set(self.leading is not None)
             telemetry.TERM.set(self.state.term)
-            self._gauges.show(self.state)
+            with contained("gauges"):
+                self._gauges.show(self.state)
 
     async def heal(self) -> None:
         """Ask for a snapshot wherever the index is in doubt, for ever."""
         while True:
             await self._clock.sleep_wall(HEALING_WALL_SECONDS)
-            if self.leading is None:
-                continue
-            for instance in self.state.fleet.instances:
-                if instance.doubt:
-                    await self._resync(instance.id, instance.doubt)
-            for stranger, heard_at in list(self.state.strangers.items()):
-                if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
-                    self._strangers_asked[stranger] = heard_at
-                    await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
+            with contained("healing"):
+                if self.leading is not None:
+                    await self._heal_doubts()
+
+    async def _heal_doubts(self) -> None:
+        for instance in self.state.fleet.instances:
+            if instance.doubt:
+                await self._resync(instance.id, instance.doubt)
+        for stranger, heard_at in list(self.state.strangers.items()):
+            if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
+                self._strangers_asked[stranger] = heard_at
+                await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
 
     # Folding
 
@@ -293,8 +303,9 @@ class SchedulerService:
         elected, fence = await self._be_elected()
         await self._folded_to(fence.elected)
         self._lead(elected.term, fence)
-        if self.leading is not None:
-            await self._publish(self.leading.relocate_pending(self._clock.now()))  # who drained while nobody led
+        with contained("relocation"):
+            if self.leading is not None:
+                await self._publish(self.leading.relocate_pending(self._clock.now()))  # who drained while nobody led
 
     async def _keep_lease(self) -> None:
         """Raises DeposedError."""
@@ -332,11 +343,16 @@ class SchedulerService:
         self._listen_from_now()
         self._hearing.begin()
         self._fence = fence
-        self.dispatcher = Dispatcher(state, self._policies, term=term)
+        self._unwritten = []
+        self.dispatcher = Dispatcher(state, self._policies, term=term, on_record=self._note_decision)
         self._migrations = MigrationDesk(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))
+
+    def _note_decision(self, decision: LogEvent) -> LogEvent:
+        self._unwritten.append(decision)
+        return decision
 
     async def _stop_serving(self) -> None:
         self.dispatcher = None
@@ -367,7 +383,7 @@ class SchedulerService:
         event = entry.event
         if event is None or self._is_own(event):
             self._hearing.heard(event.stamp.number if event is not None and event.stamp is not None else 0)
-            self.state.skip(entry.sequence)
+            self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
             self._hearing.heard()
             touched = self._instance_of(event)
@@ -375,11 +391,14 @@ class SchedulerService:
             if isinstance(event, LeaderElected):
                 self._hear_election(event)
             elif isinstance(event, InstanceJoined):
-                self._check_keys(event.instance)
+                with contained("key_check"):
+                    self._check_keys(event.instance)
             elif isinstance(event, WritesLost) and event.writer == self._name and self.dispatcher is not None:
                 await self._end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
-            if self.leading is not None:
-                await self._react(self.leading, event, touched)
+            with contained("reaction"):
+                if self.leading is not None:
+                    await self._react(self.leading, event, touched)
+        self._dead_letters.look(self.state.dead_letters)
 
     def _hear_election(self, event: LeaderElected) -> None:
         """Another leads: what was decided here and is not written yet never will be, and this life ends at the next look
@@ -555,9 +574,13 @@ class SchedulerService:
     # Publishing and answering
 
     async def _publish(self, events: list[LogEvent]) -> None:
-        """Write decisions down, then answer who waits for them. The state is not touched."""
+        """Write decisions down, then answer who waits for them. The state is not touched.
+
+        With `events` go those of a step before that failed after it had decided them: they are in the state.
+        """
+        decided, self._unwritten = self._unwritten or events, []
         answers = []
-        for event in events:
+        for event in decided:
             self._log.append_soon(event, self._fence)
             if event.stamp is not None:
                 self._hearing.wrote(event.stamp.number)

@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_stores import MemoryCheckpoints, MemoryLease
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, decode_event, encode
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
-from pointsman.contracts.subjects import SUBJECT_ROOT, message_id, subject_of
+from pointsman.contracts.subjects import SUBJECT_ROOT, leader_subject, message_id, subject_of
 from pointsman.ports import (
     Clock,
     CommandHandler,
@@ -129,6 +129,8 @@ class MemoryBroker:
     def store_raw(self, subject: str, payload: bytes) -> Sequence:
         """Store anything, as a stranger with access to the server could."""
         self._entries.append(_Stored(subject, payload))
+        if subject == leader_subject(self.pool):
+            self._elections.append(self.extent.last)
         self._bytes += len(payload)
         while self._bytes > self.bytes_max:
             self._drop_oldest()
@@ -141,8 +143,6 @@ class MemoryBroker:
         if identity is not None and identity in self._ids:
             return self._ids[identity]
         sequence = self.store_raw(subject_of(self.pool, event), encode(event))
-        if isinstance(event, LeaderElected):
-            self._elections.append(sequence)
         if identity is not None:
             self._ids[identity] = sequence
             if len(self._ids) > MESSAGE_IDS_MAX:
@@ -164,7 +164,7 @@ class MemoryBroker:
 
     @property
     def _elected(self) -> Sequence:
-        """Where the newest LeaderElected is that is left; 0 where none is."""
+        """Where the newest entry on the subject of LeaderElected is that is left; 0 where none is."""
         return self._elections[-1] if self._elections and self._elections[-1] >= self._first else 0
 
     def at(self, sequence: Sequence) -> _Stored | None:
@@ -238,7 +238,11 @@ class _Writes:
         if fault == "lose":
             self._lose("lost by a fault")
             return None
-        sequence = self._broker.store(event)
+        try:
+            sequence = self._broker.store(event)
+        except UnwritableError as error:
+            self._lose(str(error))
+            return None
         if fault == "duplicate":
             self._broker.store_raw(subject_of(self._broker.pool, event), encode(event))
         self._listener.appended(type(event).__name__)
@@ -289,7 +293,10 @@ class MemoryLog(EventLog):
         if not self._broker.available:
             unavailable = "the broker is away"
             raise LogUnavailableError(unavailable)
-        return Fence(self._broker.elect(event, after))
+        try:
+            return Fence(self._broker.elect(event, after))
+        except UnwritableError as error:
+            raise LogUnavailableError(str(error)) from error
 
     @override
     async def flush(self, timeout: Seconds) -> bool:
@@ -341,7 +348,7 @@ class _Reader:
             self._position += 1
             self._last = stored
             if self._wanted(stored.subject):
-                return _entry(self._position, stored)
+                return LogEntry.read(self._position, stored.subject, stored.payload)
         return None
 
     def _broken(self, extent: LogExtent) -> str:
@@ -357,13 +364,6 @@ class _Reader:
 
     def _wanted(self, subject: str) -> bool:
         return not self._prefixes or any(subject == p or subject.startswith(p + ".") for p in self._prefixes)
-
-
-def _entry(sequence: Sequence, stored: _Stored) -> LogEntry:
-    try:
-        return LogEntry(sequence, stored.subject, stored.payload, decode_event(stored.payload))
-    except UndecodableError as error:
-        return LogEntry(sequence, stored.subject, stored.payload, None, str(error))
 
 
 class _Served:
@@ -420,7 +420,11 @@ class MemoryCommands(Commands):
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
-        answer = await self.request_bytes(subject, encode(command), timeout=timeout)
+        try:
+            payload = encode(command)
+        except UnwritableError as error:
+            raise CommandTimeoutError(str(error)) from error
+        answer = await self.request_bytes(subject, payload, timeout=timeout)
         try:
             return decode_command(answer)
         except UndecodableError as error:

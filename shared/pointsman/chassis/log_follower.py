@@ -6,6 +6,7 @@ where the log was reset, and keep aside what does not decode.
 
 from collections.abc import Callable, Iterable
 
+from pointsman.chassis.containment import DeadLetterWatch, contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
@@ -48,6 +49,7 @@ class LogFollower:
         self._settings = settings
         self._memories = memories
         self._end: Sequence | None = None
+        self._dead_letters = DeadLetterWatch()
         self.begun: Sequence = 1
         """The first entry that is in the state: where it is not 1, the log has lost what came before."""
         self.state = State(settings, memories())
@@ -84,7 +86,9 @@ class LogFollower:
         if not self.state.sequence:
             self.begun = entry.sequence
         if entry.event is None:
-            self.state.skip(entry.sequence)
+            self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
             self.state.apply(entry.event, entry.sequence)
-            self._heard(entry.event)
+            with contained("heard"):
+                self._heard(entry.event)
+        self._dead_letters.look(self.state.dead_letters)

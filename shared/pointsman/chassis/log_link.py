@@ -16,8 +16,10 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.jetstream import StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.chassis import telemetry
+from pointsman.chassis.containment import contained
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.settings import DeploymentSettings
+from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName
 
@@ -119,7 +121,7 @@ class _TelemetryListener(LogListener):
     @override
     def undecodable(self, subject: str, problem: str) -> None:
         telemetry.LOG_UNDECODABLE.inc()
-        log.error("undecodable_message", subject=subject, problem=problem)
+        self._warn("undecodable_message", subject=short_reason(subject), problem=problem)
 
     @override
     def reset(self, reason: str) -> None:
@@ -128,7 +130,9 @@ class _TelemetryListener(LogListener):
 
     @override
     def handler_failed(self, subject: str, error: Exception) -> None:
-        log.error("command_handler_failed", subject=subject, exc_info=error)
+        with contained("command"):
+            log.debug("command_handler_failed", subject=subject)
+            raise error
 
     @override
     def trouble(self, what: str, reason: str) -> None:

@@ -124,6 +124,14 @@ LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to
 LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")
 LOG_STALLED = Gauge("pointsman_log_stalled", "1 while the log is reached and confirms no write: is its disk full?")
 LOG_UNDECODABLE = Counter("pointsman_log_undecodable_total", "Messages that did not decode and were kept aside.")
+DEAD_LETTERS = Counter(
+    "pointsman_dead_letters_total",
+    "Log entries without an effect here, by why: undecodable, or unapplied because the fold failed on them.",
+    ["kind"],
+)
+STEPS_FAILED = Counter(
+    "pointsman_steps_failed_total", "Commands and regular steps that ended in an error nobody expected.", ["step"]
+)
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.")
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from sys import byteorder
 from typing import cast
 
-from pointsman.primitives import BlockKey, Tokens
+from pointsman.primitives import KEYS_MAX, BlockKey, Tokens
 
 KEY_BYTES = 8
 SECRET_BYTES_MAX = 64
@@ -73,10 +73,22 @@ def pack_keys(keys: Iterable[BlockKey]) -> bytes:
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:
     """The inverse of `pack_keys`. Raises ValueError when the length is no multiple of 8."""
-    if len(packed) % KEY_BYTES:
-        msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
-        raise ValueError(msg)
+    check_packed(packed)
     keys = array("Q", packed)
     if byteorder == "big":
         keys.byteswap()
     return cast("list[BlockKey]", keys.tolist())
+
+
+def check_packed(packed: bytes) -> None:
+    """Raises ValueError where this cannot be packed keys."""
+    if len(packed) % KEY_BYTES:
+        msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
+        raise ValueError(msg)
+
+
+def check_key(key: int) -> None:
+    """Raises ValueError where a key, or a digest of keys, has more than 64 bits."""
+    if key > KEYS_MAX:
+        msg = "a block key has at most 64 bits"
+        raise ValueError(msg)

@@ -4,10 +4,14 @@ Subject `pm.<pool>.kv.<instance>`, written by the worker beside that engine. `se
 epoch and starts at 1; the next sequence applies, a repeat is a no-op, a gap makes the cache suspect.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from pointsman.contracts.block_keys import check_key, check_packed
 from pointsman.contracts.envelope import Event
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Sequence
+from pointsman.primitives import BlockKey, Count, Epoch, InstanceId, PackedKeys, Sequence, Text
 
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -16,8 +20,15 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True):
     `parent` 0 means that the first key starts a prompt.
     """
 
-    keys: bytes
+    keys: PackedKeys
     parent: BlockKey = BlockKey(0)
+
+    def __post_init__(self) -> None:
+        check_packed(self.keys)
+        check_key(self.parent)
+
+
+Runs = Annotated[list[Run], Meta(max_length=2**20)]
 
 
 class CacheEvent(Event, frozen=True, kw_only=True):
@@ -29,13 +40,16 @@ class CacheEvent(Event, frozen=True, kw_only=True):
 class BlocksStored(CacheEvent, frozen=True, kw_only=True):
     """The engine now holds these blocks."""
 
-    runs: list[Run]
+    runs: Runs
 
 
 class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
     """The engine evicted these blocks (`keys`: packed u64)."""
 
-    keys: bytes
+    keys: PackedKeys
+
+    def __post_init__(self) -> None:
+        check_packed(self.keys)
 
 
 class CacheCleared(CacheEvent, frozen=True, kw_only=True):
@@ -45,11 +59,11 @@ class CacheCleared(CacheEvent, frozen=True, kw_only=True):
 class CacheGap(CacheEvent, frozen=True, kw_only=True):
     """The worker missed engine events and could not get them back: what it says next may be incomplete."""
 
-    missed: int
-    reason: str
+    missed: Count
+    reason: Text
 
 
 class CacheSnapshot(CacheEvent, frozen=True, kw_only=True):
     """Everything the instance holds, as of `sequence`. Replaces all earlier knowledge of this instance."""
 
-    runs: list[Run]
+    runs: Runs

@@ -1,4 +1,10 @@
-"""Encoding: msgspec structs as JSON, so that `nats sub 'pm.>'` reads as text."""
+"""Encoding: msgspec structs as JSON, so that `nats sub 'pm.>'` reads as text.
+
+The one place where what comes from outside is judged. What it lets through has the types and bounds of the wire structs
+(`primitives`) and is UTF-8 all through, so that no reader behind it has to look again; the same is asked of what is written.
+"""
+
+import re
 
 import msgspec
 
@@ -54,6 +60,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
+from pointsman.contracts.subjects import is_subject_of
 
 LogEvent = (
     BlocksStored
@@ -109,30 +116,98 @@ AnyCommand = (
     | ScaleAnswered
 )
 
+PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+"""The largest message that a nats-server of ours takes."""
+NESTING_MAX = 32
+"""Lists and objects within each other. Messages of today have five."""
+SHALLOW_BYTES_MAX = 512
+"""So short a message cannot be nested deeply enough to hurt: it is not looked at for that."""
+REASON_LENGTH_MAX = 200
+
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[LogEvent] = msgspec.json.Decoder(LogEvent)
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
+_strings = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_not_brackets = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class UndecodableError(ValueError):
-    """Bytes that are no event or command we know. The message says where and why."""
+    """Bytes that are no event or command we know. The message says where and why, in at most REASON_LENGTH_MAX printable
+    characters."""
+
+
+class UnwritableError(ValueError):
+    """A message that nobody could read: it has a number that is not finite, or a value beyond its bounds."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_event(payload: bytes) -> LogEvent:
-    """Raises UndecodableError."""
+    """Raises UnwritableError for what `decode_event` or `decode_command` would refuse."""
     try:
-        return _events.decode(payload)
+        payload = _encoder.encode(message)
+        if isinstance(message, Event):
+            decode_event(payload)
+        else:
+            decode_command(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        unwritable = f"a {type(message).__name__} cannot be written: {short_reason(error)}"
+        raise UnwritableError(unwritable) from error
+    return payload
+
+
+def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
+    """One event. With the `subject` that it was found on, it must be about whom that names. Raises UndecodableError."""
+    _check_form(payload)
+    try:
+        event = _events.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
-        raise UndecodableError(str(error)) from error
+        raise UndecodableError(short_reason(error)) from error
+    if subject is not None and not is_subject_of(subject, event):
+        misplaced = short_reason(f"a {type(event).__name__} does not belong on this subject")
+        raise UndecodableError(misplaced)
+    return event
 
 
 def decode_command(payload: bytes) -> AnyCommand:
     """Raises UndecodableError."""
+    _check_form(payload)
     try:
         return _commands.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
-        raise UndecodableError(str(error)) from error
+        raise UndecodableError(short_reason(error)) from error
+
+
+def short_reason(error: object) -> str:
+    """An error's message in one printable line of at most REASON_LENGTH_MAX characters."""
+    text = str(error)[: REASON_LENGTH_MAX + 1]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return text if len(text) <= REASON_LENGTH_MAX else text[: REASON_LENGTH_MAX - 3] + "..."
+
+
+def _check_form(payload: bytes) -> None:
+    """What msgspec does not look at in fields that it passes over, and what would depend on the reader's stack. Raises
+    UndecodableError."""
+    if not payload.isascii():
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            not_utf8 = f"byte {error.start} is not UTF-8"
+            raise UndecodableError(not_utf8) from None
+    if len(payload) <= SHALLOW_BYTES_MAX:
+        return
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        large = f"{len(payload)} bytes are more than {PAYLOAD_BYTES_MAX}"
+        raise UndecodableError(large)
+    if payload.count(b"[") + payload.count(b"{") > NESTING_MAX and _is_deep(payload):
+        deep = f"more than {NESTING_MAX} lists and objects within each other"
+        raise UndecodableError(deep)
+
+
+def _is_deep(payload: bytes) -> bool:
+    """Whether NESTING_MAX rounds of taking out what is innermost leave something. Also true of unbalanced brackets."""
+    brackets = _strings.sub(b"", payload).translate(None, _not_brackets)
+    for _ in range(NESTING_MAX):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    return bool(brackets)

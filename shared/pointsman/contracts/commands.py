@@ -3,10 +3,32 @@
 Every command may arrive twice: the second time is answered like the first.
 """
 
+from typing import Annotated
+
 import msgspec
 
+from pointsman.contracts.block_keys import check_key, check_packed
 from pointsman.contracts.fleet import ANY_RANK, Role
-from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Term, Tokens
+from pointsman.primitives import (
+    Count,
+    Digest,
+    Epoch,
+    InstanceId,
+    Listed,
+    Moment,
+    Name,
+    Number,
+    PackedKeys,
+    Rank,
+    RequestId,
+    Seconds,
+    Sequence,
+    SessionId,
+    Tenant,
+    Term,
+    Text,
+    Tokens,
+)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
@@ -20,10 +42,10 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     the LoRA adapter `adapter` may serve it; empty where it asks for none."""
 
     request: RequestId
-    ingress: str
-    arrived_at: Seconds
+    ingress: Name
+    arrived_at: Moment
     tenant: Tenant
-    keys: bytes
+    keys: PackedKeys
     prompt_tokens: Tokens
     max_output_tokens: Tokens
     slo_ttft: Seconds
@@ -31,34 +53,37 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     session: SessionId = SessionId("")
     exact: bool = True
     streaming: bool = True
-    attempt: int = 1
-    excluded: list[InstanceId] = []
-    adapter: str = ""
+    attempt: Count = 1
+    excluded: Annotated[list[InstanceId], Listed] = []
+    adapter: Name = ""
     followed: bool = False
     """Whether the ingress names it in `cmd.follow` until its end. What an ingress does not name any more has lost it."""
     held_up: Seconds = 0.0
     """How long the ingress has asked for a place in vain, because no scheduler answered."""
+
+    def __post_init__(self) -> None:
+        check_packed(self.keys)
 
 
 class RouteGranted(Command, frozen=True, kw_only=True):
     """Send it there now."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
     instance: InstanceId
-    url: str
+    url: Name
     hit_tokens: Tokens
     predicted_ttft: Seconds
-    knowledge: str
+    knowledge: Name
     term: Term = Term(0)
     """Of the leader that granted it; 0 where nobody leads. One of an earlier term than the newest known is void."""
     decode: InstanceId = InstanceId("")
     """Where to send it after its prefill at `instance`, unless `cmd.handover` is answered otherwise; empty where
     `instance` does all of it."""
-    decode_url: str = ""
+    decode_url: Name = ""
     prefilled_by: InstanceId = InstanceId("")
     """In an answer to `cmd.handover`: `instance` decodes what this one has prefilled."""
-    dp_rank: int = ANY_RANK
+    dp_rank: Rank = ANY_RANK
     """Which of the engine's data-parallel ranks is to serve it."""
     rebind: bool = False
     """Until the engine answers, ask by `cmd.follow` whether it is to go elsewhere."""
@@ -68,10 +93,10 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     """Refused; tell the client `status`, `reason` and `retry_after`."""
 
     request: RequestId
-    attempt: int
-    status: int
-    reason: str
-    detail: str
+    attempt: Count
+    status: Count
+    reason: Text
+    detail: Text
     retry_after: Seconds
     term: Term = Term(0)
     """Of the leader that refused it, as in RouteGranted."""
@@ -82,7 +107,7 @@ class HandOverRequest(Command, frozen=True, kw_only=True):
     decoded? Answered with a RouteGranted whose `prefilled_by` is set, or with a RouteRejected."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
     instance: InstanceId
     prefill: Seconds
 
@@ -91,7 +116,7 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was granted, and that its ingress has at `instance`."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
     instance: InstanceId
 
 
@@ -100,14 +125,14 @@ class FollowRequests(Command, frozen=True, kw_only=True):
     so a leader that hears no more of a request knows that its ingress is gone. Asked at the same time: which of them are to
     go elsewhere?"""
 
-    requests: list[SentRequest]
-    waiting: list[RequestId] = []
+    requests: Annotated[list[SentRequest], Listed]
+    waiting: Annotated[list[RequestId], Listed] = []
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):
     """Where those are to go that were re-bound; all others stay. `term`: as in RouteGranted."""
 
-    rebound: list[RouteGranted] = []
+    rebound: Annotated[list[RouteGranted], Listed] = []
     term: Term = Term(0)
 
 
@@ -115,7 +140,7 @@ class CancelRequest(Command, frozen=True, kw_only=True):
     """`cmd.cancel`: the client has gone."""
 
     request: RequestId
-    reason: str
+    reason: Text
 
 
 class CancelAnswered(Command, frozen=True, kw_only=True):
@@ -131,7 +156,7 @@ class ResyncCache(Command, frozen=True, kw_only=True):
     `above`: a worker whose clock was set back does not know that it was here under a later one."""
 
     instance: InstanceId
-    reason: str
+    reason: Text
     rejoin: bool = False
     above: Epoch = Epoch(0)
 
@@ -139,7 +164,7 @@ class ResyncCache(Command, frozen=True, kw_only=True):
 class ResyncAnswered(Command, frozen=True, kw_only=True):
     instance: InstanceId
     accepted: bool
-    detail: str = ""
+    detail: Text = ""
 
 
 class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +178,7 @@ class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
     source: InstanceId
     target: InstanceId
     benefit: Seconds
-    reason: str
+    reason: Text
     rebind: bool = False
 
 
@@ -163,18 +188,18 @@ class MigrateRequests(Command, frozen=True, kw_only=True):
     `plan` is its id, unlike that of any other plan ever. `term` and `as_of` say what was known when it was made.
     """
 
-    plan: str
-    policy: str
+    plan: Name
+    policy: Name
     term: Term
     as_of: Sequence
-    moves: list[PlannedMove]
+    moves: Annotated[list[PlannedMove], Listed]
 
 
 class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """`refusal` says why the request was not moved; empty where it was."""
 
     request: RequestId
-    refusal: str = ""
+    refusal: Text = ""
 
 
 class MigrationAnswered(Command, frozen=True, kw_only=True):
@@ -183,13 +208,13 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
     Who has read the log beyond `as_of`, and the decisions of `term` up to number `decided`, knows what the leader knew.
     """
 
-    plan: str
+    plan: Name
     term: Term
     as_of: Sequence
-    decided: int
-    moves: list[MoveAnswered] = []
-    refusal: str = ""
-    detail: str = ""
+    decided: Count
+    moves: Annotated[list[MoveAnswered], Listed] = []
+    refusal: Text = ""
+    detail: Text = ""
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
@@ -199,7 +224,7 @@ class DrainInstance(Command, frozen=True, kw_only=True):
     """
 
     instance: InstanceId
-    reason: str
+    reason: Text
     leaving: bool = False
 
 
@@ -214,15 +239,15 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
     instance: InstanceId
     draining: bool
-    requests: int = 0
-    refusal: str = ""
+    requests: Count = 0
+    refusal: Text = ""
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
     """`cmd.scale`: have so many instances; without `wanted`, say how things are. `asker` is who wants it, for the log."""
 
-    wanted: int | None = None
-    asker: str = ""
+    wanted: Count | None = None
+    asker: Name = ""
 
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):
@@ -232,19 +257,19 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     stopped. `applied`: whether the newest decision is carried out.
     """
 
-    number: int
-    wanted: int
-    ready: int
-    coming: int
-    leaving: int
+    number: Count
+    wanted: Count
+    ready: Count
+    coming: Count
+    leaving: Count
     applied: bool
-    policy: str
-    provider: str
-    lowest: int
-    highest: int
-    reason: str = ""
-    trouble: str = ""
-    refusal: str = ""
+    policy: Name
+    provider: Name
+    lowest: Count
+    highest: Count
+    reason: Text = ""
+    trouble: Text = ""
+    refusal: Text = ""
 
 
 class DescribeFleet(Command, frozen=True, kw_only=True):
@@ -253,31 +278,34 @@ class DescribeFleet(Command, frozen=True, kw_only=True):
 
 class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceId
-    url: str
+    url: Name
     epoch: Epoch
-    status: str
-    knowledge: str
-    pending: int
-    in_prefill: int
-    decoding: int
-    cached_blocks: int
-    digest: int = 0
-    doubt: str = ""
-    correction: float = 1.0
+    status: Name
+    knowledge: Name
+    pending: Count
+    in_prefill: Count
+    decoding: Count
+    cached_blocks: Count
+    digest: Digest = 0
+    doubt: Text = ""
+    correction: Number = 1.0
     role: Role = "both"
-    prediction_error: float = -1.0
+    prediction_error: Number = -1.0
     """Median absolute error of the newest prefill predictions, as a share; -1 before there was one."""
+
+    def __post_init__(self) -> None:
+        check_key(self.digest)
 
 
 class FleetDescribed(Command, frozen=True, kw_only=True):
     """The leader's view. `as_of` is the last log sequence in it."""
 
-    instances: list[InstanceDescribed]
-    pool: str
-    policy: str
-    admission: str
-    ordering: str
-    scheduler: str
+    instances: Annotated[list[InstanceDescribed], Listed]
+    pool: Name
+    policy: Name
+    admission: Name
+    ordering: Name
+    scheduler: Name
     term: Term
     as_of: Sequence
-    speed: float
+    speed: Number

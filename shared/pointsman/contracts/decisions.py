@@ -4,20 +4,37 @@ All that a postmortem needs to recompute the choice is in the event: the policy 
 candidate with its numbers, and the stamp that says what was known.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.requests import RequestEvent
-from pointsman.primitives import InstanceId, Seconds, Sequence, Term, Tokens
+from pointsman.primitives import (
+    BLOCK_TOKENS_MAX,
+    SPEED_MIN,
+    Count,
+    InstanceId,
+    Listed,
+    Name,
+    Number,
+    Seconds,
+    Sequence,
+    Term,
+    Text,
+    Tokens,
+)
 
-Settings = dict[str, bool | float | str]
+SettingValue = bool | Number | Text
+Settings = Annotated[dict[Name, SettingValue], Meta(max_length=256)]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as the policy saw it. Predicted TTFT counts from now and includes the learned correction."""
 
     instance: InstanceId
-    hit_blocks: int
+    hit_blocks: Count
     uncached_tokens: Tokens
     queue_seconds: Seconds
     prefill_seconds: Seconds
@@ -33,7 +50,7 @@ class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     instance: InstanceId
-    requests: int
+    requests: Count
     predicted_tpot: Seconds | None
     free_tokens: Tokens
     transfer_tokens: Tokens
@@ -44,21 +61,21 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     """The request waits in this instance's queue. Its blocks count as held there until proven otherwise."""
 
     instance: InstanceId
-    hit_blocks: int
+    hit_blocks: Count
     uncached_tokens: Tokens
     queue_seconds: Seconds
     prefill_seconds: Seconds
     predicted_ttft: Seconds
-    policy: str
+    policy: Name
     settings: Settings
-    reason: str
-    candidates: list[Candidate]
-    attempt: int = 1
-    excluded: list[InstanceId] = []
+    reason: Text
+    candidates: Annotated[list[Candidate], Listed]
+    attempt: Count = 1
+    excluded: Annotated[list[InstanceId], Listed] = []
     decode: InstanceId = InstanceId("")
     """Where the answer is to be decoded; empty where that is `instance` itself. So are the next three then."""
-    decode_reason: str = ""
-    decode_candidates: list[DecodeCandidate] = []
+    decode_reason: Text = ""
+    decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: Seconds = 0.0
     """Of `predicted_ttft`, what fetching the KV cache takes."""
 
@@ -71,7 +88,7 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     """
 
     instance: InstanceId
-    attempt: int = 1
+    attempt: Count = 1
     decode: InstanceId = InstanceId("")
     """Where the answer is to be decoded, where an ingress says so of a request that another instance prefills."""
     rebind: bool = False
@@ -89,10 +106,10 @@ class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
 
     source: InstanceId
     instance: InstanceId
-    attempt: int = 1
+    attempt: Count = 1
     prefill: Seconds = 0.0
-    reason: str = ""
-    candidates: list[DecodeCandidate] = []
+    reason: Text = ""
+    candidates: Annotated[list[DecodeCandidate], Listed] = []
 
 
 class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
@@ -100,12 +117,12 @@ class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
     that is for its ingress to write, which is told `reason` and `retry_after`. `prefill` as in RequestHandedOver."""
 
     source: InstanceId
-    attempt: int
-    reason: str
-    detail: str
+    attempt: Count
+    reason: Text
+    detail: Text
     retry_after: Seconds
     prefill: Seconds = 0.0
-    candidates: list[DecodeCandidate] = []
+    candidates: Annotated[list[DecodeCandidate], Listed] = []
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
@@ -118,13 +135,13 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
 
     source: InstanceId
     instance: InstanceId
-    hit_blocks: int
+    hit_blocks: Count
     uncached_tokens: Tokens
     prefill_seconds: Seconds
     predicted_ttft: Seconds
-    reason: str
-    plan: str = ""
-    policy: str = ""
+    reason: Text
+    plan: Name = ""
+    policy: Name = ""
     planned_as_of: Sequence = 0
     benefit: Seconds = 0.0
     decode: InstanceId = InstanceId("")
@@ -140,10 +157,10 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
     source: InstanceId
     instance: InstanceId
     """Where it should have gone."""
-    reason: str
-    detail: str
-    plan: str
-    policy: str
+    reason: Text
+    detail: Text
+    plan: Name
+    policy: Name
     planned_as_of: Sequence
     benefit: Seconds
     rebind: bool = False
@@ -153,15 +170,15 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     """Refused before any work was done: an end. `retry_after` is what the client is told."""
 
-    reason: str
-    detail: str
+    reason: Text
+    detail: Text
     retry_after: Seconds
-    policy: str
+    policy: Name
     settings: Settings
-    candidates: list[Candidate]
-    attempt: int = 1
-    excluded: list[InstanceId] = []
-    decode_candidates: list[DecodeCandidate] = []
+    candidates: Annotated[list[Candidate], Listed]
+    attempt: Count = 1
+    excluded: Annotated[list[InstanceId], Listed] = []
+    decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     """Who was weighed to decode it, where prefill and decode are split."""
 
 
@@ -173,19 +190,30 @@ class LeaderElected(Event, frozen=True, kw_only=True):
     """
 
     term: Term
-    scheduler: str
+    scheduler: Name
     as_of: Sequence
     pool: Settings = {}
-    policy: str = ""
+    policy: Name = ""
     settings: Settings = {}
+
+    def __post_init__(self) -> None:
+        """Who folds the log makes a State of `pool`, and cuts prompts into such blocks."""
+        for name, value in self.pool.items():
+            if isinstance(value, str) or value < 0 or (name == "speed" and value < SPEED_MIN):
+                msg = f"the pool's setting {name[:40]} is out of bounds"
+                raise ValueError(msg)
+        blocks = self.pool.get("block_tokens", 1)
+        if isinstance(blocks, str) or not 1 <= blocks <= BLOCK_TOKENS_MAX or blocks % 1:
+            msg = f"block_tokens is no whole number from 1 to {BLOCK_TOKENS_MAX}"
+            raise ValueError(msg)
 
 
 class WritesLost(Event, frozen=True, kw_only=True):
     """Events that a service could not write for good: the log has a hole here. Subject `pm.<pool>.lost`."""
 
-    writer: str
-    count: int
-    reason: str
+    writer: Name
+    count: Count
+    reason: Text
 
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
@@ -195,20 +223,20 @@ class ScaleDecided(Event, frozen=True, kw_only=True):
     in the log counts. `current` is what was there when it was decided, `scaler` who did.
     """
 
-    policy: str
+    policy: Name
     settings: Settings
-    current: int
-    wanted: int
-    reason: str
-    number: int = 0
-    scaler: str = ""
+    current: Count
+    wanted: Count
+    reason: Text
+    number: Count = 0
+    scaler: Name = ""
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):
     """The decision with this number is carried out: so many instances are there and answer. Subject `pm.<pool>.scale`."""
 
-    current: int
-    wanted: int
-    detail: str
-    number: int = 0
-    scaler: str = ""
+    current: Count
+    wanted: Count
+    detail: Text
+    number: Count = 0
+    scaler: Name = ""

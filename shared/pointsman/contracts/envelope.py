@@ -2,7 +2,7 @@
 
 import msgspec
 
-from pointsman.primitives import Seconds, Sequence, Term
+from pointsman.primitives import Count, Moment, Sequence, Term
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,12 +13,12 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     term: Term
-    number: int
+    number: Count
     as_of: Sequence
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
     """Something that happened, at the time it carries (`at`, engine seconds since the Unix epoch)."""
 
-    at: Seconds
+    at: Moment
     stamp: Stamp | None = None

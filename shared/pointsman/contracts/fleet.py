@@ -4,12 +4,31 @@ Subject `pm.<pool>.fleet.<instance>`. Joined, Reported and Left are written by t
 Suspected, Draining and Undrained by the leader.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from pointsman.contracts.block_keys import check_key
 from pointsman.contracts.envelope import Event
-from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
+from pointsman.primitives import (
+    SPEED_MIN,
+    BlockTokens,
+    Coefficient,
+    Count,
+    Digest,
+    Epoch,
+    InstanceId,
+    Listed,
+    Moment,
+    Name,
+    Number,
+    Rank,
+    Seconds,
+    Sequence,
+    Text,
+    Tokens,
+)
 
 
 class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +40,10 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     weights once takes, however few tokens there are.)
     """
 
-    fixed_s: Seconds
-    per_token_s: Seconds
-    per_token_squared_s: Seconds
-    floor_s: Seconds = 0.0
+    fixed_s: Coefficient
+    per_token_s: Coefficient
+    per_token_squared_s: Coefficient
+    floor_s: Coefficient = 0.0
 
 
 class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +54,9 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     (The weights are read once a step, each request's KV cache too.)
     """
 
-    step_s: Seconds
-    per_request_s: Seconds = 0.0
-    per_context_token_s: Seconds = 0.0
+    step_s: Coefficient
+    per_request_s: Coefficient = 0.0
+    per_context_token_s: Coefficient = 0.0
 
 
 Role = Literal["both", "prefill", "decode"]
@@ -60,25 +79,25 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     start, none missing), `unknown` (the engine may hold more than was seen), or `no_events`.
     """
 
-    url: str
-    model: str
-    block_tokens: Tokens
-    engine_block_tokens: Tokens
+    url: Name
+    model: Name
+    block_tokens: BlockTokens
+    engine_block_tokens: BlockTokens
     kv_capacity_tokens: Tokens
     max_model_len: Tokens
     prefill: PrefillCost
-    speed: float = 1.0
-    engine_version: str = ""
+    speed: Annotated[float, Meta(ge=SPEED_MIN, le=1e6)] = 1.0
+    engine_version: Name = ""
     cache: Literal["empty", "unknown", "no_events"] = "empty"
     role: Role = "both"
     decode: DecodeCost | None = None
     """What decoding costs there; None where nobody said."""
-    transfer_tokens_per_s: float = 0.0
+    transfer_tokens_per_s: Number = 0.0
     """How fast it fetches the KV cache of a prompt from another instance, alone; 0: not known, and taken for no time."""
-    dp_rank: int = ANY_RANK
+    dp_rank: Rank = ANY_RANK
     """Which data-parallel rank of the engine at `url` this is: each has a cache of its own."""
-    adapters: list[str] = []
-    aliases: list[str] = []
+    adapters: Annotated[list[Name], Listed] = []
+    aliases: Annotated[list[Name], Listed] = []
     """Its further names as of now, as InstanceReported tells them from then on."""
     completes: bool = True
     """Whether it completes prompts. One that makes vectors only is placed by load, and joins as `no_events`."""
@@ -93,29 +112,32 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     """
 
     serving: bool
-    waiting: int
-    running: int
-    kv_usage: float
+    waiting: Count
+    running: Count
+    kv_usage: Number
     sequence: Sequence
-    blocks: int
-    digest: int
-    undecodable: int = 0
-    adapters: list[str] = []
-    aliases: list[str] = []
+    blocks: Count
+    digest: Digest
+    undecodable: Count = 0
+    adapters: Annotated[list[Name], Listed] = []
+    aliases: Annotated[list[Name], Listed] = []
+
+    def __post_init__(self) -> None:
+        check_key(self.digest)
 
 
 class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
     """An ingress compared the keys it computes for a prompt with those from the engine's events."""
 
     parity: bool
-    detail: str = ""
+    detail: Text = ""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long the leader bears with silent workers, engine seconds. `heard_since`: silence before that moment does
     not count, since the leader was not there to hear."""
 
-    heard_since: Seconds
+    heard_since: Moment
     suspect_after: Seconds
     leave_after: Seconds
 
@@ -130,7 +152,7 @@ class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
     """Nothing new is placed there; what runs, finishes. `leaving`: a scaler will stop it as soon as it is idle."""
 
-    reason: str = ""
+    reason: Text = ""
     leaving: bool = False
 
 
@@ -141,5 +163,5 @@ class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
 class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
     """The instance is gone and its cache with it. `patience` where the leader let go of it for its silence."""
 
-    reason: str
+    reason: Text
     patience: Patience | None = None

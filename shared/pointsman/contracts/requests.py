@@ -4,8 +4,21 @@ Subject `pm.<pool>.request.<id>`. Every request that arrives has exactly one end
 (in `decisions`) Rejected. Before the grant the leader writes the end, after it the ingress does.
 """
 
+from pointsman.contracts.block_keys import check_packed
 from pointsman.contracts.envelope import Event
-from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import (
+    Count,
+    InstanceId,
+    Moment,
+    Name,
+    PackedKeys,
+    RequestId,
+    Seconds,
+    SessionId,
+    Tenant,
+    Text,
+    Tokens,
+)
 
 
 class RequestEvent(Event, frozen=True, kw_only=True):
@@ -16,10 +29,10 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """A valid request reached the leader. `at` is when the leader took it in, `arrived_at` when the client's
     request reached the ingress: the SLO counts from there. `keys`: packed u64 of the prompt's whole blocks."""
 
-    arrived_at: Seconds
-    ingress: str
+    arrived_at: Moment
+    ingress: Name
     tenant: Tenant
-    keys: bytes
+    keys: PackedKeys
     prompt_tokens: Tokens
     max_output_tokens: Tokens
     slo_ttft: Seconds
@@ -29,13 +42,16 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Whether the keys are known to be the engine's: false where the tokens had to be guessed."""
     streaming: bool = True
     """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
-    adapter: str = ""
+    adapter: Name = ""
     """LoRA adapter that it asks for: only instances that report it may serve it."""
     followed: bool = False
     """Whether its ingress names it in `cmd.follow` until its end; then silence about it means that the ingress is gone."""
     held_up: Seconds = 0.0
     """How long it had waited before this leader heard of it, because no scheduler answered. Its TTFT budget for admission
     grows by that: waiting for a scheduler is no reason to be refused."""
+
+    def __post_init__(self) -> None:
+        check_packed(self.keys)
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
@@ -66,8 +82,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):
     """The request ended in an error that the client was told. `status` is the HTTP status."""
 
-    reason: str
-    status: int
+    reason: Text
+    status: Count
     instance: InstanceId = InstanceId("")
 
 
@@ -81,5 +97,5 @@ GIVEN_UP = (INGRESS_SILENT, ENGINE_IDLE, NEVER_ENDED)
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
     """The client went away, or nobody waits for the answer any more."""
 
-    reason: str
+    reason: Text
     instance: InstanceId = InstanceId("")

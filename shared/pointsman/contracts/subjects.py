@@ -1,6 +1,7 @@
 """Where everything goes: subjects, stream names, and the message ids that make a retry harmless."""
 
 import re
+from functools import lru_cache
 
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.decisions import (
@@ -17,8 +18,13 @@ from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, PoolName
 
 SUBJECT_ROOT = "pm"
+LEADER_KIND = ".leader"
+"""How the subject of LeaderElected ends."""
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_LOG_SUBJECT = re.compile(
+    r"pm\.[^.]+\.(?:(?P<kind>kv|fleet|request|scale|leader|lost)(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?)"
+)
 
 
 def valid_name(name: str) -> bool:
@@ -104,6 +110,25 @@ def subject_of(pool: PoolName, event: Event) -> str:
         return f"{prefix}.lost"
     msg = f"{type(event).__name__} has no subject"
     raise TypeError(msg)
+
+
+@lru_cache(maxsize=4096)
+def _subject_parts(subject: str) -> tuple[str, str]:
+    """The kind of a log subject and the id in it; empty where it is no log subject of any pool."""
+    found = _LOG_SUBJECT.fullmatch(subject)
+    return (found["kind"], found["name"] or "") if found else ("", "")
+
+
+def is_subject_of(subject: str, event: Event) -> bool:
+    """Whether this is the log subject of the event in some pool. Ids in subjects have the form of ids."""
+    kind, name = _subject_parts(subject)
+    if isinstance(event, CacheEvent | FleetEvent):
+        return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
+    if isinstance(event, RequestEvent):
+        return name == event.request and kind == "request"
+    if isinstance(event, LeaderElected):
+        return kind == "leader"
+    return kind == ("lost" if isinstance(event, WritesLost) else "scale")
 
 
 def message_id(event: Event) -> str | None:

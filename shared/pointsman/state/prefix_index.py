@@ -27,6 +27,8 @@ from pointsman.primitives import BlockKey, InstanceId
 ROOT = BlockKey(0)
 """The parent of a prompt's first block."""
 
+SLOTS_MAX = 65_536
+"""Instances of a packed index."""
 FORK_PRUNE_MIN = 16
 
 
@@ -189,9 +191,16 @@ class PrefixIndex:
             known += 1
         if known < len(keys):
             fresh = keys[known:] if known else keys
-            anchored.update(dict.fromkeys(fresh, bit))
-            self._link(keys[known - 1] if known else parent, fresh[0])
-            self._children.update(pairwise(fresh))
+            above = keys[known - 1] if known else parent
+            if anchored.keys().isdisjoint(fresh):
+                anchored.update(dict.fromkeys(fresh, bit))
+                self._link(above, fresh[0])
+                self._children.update(pairwise(fresh))
+            else:  # keys that are no chain: somebody else holds one without those before it
+                for key in fresh:
+                    anchored[key] = anchored.get(key, 0) | bit
+                    self._link(above, key)
+                    above = key
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         """The instance no longer holds `keys`, in any order. Blocks it does not hold are no-ops."""
@@ -272,6 +281,9 @@ class PrefixIndex:
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
         """The inverse of `pack`. Raises ValueError."""
+        if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
+            msg = f"{packed.slots} slots, or a holding in none of them"
+            raise ValueError(msg)
         index = cls()
         index._names = [None] * packed.slots
         by_slot: dict[int, Holding] = {}

@@ -13,7 +13,7 @@ from typing import TypeVar, assert_never
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
@@ -43,8 +43,10 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
+from pointsman.contracts.subjects import LEADER_KIND
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
+from pointsman.state.dead_letters import DeadLetter, DeadLetters
 from pointsman.state.decided import Decided
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
@@ -62,10 +64,19 @@ CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
 
 
+STRANGERS_MAX = 1000
+"""Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
+
 FOLD_VERSION = 2
 """The rules by which events are folded today. A log says by which its leaders folded it, so that replaying it gives the
 same decisions: 1 (logs that say nothing) believes what events say of caches and fleet; 2 checks that against what engines
 deliver."""
+
+STEP_MAX = 2**32
+"""How far ahead of what is known a term, an epoch or the number of a decision may be: whoever comes next counts on from it,
+and one entry must not use up the numbers that there are."""
+EPOCH_EXPECTED_MAX = Epoch(10**13)
+"""Unix ms in the year 2286: a first epoch may be so high in any case."""
 
 M = TypeVar("M", bound=Memory)
 
@@ -108,12 +119,13 @@ class State:
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0
-        """Where the newest LeaderElected is in the log."""
+        """Where the newest entry on the subject of LeaderElected is in the log."""
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
         self.decided = Decided()
         self.writes_lost = 0
+        self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
         self.strangers: dict[InstanceId, Seconds] = {}
@@ -122,9 +134,20 @@ class State:
         self._promises: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
 
     def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
-        """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged."""
+        """Take in one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged.
+
+        Never raises: what the fold fails on has the effect that it had until then, the same for everyone who folds this
+        log, and becomes a dead letter.
+        """
         if sequence:
             self.sequence = sequence
+        try:
+            self._take_in(event, sequence)
+        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: nobody could ever fold beyond it
+            reason = short_reason(f"{type(error).__name__}: {error}")
+            self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
+
+    def _take_in(self, event: LogEvent, sequence: Sequence) -> None:
         if event.stamp is not None and event.stamp.term < self.term:
             self.fenced += 1
             return
@@ -200,11 +223,13 @@ class State:
                 self._end(event)
             case LeaderElected():
                 if sequence:  # a term begins for everyone at the same entry, also for the one who leads it
-                    self.term = max(self.term, event.term)
                     self.elected = sequence
+                    _check_step("term", self.term, event.term)
+                    self.term = max(self.term, event.term)
             case WritesLost():
                 self.writes_lost += event.count
             case ScaleDecided():
+                _check_step("number", self.scaling.number, event.number)
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
@@ -213,9 +238,13 @@ class State:
             case _:
                 assert_never(event)
 
-    def skip(self, sequence: Sequence) -> None:
-        """Pass over a log entry whose effect is here already, or which nobody can read."""
+    def skip(self, sequence: Sequence, *, subject: str = "", problem: str = "") -> None:
+        """Pass over a log entry whose effect is here already, or which nobody can read: then `problem` says why."""
         self.sequence = sequence
+        if problem:
+            self.dead_letters.add(DeadLetter(sequence, short_reason(subject), short_reason(problem), decoded=False))
+        if subject.endswith(LEADER_KIND):
+            self.elected = sequence  # the next election must come behind this one, whatever it says
 
     def recall(self, kind: type[M]) -> M:
         """The memory of this kind. Asserts that a chosen policy asked for it."""
@@ -296,8 +325,10 @@ class State:
     # The fleet
 
     def _join(self, event: InstanceJoined) -> None:
-        if event.epoch <= self._epochs.get(event.instance, -1):
+        newest = self.newest_epoch(event.instance)
+        if event.epoch <= newest:
             return
+        _check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self._epochs[event.instance] = event.epoch
         self.strangers.pop(event.instance, None)
         self._forget_cache(event.instance)
@@ -314,7 +345,10 @@ class State:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
             if event.instance not in self.fleet or event.epoch >= self._epochs[event.instance]:
+                self.strangers.pop(event.instance, None)
                 self.strangers[event.instance] = event.at
+                if len(self.strangers) > STRANGERS_MAX:
+                    del self.strangers[next(iter(self.strangers))]
             return
         self.fleet.hear(event)
         if instance.cache == "no_events" or event.sequence < instance.sequence:
@@ -588,3 +622,10 @@ class State:
         while promises and promises[0][0] <= now:
             _, instance, epoch, keys = promises.popleft()
             self._release(instance, epoch, keys)
+
+
+def _check_step(what: str, known: int, told: int) -> None:
+    """Raises ValueError where nobody can have counted so far."""
+    if told > known + STEP_MAX:
+        msg = f"{what} {told} is too far ahead of {known}"
+        raise ValueError(msg)

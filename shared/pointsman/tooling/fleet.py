@@ -8,7 +8,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -30,6 +29,7 @@ from pointsman.ports import Commands, CommandTimeoutError, LogUnavailableError, 
 from pointsman.primitives import PoolName
 from pointsman.tooling.discovery import fleet_settings
 from pointsman.tooling.options import which_fleet
+from pointsman.tooling.terminal import SafeConsole, wall_time
 
 ANSWER_SECONDS = 3.0
 WATCH_SECONDS = 1.0
@@ -72,7 +72,7 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
         elif as_json:
             await _repeat(link.commands, settings, lambda fleet: print(_as_json(fleet, indent=0), flush=True))
         else:
-            with Live(Text("asking the scheduler ..."), auto_refresh=False) as live:
+            with Live(Text("asking the scheduler ..."), console=SafeConsole(), auto_refresh=False) as live:
                 await _repeat(link.commands, settings, lambda fleet: live.update(_table(fleet), refresh=True))
 
 
@@ -116,7 +116,7 @@ def _by_number(instance: InstanceDescribed) -> tuple[int, str]:
 
 def _console() -> Console:
     """As wide as the terminal, and wide enough where there is none."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
@@ -152,7 +152,7 @@ def _status(instance: InstanceDescribed) -> str:
 
 
 def _row(instance: InstanceDescribed) -> tuple[RenderableType, ...]:
-    since = datetime.fromtimestamp(instance.epoch / 1000, UTC).astimezone()
+    since = wall_time(instance.epoch / 1000, 1.0)
     return (
         instance.instance,
         instance.url,

@@ -30,7 +30,7 @@ from pointsman.adapters.jetstream.streams import Stream, StreamSettings
 from pointsman.adapters.jetstream.wire import NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
 from pointsman.adapters.jetstream.writes import WindowSettings, WriteWindow
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.subjects import stream_name, subject_of
 from pointsman.ports import (
@@ -175,7 +175,11 @@ class JetStreamLog(EventLog):
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        subject, payload = subject_of(self._pool, event), encode(event)
+        subject = subject_of(self._pool, event)
+        try:
+            payload = encode(event)
+        except UnwritableError as error:
+            raise LogUnavailableError(str(error)) from error
         try:
             return Fence(await self._elections.write(subject, payload, after=after))
         except RevisionTakenError as error:
@@ -296,7 +300,7 @@ class _NatsWire(Wire):
         """Connect, and again with another client whenever one gave up; reconnecting before that is the client's work."""
         while True:
             gave_up = asyncio.Event()
-            client = self._client = Client()
+            client = self._client = _TolerantClient()
             await self._connect(client, gave_up)
             await gave_up.wait()
             self._change(connected=False, detail="the client gave up")
@@ -352,6 +356,26 @@ class _NatsWire(Wire):
             self._listener.disconnected(detail)
         for hear in list(self._watchers.values()):
             hear(connected)
+
+
+class _TolerantClient(Client):
+    """Delivers messages whose subject or headers are not text: the library would end its reading for good there (seen with
+    one byte 0xff in a subject), and with each new connection again, as the stream keeps the message."""
+
+    @override
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if not subject.isascii():
+            subject = subject.decode(errors="backslashreplace").encode()
+        if not reply.isascii():
+            reply = b""
+        await super()._process_msg(sid, subject, reply, data, headers)
+
+    @override
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (ValueError, IndexError):
+            return None
 
 
 class _NatsSubscription(Subscription):

@@ -19,7 +19,7 @@ from pointsman.adapters.jetstream.wire import (
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UndecodableError, decode_command, encode
+from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
 from pointsman.primitives import Seconds
 
@@ -101,7 +101,12 @@ class JetStreamCommands(Commands):
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
-        answer = await self._requests.ask(subject, encode(command), timeout)
+        try:
+            payload = encode(command)
+        except UnwritableError as error:
+            self._listener.trouble("command not sent", str(error))
+            raise CommandTimeoutError(str(error)) from error
+        answer = await self._requests.ask(subject, payload, timeout)
         try:
             return decode_command(answer)
         except UndecodableError as error:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pointsman.adapters.jetstream.streams import NANOSECONDS, Stream
 from pointsman.adapters.jetstream.wire import Message, NotConnectedError, Subscription, Wire, status_of
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import UndecodableError, decode_event
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 
@@ -140,11 +139,10 @@ class Reader:
         self._position = self._complete_to = place.sequence
         self._stamp = place.stamp
         self._pending = place.pending
-        try:
-            return LogEntry(place.sequence, message.subject, message.data, decode_event(message.data))
-        except UndecodableError as error:
-            self._listener.undecodable(message.subject, str(error))
-            return LogEntry(place.sequence, message.subject, message.data, None, str(error))
+        entry = LogEntry.read(place.sequence, message.subject, message.data)
+        if entry.event is None:
+            self._listener.undecodable(entry.subject, entry.problem)
+        return entry
 
     def _overlap(self, place: _Place) -> LogReset | None:
         """The first message of a new consumer is the last of the one before, or the log is not the same."""

@@ -24,7 +24,7 @@ import msgspec
 
 from pointsman.adapters.jetstream.wire import Message, NotConnectedError, UnsendableError, Wire, status_of
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import Clock, Fence, LogUnavailableError
@@ -86,6 +86,7 @@ class _Write:
         "refusals",
         "sent_at",
         "subject",
+        "unwritable",
     )
 
     def __init__(
@@ -100,7 +101,11 @@ class _Write:
         self.number = number
         self.event = event
         self.subject = subject
-        self.payload = encode(event)
+        self.payload, self.unwritable = b"", ""
+        try:
+            self.payload = encode(event)
+        except UnwritableError as error:
+            self.unwritable = str(error)
         self.message_id = identity
         self.done = done
         self.fence = fence
@@ -164,7 +169,11 @@ class WriteWindow:
         identity = message_id(event) or f"{self._life}.{self._number}"
         write = _Write(self._number, event, subject_of(self._pool, event), identity, done, fence)
         self._bytes += len(write.payload)
-        if len(self._sent) + len(self._waiting) >= self._settings.events_max or self._bytes > self._settings.bytes_max:
+        if write.unwritable:
+            self._lose(write, write.unwritable)
+        elif (
+            len(self._sent) + len(self._waiting) >= self._settings.events_max or self._bytes > self._settings.bytes_max
+        ):
             self._lose(write, "too many writes wait for their confirmation")
         elif self._open and not self._waiting and len(self._sent) < self._allowance:
             self._send(write)

@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import LeaderElected, Settings
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
-from pointsman.primitives import Sequence
+from pointsman.primitives import SPEED_MIN, Sequence
 from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
 
@@ -46,7 +46,7 @@ def fold(
         if until is not None and until(entry):
             break
         if entry.event is None:
-            state.skip(entry.sequence)
+            state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
             apply(entry.event, entry.sequence)
     return state
@@ -66,7 +66,7 @@ def copy_of(state: State) -> State:
 def take_in(state: State, entry: LogEntry) -> None:
     """Apply one entry in log order; what does not decode is passed over, as everybody did who followed the log."""
     if entry.event is None:
-        state.skip(entry.sequence)
+        state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
     else:
         state.apply(entry.event, entry.sequence)
 
@@ -76,14 +76,27 @@ def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
     joined: InstanceJoined | None = None
     for entry in entries:
         event = entry.event
-        if isinstance(event, LeaderElected):
+        if isinstance(event, LeaderElected) and _is_usable(event.pool):
             return recorded_pool_settings(event.pool)
         if joined is None and isinstance(event, InstanceJoined):
             joined = event
     return PoolSettings(block_tokens=joined.block_tokens, speed=joined.speed) if joined else PoolSettings()
 
 
+def _is_usable(pool: Settings) -> bool:
+    """Whether a State can be made with these settings."""
+    try:
+        State(recorded_pool_settings(pool))
+    except ValueError:
+        return False
+    return True
+
+
 def recorded_pool_settings(pool: Settings) -> PoolSettings:
     """The settings that a LeaderElected carries; those that it does not name are at their defaults, but for the version of
-    the fold: a leader that does not name it knew only the first."""
-    return msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
+    the fold: a leader that does not name it knew only the first. Raises ValueError."""
+    settings = msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
+    if settings.speed < SPEED_MIN or settings.block_tokens < 1:
+        msg = "speed and block_tokens must be above 0"
+        raise ValueError(msg)
+    return settings

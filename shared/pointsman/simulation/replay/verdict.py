@@ -81,6 +81,10 @@ class Verdict:
     """Up to which entry nothing was read: what they led to was known."""
     entries: int = 0
     undecodable: int = 0
+    unapplied: int = 0
+    """Entries that decode and that the fold failed on."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Calls that ended in an error when they were made again, by what it was."""
     arrivals: int = 0
     decisions: int = 0
     identical: int = 0

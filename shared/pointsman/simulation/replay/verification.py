@@ -19,7 +19,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -149,10 +149,10 @@ class _Verification:
             return
         try:
             policies = recorded_policy_set(elected.policy, elected.settings)
-        except UnknownPolicyError as error:
-            self._refused[term] = f"term {term}: {error}"
+            follower = self._follower_for(elected, policies)
+        except (UnknownPolicyError, TypeError, ValueError) as error:
+            self._refused[term] = f"term {term}: {short_reason(error)}"
             return
-        follower = self._follower_for(elected, policies)
         if follower is None:
             self._refused[term] = f"term {term}: with its policies, nothing is known of the entries that are gone"
             return
@@ -265,7 +265,9 @@ class _Tenure:
         self._judge_moment()
         if self._early:
             self._give_up()
-        self._heard.clear()
+        while self._heard:
+            self._advance(self._heard[-1].sequence)
+        self._verdict.unapplied = max(self._verdict.unapplied, self._state.dead_letters.unapplied)
 
     def _put(self, entry: LogEntry, event: LogEvent) -> None:
         assert event.stamp is not None
@@ -313,7 +315,10 @@ class _Tenure:
             assert event.stamp is not None
             self._dispatcher.decided = event.stamp.number - 1
             with contextlib.suppress(_NotWrittenError):
-                self._decide_again(event)
+                try:
+                    self._decide_again(event)
+                except Exception as error:  # noqa: BLE001 - the leader's command failed so too, after what it had decided
+                    self._verdict.failed[short_reason(f"{type(error).__name__}: {error}")] += 1
             if tape and tape[0][1] is event:
                 self._differ(entry, event, None)
                 self._state.apply(event)
@@ -326,7 +331,7 @@ class _Tenure:
             entry = heard.popleft()
             event = entry.event
             if event is None or (event.stamp is not None and event.stamp.term == term):
-                state.skip(entry.sequence)
+                state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
             else:
                 state.apply(event, entry.sequence)
 

@@ -28,6 +28,6 @@ class Witness:
                 continue
             self.entries.append(entry)
             if entry.event is None:
-                self.state.skip(entry.sequence)
+                self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
             else:
                 self.state.apply(entry.event, entry.sequence)

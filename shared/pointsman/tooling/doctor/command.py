@@ -23,8 +23,8 @@ from pointsman.tooling.doctor.service import Service
 from pointsman.tooling.history.beginning import beginning_of
 from pointsman.tooling.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
-from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.history.sources import Source, source_options
+from pointsman.tooling.terminal import wall_time
 
 SERIOUS_EXIT_CODE = 1
 EXAMINERS: tuple[type[Examiner], ...] = (

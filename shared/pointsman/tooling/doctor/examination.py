@@ -1,16 +1,16 @@
 """One reading of a log: every entry is folded, and shown to each examiner before and after."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds
 from pointsman.simulation.replay import take_in
 from pointsman.simulation.replay.folding import copy_of
 from pointsman.state.state import PoolSettings, State
-from pointsman.tooling.doctor.findings import Finding, in_order
+from pointsman.tooling.doctor.findings import Finding, Severity, in_order
 from pointsman.tooling.history.beginning import Beginning
 
 
@@ -63,23 +63,50 @@ def examine(
 ) -> Diagnosis:
     """Read the entries once, from `beginning.start` on. The examiners must be fresh."""
     state = State(settings) if beginning.state is None else copy_of(beginning.state)
-    for examiner in examiners:
-        examiner.begin(state, blind=beginning.is_blind)
+    board = _Board(examiners)
+    board.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
         count += 1
-        for examiner in examiners:
-            examiner.read(entry)
+        board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
         if event is None or (event.stamp is not None and event.stamp.term < state.term):
             take_in(state, entry)
             continue
         first_at = first_at or event.at
-        for examiner in examiners:
-            examiner.before(event, state)
+        board.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
         take_in(state, entry)
-        for examiner in examiners:
-            examiner.after(event, state)
-    found = [finding for examiner in examiners for finding in examiner.findings(state)]
-    summary = [said for examiner in examiners for said in examiner.summary()]
+        board.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
+    found: list[Finding] = []
+    summary: list[str] = []
+    board.each(lambda examiner: found.extend(examiner.findings(state)), state)
+    board.each(lambda examiner: summary.extend(examiner.summary()), state)
+    found += board.stopped
     return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, summary=summary, findings=in_order(found))
+
+
+class _Board:
+    """The examiners that still examine: what one of them fails on ends that one, and becomes a finding."""
+
+    def __init__(self, examiners: Sequence[Examiner]) -> None:
+        self._examiners = list(examiners)
+        self.stopped: list[Finding] = []
+
+    def each(self, step: Callable[[Examiner], None], state: State) -> None:
+        for examiner in self._examiners:
+            try:
+                step(examiner)
+            except Exception as error:  # noqa: BLE001 - the others still have something to say
+                self._stop(examiner, error, state)
+
+    def _stop(self, examiner: Examiner, error: Exception, state: State) -> None:
+        self._examiners = [other for other in self._examiners if other is not examiner]
+        self.stopped.append(
+            Finding(
+                severity=Severity.WARNING,
+                area="doctor",
+                what=f"the examination of {type(examiner).__name__} stopped at entry {state.sequence:,}",
+                evidence=[short_reason(f"{type(error).__name__}: {error}")],
+                advice="The log has entries that it does not expect there. Export this log and report it.",
+            )
+        )

@@ -22,7 +22,7 @@ TERMS_A_HOUR_MAX = 6
 
 
 class LogHealth(Examiner):
-    """Holes, undecodable entries, lost writes, terms."""
+    """Holes, dead letters, lost writes, terms."""
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -86,6 +86,7 @@ class LogHealth(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         yield from self._incomplete(state)
         yield from self._unreadable()
+        yield from self._unapplied(state)
         yield from self._lost_writes()
         yield from self._leadership(state)
 
@@ -111,13 +112,32 @@ class LogHealth(Examiner):
             )
 
     def _unreadable(self) -> Iterator[Finding]:
+        """Dead letters: entries without an effect."""
         if self._undecodables:
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
                 what=f"{self._undecodables:,} entries do not decode",
                 evidence=self._undecodable,
-                advice="Somebody else writes on the pool's subjects, or a newer version does. Everybody passes over them.",
+                advice="Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
+                "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
+                "rights to publish keep strangers out.",
+            )
+
+    def _unapplied(self, state: State) -> Iterator[Finding]:
+        letters = state.dead_letters
+        if letters.unapplied:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{letters.unapplied:,} entries could not be applied",
+                evidence=[
+                    f"entry {letter.sequence:,}, {letter.what}: {letter.reason}"
+                    for letter in letters.newest
+                    if letter.decoded
+                ][-EVIDENCE_MAX:],
+                advice="The fold has a defect, or an entry says what cannot be. All processes passed over it alike; what is "
+                "known of the instances and requests in it may be wrong until they join or end. Export this log and report it.",
             )
 
     def _lost_writes(self) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from pointsman.state.workload import Request, Stage
 from pointsman.tooling.doctor.examination import Examiner
 from pointsman.tooling.doctor.findings import Finding, Severity
 from pointsman.tooling.doctor.samples import Sample
-from pointsman.tooling.history.snapshot import wall_time
+from pointsman.tooling.terminal import wall_time
 
 AREA = "predictions"
 ANSWERS_MIN = 20

@@ -18,7 +18,7 @@ from pointsman.tooling.doctor.examination import Examiner
 from pointsman.tooling.doctor.findings import Finding, Severity, number
 from pointsman.tooling.doctor.samples import Heavy, Sample, Share
 from pointsman.tooling.doctor.timeline import Stretch, Timeline
-from pointsman.tooling.history.snapshot import wall_time
+from pointsman.tooling.terminal import wall_time
 
 AREA = "service"
 TARGET = 0.9

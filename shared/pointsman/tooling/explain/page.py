@@ -23,8 +23,8 @@ from pointsman.tooling.explain.story import (
     Weighed,
     blocks_of,
 )
-from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.tap.wording import line
+from pointsman.tooling.terminal import wall_time
 
 BAR_CHARS = 56
 AHEAD_SHOWN = 8

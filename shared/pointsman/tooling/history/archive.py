@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
-from pointsman.tooling.history.entries import Header, History, entry_of
+from pointsman.tooling.history.entries import Header, History
 from pointsman.tooling.history.errors import HistoryError
 
 BATCH_ENTRIES = 2000
@@ -59,7 +59,7 @@ class ArchiveHistory(History):
         self._parts = _parts(chosen, found["gaps"], dict(found["firsts"]))
         first, last, entries, subject = self._extent()
         self.header = Header(
-            pool=subject.split(".")[1] if subject else "", identity=chosen, first=first, last=last, entries=entries
+            pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
         )
 
     @override
@@ -78,7 +78,7 @@ class ArchiveHistory(History):
         )
         for batch in self._rows(statement):
             for sequence, subject, payload in batch:
-                yield entry_of(sequence, subject, payload if isinstance(payload, bytes) else payload.encode())
+                yield LogEntry.read(sequence, subject, payload if isinstance(payload, bytes) else str(payload).encode())
 
     def _chosen(self, known: list[str], wanted: str | None) -> str:
         if wanted is not None and wanted not in known:

@@ -21,13 +21,14 @@ from typing import IO
 import msgspec
 from typing_extensions import override
 
+from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import Known
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman.tooling.history.checkpoint import KeptCheckpoint, proven
-from pointsman.tooling.history.entries import Header, History, entry_of
+from pointsman.tooling.history.entries import Header, History
 from pointsman.tooling.history.errors import HistoryError
 
 FORMAT = "pointsman-log"
@@ -35,6 +36,12 @@ FORMAT_VERSION = 1
 COMPRESSION_LEVEL = 6
 GZIP_MAGIC = b"\x1f\x8b"
 BUFFER_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
+"""One entry: its payload in base64, and what stands around it."""
+FIRST_LINE_BYTES_MAX = 1024**3
+"""The header with its checkpoint, which is mostly keys and does not compress: of a packed file it may have at most
+EXPANSION_MAX times the file's own size."""
+EXPANSION_MAX = 16
 
 
 class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +70,9 @@ class _Last(msgspec.Struct, frozen=True, kw_only=True):
     last: Sequence
 
 
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding a line of a stranger may raise."""
+
 _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
 
@@ -88,7 +98,11 @@ class BundleHistory(History):
     @cached_property
     def settings(self) -> PoolSettings:
         told = self.header.pool_settings
-        return recorded_pool_settings(told) if told else super().settings
+        try:
+            return recorded_pool_settings(told) if told else super().settings
+        except ValueError as error:
+            msg = f"{self.origin} names settings of its pool that cannot be: {short_reason(error)}"
+            raise HistoryError(msg) from error
 
     @override
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
@@ -103,14 +117,15 @@ class BundleHistory(History):
         for line in self._lines_of(stream):
             try:
                 read = decode(line)
-            except msgspec.DecodeError as error:
+                payload = bytes(read.event) or b64decode(read.payload, validate=True)
+            except UNREADABLE as error:
                 if not self._bare and self._is_count(line, count):
                     return
-                msg = f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {error}"
+                msg = f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {short_reason(error)}"
                 raise HistoryError(msg) from error
             count += 1
             if read.sequence >= start:
-                yield entry_of(read.sequence, read.subject, bytes(read.event) or b64decode(read.payload))
+                yield LogEntry.read(read.sequence, read.subject, payload)
         if not self._bare:
             msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
             raise HistoryError(msg)
@@ -119,7 +134,7 @@ class BundleHistory(History):
         """Whether this is the last line. Raises HistoryError where it counts differently."""
         try:
             last = msgspec.json.decode(line, type=_Last)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return False
         if last.entries != count:
             msg = f"{self.origin} has {count} entries and says {last.entries}: it is damaged; export it again"
@@ -127,11 +142,24 @@ class BundleHistory(History):
         return True
 
     def _lines_of(self, stream: IO[bytes]) -> Iterator[bytes]:
+        bytes_max = self._first_line_bytes_max()
         try:
-            yield from iter(stream.readline, b"")
+            while line := stream.readline(bytes_max + 1):
+                if len(line) > bytes_max:
+                    msg = f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is no log of ours"
+                    raise HistoryError(msg)
+                yield line
+                bytes_max = LINE_BYTES_MAX
         except (OSError, EOFError, zlib.error) as error:
             msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
             raise HistoryError(msg) from error
+
+    def _first_line_bytes_max(self) -> int:
+        try:
+            size = self._file.stat().st_size
+        except OSError:
+            size = 0
+        return min(FIRST_LINE_BYTES_MAX, max(LINE_BYTES_MAX, EXPANSION_MAX * size))
 
     def _opened(self) -> IO[bytes]:
         try:
@@ -184,10 +212,10 @@ def _first_line(line: bytes, origin: str) -> _First | _Line:
     """The header, or the entry with which the file begins. Raises HistoryError where it begins with neither."""
     try:
         first = msgspec.json.decode(line, type=_First)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         try:
             return _lines.decode(line)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             msg = (
                 f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
                 " of `pointsman tap --all --no-follow --json`"

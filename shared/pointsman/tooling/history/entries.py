@@ -6,7 +6,6 @@ from functools import cached_property
 
 import msgspec
 
-from pointsman.contracts.codec import UndecodableError, decode_event
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
@@ -53,11 +52,3 @@ class History(ABC):
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         """Everything from sequence `start` on, in order, up to what was the end when the log was opened."""
-
-
-def entry_of(sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
-    """An entry as the log's own reader would give it."""
-    try:
-        return LogEntry(sequence, subject, payload, decode_event(payload))
-    except UndecodableError as error:
-        return LogEntry(sequence, subject, payload, None, str(error))

@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 
 import click
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, wall_time_of
+from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.state import State
 from pointsman.tooling.history.entries import History
+from pointsman.tooling.terminal import wall_time
 
 SEQUENCE = re.compile(r"\d{1,15}")
 ENGINE_TIME = re.compile(r"@(\d+(?:\.\d+)?)")
@@ -88,7 +89,7 @@ def engine_time_of(wall: Seconds, speed: float) -> Seconds:
 def _beginning(history: History, speed: float) -> datetime:
     """When the first event happened, in local time."""
     first = next((entry.event for entry in history if entry.event is not None), None)
-    return datetime.fromtimestamp(wall_time_of(first.at if first else 0.0, speed)).astimezone()
+    return wall_time(first.at if first else 0.0, speed)
 
 
 def _wall_time(text: str, beginning: datetime) -> Seconds:

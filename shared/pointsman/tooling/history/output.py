@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from pointsman.tooling.history.errors import HistoryError
+from pointsman.tooling.terminal import SafeConsole
 from pointsman.tooling.writing import json_of
 
 PIPE_WIDTH = 180
@@ -26,11 +27,11 @@ def console_for(json_file: Path | None) -> Console:
     """For what people read. Where JSON goes to standard output, people's part goes to standard error."""
     to_stderr = json_file is not None and str(json_file) == STANDARD_OUTPUT
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    return SafeConsole(file=stream, width=None if stream.isatty() else PIPE_WIDTH)
 
 
 def progress_console() -> Console:
-    return Console(stderr=True, highlight=False)
+    return SafeConsole(stderr=True)
 
 
 def write_json(json_file: Path, content: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ from pointsman.tooling.history.differences import show_difference
 from pointsman.tooling.history.moments import HELP, UpTo, moment_in
 from pointsman.tooling.history.output import console_for, json_option, progress_console, write_json
 from pointsman.tooling.history.progress import shown
-from pointsman.tooling.history.snapshot import wall_time
 from pointsman.tooling.history.sources import History, Source, source_options
+from pointsman.tooling.terminal import wall_time
 
 DIFFERENT_EXIT_CODE = 1
 
@@ -129,6 +129,8 @@ class _Replayed:
             content["requests_under_way"] = len(self.state.workload.requests)
             content["instances"] = [instance.id for instance in self.state.fleet.instances]
             content["writes_lost"] = self.state.writes_lost
+            content["undecodable"] = self.state.dead_letters.undecodable
+            content["unapplied"] = self.state.dead_letters.unapplied
         return content
 
 
@@ -142,6 +144,8 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
         "unchecked": dict(verdict.unchecked),
         "arrivals": verdict.arrivals,
         "undecodable": verdict.undecodable,
+        "unapplied": verdict.unapplied,
+        "failed": dict(verdict.failed),
         "problems": verdict.problems,
         "terms": [
             {
@@ -217,6 +221,15 @@ def _show_fold(console: Console, replayed: _Replayed) -> None:
             f"{len(state.fleet.instances)} instances, {len(state.workload.requests):,} requests under way, "
             f"term {state.term}{lost}"
         )
+        if dead := _dead_letters(state.dead_letters.undecodable, state.dead_letters.unapplied):
+            console.print(f"{dead}; `pointsman doctor` says where", style="yellow")
+
+
+def _dead_letters(undecodable: int, unapplied: int) -> str:
+    """How many entries had no effect; empty where all had."""
+    said = [f"{undecodable:,} entries do not decode"] if undecodable else []
+    said += [f"{unapplied:,} entries could not be applied"] if unapplied else []
+    return ", ".join(said)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
@@ -230,6 +243,10 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for problem in verdict.problems:
         console.print(problem, style="yellow", markup=False)
     console.print(str(verdict), style="bold green" if verdict.ok else "bold red")
+    if dead := _dead_letters(verdict.undecodable, verdict.unapplied):
+        console.print(f"  {dead}: everyone passes over them; `pointsman doctor` says where", style="yellow")
+    for reason, count in verdict.failed.most_common():
+        console.print(f"  {count:,} calls failed when they were made again: {reason}", style="yellow", markup=False)
     for reason, count in verdict.unchecked.most_common():
         console.print(f"  {count:,} unchecked: {reason}", style="yellow", markup=False)
     if verdict.first is not None:

@@ -1,13 +1,12 @@
 """The fleet as a State knows it, as plain data: for `pointsman state`, and for whoever wants to compare two moments."""
 
-from datetime import datetime
 from typing import Any
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import Line, Request, Stage
+from pointsman.tooling.terminal import wall_time
 
 _NO_LINE = Line()
 
@@ -34,11 +33,6 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "prefixes_hot": state.hotness.extended,
         "queues": [_request(request, now) for request in requests],
     }
-
-
-def wall_time(at: Seconds, speed: float) -> datetime:
-    """The wall's local time when engine time was `at`."""
-    return datetime.fromtimestamp(wall_time_of(at, speed)).astimezone()
 
 
 def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:

@@ -5,11 +5,11 @@ import contextlib
 import os
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.chassis.health import HealthBoard
@@ -22,6 +22,7 @@ from pointsman.tooling.discovery import fleet_settings
 from pointsman.tooling.options import which_fleet
 from pointsman.tooling.tap.filters import BadPatternError, Filter, subject_pattern
 from pointsman.tooling.tap.wording import line, reset_line
+from pointsman.tooling.terminal import SafeConsole
 
 CONNECT_SECONDS_MAX = 5.0
 CONNECT_POLL_SECONDS = 0.05
@@ -94,7 +95,7 @@ class Printer:
         self._keys = keys
         self._as_json = as_json
         self._left = count
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = SafeConsole(soft_wrap=True)
 
     @property
     def done(self) -> bool:
@@ -160,7 +161,7 @@ async def _connected(link: Link, settings: FleetSettings) -> None:
 def _as_json(entry: LogEntry) -> str:
     content: dict[str, object] = {"sequence": entry.sequence, "subject": entry.subject}
     if entry.event is None:
-        content |= {"problem": entry.problem, "payload": entry.payload.decode(errors="replace")}
+        content |= {"problem": entry.problem, "payload": b64encode(entry.payload).decode()}
     else:
         content["event"] = msgspec.Raw(entry.payload)
     return msgspec.json.encode(content).decode()

@@ -5,12 +5,10 @@ beginning of a line is the wall's.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import assert_never
 
 from rich.text import Text
 
-from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -55,6 +53,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import InstanceId, Seconds
+from pointsman.tooling.terminal import wall_time
 
 REQUEST_CHARS = 12
 """As much of the end of a request's id is shown, which is enough for `--request`; `--json` shows it whole."""
@@ -218,7 +217,7 @@ def _seconds(value: Seconds) -> str:
 
 def _clock(at: Seconds, speed: float) -> str:
     """The wall's time of day when engine time was `at`."""
-    return datetime.fromtimestamp(wall_time_of(at, speed)).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    return wall_time(at, speed).strftime("%H:%M:%S.%f")[:-3]
 
 
 def _short_subject(subject: str) -> str:

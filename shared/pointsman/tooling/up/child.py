@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from http import HTTPStatus
 from pathlib import Path
 
@@ -25,8 +24,10 @@ from pointsman.tooling.up.ports import LOOPBACK
 from pointsman.tooling.up.probe import NoAnswerError, http_get
 from pointsman.tooling.up.scripts import MissingScriptError, console_script
 
-RESTARTS_PER_MINUTE_MAX = 5
 FIRST_RESTART_WAIT_SECONDS = 0.5
+RESTART_WAIT_SECONDS_MAX = 30.0
+RUNS_WELL_SECONDS = 60.0
+"""A process that ran so long since its last start is started again after the first, short wait."""
 POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
@@ -50,7 +51,8 @@ class ChildProcess(ABC):
         """What it last said that it still needs before it is ready."""
 
         self._process: subprocess.Popen[bytes] | None = None
-        self._restarts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE_MAX)
+        self._restart_wait = 0.0
+        self._restarted_at = float("-inf")
 
     @abstractmethod
     async def start(self) -> None:
@@ -77,14 +79,16 @@ class ChildProcess(ABC):
         self._kill_group()
         return code
 
-    def restart_wait(self) -> float | None:
-        """Seconds to wait before it may be started once more, doubling; None when it died too often in a minute."""
+    def restart_wait(self) -> float:
+        """Seconds to wait before it is started once more: each time twice as long, up to RESTART_WAIT_SECONDS_MAX, until it
+        has run well."""
         now = time.monotonic()
-        recent = [at for at in self._restarts if now - at < 60]
-        if len(recent) >= RESTARTS_PER_MINUTE_MAX:
-            return None
-        self._restarts.append(now)
-        return FIRST_RESTART_WAIT_SECONDS * float(2 ** len(recent))
+        ran_well = now - self._restarted_at >= RUNS_WELL_SECONDS
+        self._restart_wait = (
+            FIRST_RESTART_WAIT_SECONDS if ran_well else min(RESTART_WAIT_SECONDS_MAX, 2 * self._restart_wait)
+        )
+        self._restarted_at = now + self._restart_wait
+        return self._restart_wait
 
     def terminate(self) -> None:
         """Ask it to stop."""

@@ -7,13 +7,14 @@ is killed, so that all of it ends within `STOP_SECONDS_MAX`.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Set
 from enum import Enum
 from typing import Any
 
 from pointsman.chassis.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
-from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exit
+from pointsman.tooling.up.child import RESTART_WAIT_SECONDS_MAX, START_ERRORS, ChildProcess, described_exit
 
 READY_POLL_SECONDS = 0.1
 
@@ -90,7 +91,7 @@ class FleetRunner:
             raise failures.exceptions[0] from None
 
     async def keep(self, *, restart: bool) -> None:
-        """Watch every process for as long as the fleet runs; with `restart`, start what died again, within a bound."""
+        """Watch every process for as long as the fleet runs; with `restart`, start what died again, however often."""
         async with asyncio.TaskGroup() as keepers:
             for child in self.children:
                 keepers.create_task(self._keep(child, restart=restart))
@@ -164,9 +165,14 @@ class FleetRunner:
                 return
 
     async def _started_again(self, child: ChildProcess) -> bool:
-        """Start it again after a wait, as often as it may; whether it runs."""
-        while (wait := child.restart_wait()) is not None:
-            await asyncio.sleep(wait)
+        """Start it again after a wait that grows; False where the fleet stops meanwhile."""
+        while True:
+            wait = child.restart_wait()
+            if wait >= RESTART_WAIT_SECONDS_MAX:
+                self._tell(f"✗ {child.name} keeps dying: it is started again every {wait:g} s", "red")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._stopping.wait()
             if self._stopping.is_set():
                 return False
             try:
@@ -178,8 +184,6 @@ class FleetRunner:
             self._tell(f"↻ {child.name} was started again as pid {child.pid}, {wait:g} s later", "yellow")
             await self._settled(child)
             return True
-        self._tell(f"✗ {child.name} stays down: it died too often in a minute", "red")
-        return False
 
     def _became(self, child: ChildProcess, condition: Condition) -> None:
         self.conditions[child.name] = condition

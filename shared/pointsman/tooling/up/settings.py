@@ -148,7 +148,7 @@ class UpSettings:
     secret: str | None = setting(
         None, "Secret of the deployment. Default: made once and kept in the data directory.", secret=True
     )
-    restart: bool = setting(True, "Start a process again when it dies (at most 5 times a minute), saying so.")
+    restart: bool = setting(True, "Start a process again when it dies, saying so.")
     start_seconds_max: float | None = setting(
         None,
         "How long the fleet may take to become ready, in seconds. Default: 60; where real engines are started 900.",

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from pointsman.chassis.telemetry import configure_logging
+from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.dispatch import UnknownPolicyError
@@ -121,7 +122,8 @@ def _read(history: History, since: str | None, to: str | None) -> Record:
 
 
 def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
-    """The three columns. Raises click.UsageError for a policy or a setting that there is not."""
+    """The three columns. Raises click.UsageError for a policy or a setting that there is not, HistoryError for what cannot
+    be simulated."""
     try:
         twin = Twin(record)
         changed_scenario = twin.changed(change)
@@ -129,11 +131,15 @@ def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side],
         raise click.UsageError(str(error)) from error
     with _progress(record) as said:
         said("calibrating the engines (run 1 of 3)")
-        calibration = twin.calibrate()
-        said("the same policy again (run 2 of 3)")
-        again = twin.as_recorded()
-        said("the change (run 3 of 3)")
-        changed = twin.with_change(change)
+        try:
+            calibration = twin.calibrate()
+            said("the same policy again (run 2 of 3)")
+            again = twin.as_recorded()
+            said("the change (run 3 of 3)")
+            changed = twin.with_change(change)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            msg = f"{record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
+            raise HistoryError(msg) from error
     recorded = side("recorded", record.outcome, twin.scenario, record)
     return (
         recorded,
