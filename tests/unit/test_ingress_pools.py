@@ -19,7 +19,7 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
-from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.fleet_view import FleetView, Model
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.under_way import UnderWay
@@ -47,7 +47,7 @@ class Rig:
 
     def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
         """Who is asked for it where all are idle."""
-        found = self.under_way(pool).least_busy(adapter=adapter)
+        found = self.under_way(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
         return found.id if found is not None else None
 
     def under_way(self, pool: PoolName) -> UnderWay:

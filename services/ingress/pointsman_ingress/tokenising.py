@@ -26,7 +26,7 @@ from pointsman.adapters.tokenizer import UnsupportedContentError
 from pointsman.chassis.telemetry import TOKENISE_SECONDS
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
-from pointsman.state.fleet import Instance
+from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.content_parts import text_parts, texts
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, TOKENIZE
 from pointsman_ingress.openai_errors import bad_request
@@ -75,8 +75,8 @@ class Inquiry:
 
     headers: Headers
     request_id: str
-    adapter: str = ""
-    """The LoRA adapter that the request is for, if any: an engine without it does not know the model's name."""
+    demand: Demand = NO_DEMAND
+    """What the request needs: an engine that cannot serve it may not even know the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class Tokenising:
         self,
         *,
         tokenizer: TextTokenizer | None,
-        engine: Callable[[str], Instance | None],
+        engine: Callable[[Demand], Instance | None],
         engines: EngineClient,
         threads: int,
         clock: Clock,
     ) -> None:
-        """`engine` gives an instance to ask, with this LoRA adapter, where there is no `tokenizer`."""
+        """`engine` gives an instance to ask where there is no `tokenizer`."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
@@ -195,7 +195,7 @@ class Tokenising:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _ask_engine(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
-        engine = self._engine(inquiry.adapter)
+        engine = self._engine(inquiry.demand)
         if engine is None:
             return None
         try:

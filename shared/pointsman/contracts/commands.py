@@ -17,7 +17,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
     the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
     instances in `excluded` asks for another place after an engine failed before its first byte. Only instances that have
-    the LoRA adapter `adapter` may serve it; empty where it asks for none."""
+    the LoRA adapter `adapter`, answer to the name `alias` and have room for `context_tokens` may serve it; empty or 0 where
+    any may."""
 
     request: RequestId
     ingress: str
@@ -34,6 +35,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     attempt: int = 1
     excluded: list[InstanceId] = []
     adapter: str = ""
+    alias: str = ""
+    context_tokens: Tokens = 0
 
 
 class RouteGranted(Command, frozen=True, kw_only=True):

@@ -31,6 +31,10 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
     adapter: str = ""
     """LoRA adapter that it asks for: only instances that report it may serve it."""
+    alias: str = ""
+    """Name that it asks for, where that is neither the model's own nor an adapter's: likewise."""
+    context_tokens: Tokens = 0
+    """Prompt and demanded output: only instances whose context is as long may serve it. 0: any may."""
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):

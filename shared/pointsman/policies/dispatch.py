@@ -456,6 +456,8 @@ class Dispatcher:
                 exact=command.exact,
                 streaming=command.streaming,
                 adapter=command.adapter,
+                alias=command.alias,
+                context_tokens=command.context_tokens,
             ),
         )
         return self.state.workload.requests[command.request]
@@ -597,7 +599,7 @@ class Dispatcher:
         policies = self.policies
         if request.stage is not Stage.ARRIVED or request.excluded:
             return False
-        if self.state.fleet.ready_with(request.adapter):
+        if self.state.fleet.ready_for(request):
             return False
         if now - request.arrived_at >= policies.hold_seconds:
             return False

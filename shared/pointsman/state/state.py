@@ -88,7 +88,7 @@ class State:
         """`memories`: what the chosen policies remember beyond what is kept anyway."""
         self.settings = settings
         self._memories = tuple(memories)
-        self.fleet = Fleet()
+        self.fleet = Fleet(checks_model=settings.fold_version >= 2)
         self.index = PrefixIndex()
         self.speculation = Speculation()
         self.workload = Workload()
@@ -346,6 +346,8 @@ class State:
             exact=event.exact,
             streaming=event.streaming,
             adapter=event.adapter,
+            alias=event.alias,
+            context_tokens=event.context_tokens,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
         for memory in self._memories:

@@ -45,6 +45,10 @@ class Request:
     streaming: bool
     adapter: str = ""
     """The LoRA adapter that an instance must have to serve it; empty where it asks for none."""
+    alias: str = ""
+    """The name that an instance must answer to, where it is not asked for by the model's own."""
+    context_tokens: Tokens = 0
+    """Prompt and demanded output, for which an instance must have room; 0 where nobody knows."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()

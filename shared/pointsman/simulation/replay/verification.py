@@ -386,6 +386,8 @@ class _Tenure:
             exact=arrived.exact,
             streaming=arrived.streaming,
             adapter=arrived.adapter,
+            alias=arrived.alias,
+            context_tokens=arrived.context_tokens,
             attempt=attempt,
             excluded=excluded,
         )
