@@ -2,14 +2,27 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.codec import decode_event
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.primitives import PoolName
 from pointsman_ingress import proxy
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined
+from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
 from tests.support.waiting import eventually
@@ -154,8 +167,7 @@ async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
 
 
 async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody(world: World, liar: RawEngine) -> None:
-    liar.otherwise = [STREAM_HEAD, b'data: {"usage": "' + b"a" * 65_536]
-    liar.repeats = 500  # 32 MB
+    liar.otherwise = [STREAM_HEAD, *[b'data: {"usage": "' + b"a" * 65_536] * 500]  # 32 MB
     slowest = 0.0
 
     async def others() -> None:
@@ -213,3 +225,181 @@ async def eventually_asked(world: World, length: int) -> None:
             return any(card.get("max_model_len") == length for card in (await answer.json())["data"])
 
     await eventually(offered)
+
+
+# The worker
+
+METRICS = (
+    b"""\
+vllm:num_requests_waiting{engine="0"} 4.0
+vllm:num_requests_running{engine="0"} 7.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:cache_config_info{block_size="%d",num_gpu_blocks="1000",engine="0"} 1.0
+"""
+    % BLOCK
+)
+PAGES: dict[str, Sequence[bytes]] = {
+    "/health": [whole(b"")],
+    "/version": [whole(b'{"version":"1"}')],
+    "/v1/models": [whole(b'{"data":[{"id":"m","max_model_len":4096}]}')],
+    "/metrics": [whole(METRICS)],
+}
+
+
+class Worker:
+    """A worker at work, the reports that it has written, and its engine."""
+
+    def __init__(self, broker: MemoryBroker, engine: RawEngine, board: HealthBoard, task: "asyncio.Task[None]") -> None:
+        self.broker = broker
+        self.engine = engine
+        self.board = board
+        self.task = task
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        stored = (self.broker.at(number) for number in range(1, self.broker.extent.last + 1))
+        return [e for entry in stored if entry is not None and isinstance(e := decode_event(entry.payload), kind)]
+
+    async def next_report(self) -> InstanceReported:
+        """The second that is written from now on: all of it is newer."""
+        wanted = len(self.of(InstanceReported)) + 2
+        await eventually(lambda: len(self.of(InstanceReported)) >= wanted or self.task.done())
+        assert not self.task.done()
+        found: InstanceReported = self.of(InstanceReported)[-1]
+        return found
+
+
+@asynccontextmanager
+async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worker]:
+    clock, board, broker = ScaledClock(), HealthBoard(), MemoryBroker(PoolName("default"))
+    link = broker.client(clock, name="worker")
+    source = ZmqKvEvents(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
+    async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
+        engine.answers = dict(PAGES)
+        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=0.05, engine_url=engine.url)
+        service = WorkerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=clock,
+            board=board,
+            settings=settings,
+            instance=ONE,
+            engine=asked,
+            events=source,
+        )
+        task = asyncio.create_task(service.run())
+        try:
+            yield Worker(broker, engine, board, task)
+        finally:
+            await service.leave("test over")
+            await asyncio.gather(task, return_exceptions=True)
+
+
+LIES: dict[str, tuple[str, Sequence[bytes]]] = {
+    "NaN": ("/metrics", [whole(METRICS.replace(b"4.0", b"NaN"))]),
+    "1e400": ("/metrics", [whole(METRICS.replace(b"7.0", b"1e400"))]),
+    "usage Inf": ("/metrics", [whole(METRICS.replace(b"0.25", b"Inf"))]),
+    "block size of 5,000 digits": ("/metrics", [whole(METRICS.replace(b'"16"', b'"' + b"9" * 5000 + b'"'))]),
+    "metrics larger than their bound": ("/metrics", [whole(METRICS * 60_000)]),
+    "metrics without an end": ("/metrics", [STREAM_HEAD, *[METRICS * 300] * 200]),
+    "metrics are gone": ("/metrics", [whole(b"", head=b"HTTP/1.1 404 Not Found\r\n")]),
+    "no models": ("/v1/models", [whole(b'{"data":[]}')]),
+    "models nested deeply": ("/v1/models", [whole(b"[" * 100_000)]),
+    "models that are no models": ("/v1/models", [whole(b'{"data":[1,null,[],{"id":{}},{"id":""}]}')]),
+    "20,000 adapters": (
+        "/v1/models",
+        [whole(json.dumps({"data": [{"id": "m"}, *({"id": f"a{n}", "parent": "m"} for n in range(20_000))]}).encode())],
+    ),
+    "version": ("/version", [whole(b'{"version":' + b"9" * 5000 + b"}")]),
+    "a bomb": ("/v1/models", [whole(b"{}", head=HEAD + b"content-encoding: gzip\r\n")]),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_no_worker_dies_for_what_its_engine_says_and_its_reports_can_be_read(name: str) -> None:
+    path, lie = LIES[name]
+    async with working() as worker:
+        await worker.next_report()
+        worker.engine.answers[path] = lie
+        report = await worker.next_report()
+        honest = await _eventually_honest(worker)
+
+        assert 0 <= report.waiting <= 10**9
+        assert 0.0 <= report.kv_usage <= 1.0
+        assert len(report.adapters) <= NAMES_MAX
+        assert (honest.waiting, honest.running, honest.kv_usage, honest.serving) == (4, 7, 0.25, True)
+        assert len(worker.of(InstanceJoined)) == 1
+
+
+async def _eventually_honest(worker: Worker) -> InstanceReported:
+    worker.engine.answers = dict(PAGES)
+
+    def honest(report: InstanceReported) -> bool:
+        return (report.waiting, report.running, report.adapters) == (4, 7, [])
+
+    await worker.next_report()
+    await eventually(lambda: honest(worker.of(InstanceReported)[-1]))
+    found: InstanceReported = worker.of(InstanceReported)[-1]
+    return found
+
+
+AWAY: dict[str, tuple[str, Sequence[bytes]]] = {
+    "health redirects": ("/health", [b"HTTP/1.1 302 Found\r\nlocation: /version\r\ncontent-length: 0\r\n\r\n"]),
+    "health is garbage": ("/health", [b"\x00\x01\r\n\r\n"]),
+    "100,000 headers": ("/health", [HEAD, *[b"".join(b"x-%d: a\r\n" % n for n in range(1000))] * 100]),
+    "metrics break off": ("/metrics", [HEAD + b"content-length: 1000\r\n\r\nvllm"]),
+    "metrics are no HTTP": ("/metrics", [HEAD + b"transfer-encoding: chunked\r\n\r\nno chunk\r\n"]),
+}
+
+
+@pytest.mark.parametrize("name", AWAY)
+async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(name: str) -> None:
+    path, answer = AWAY[name]
+    async with running_raw_engine() as engine, HttpEngine(engine.url, seconds_max=1.0) as asked:
+        engine.answers = {**PAGES, path: answer}
+
+        with pytest.raises(EngineAwayError):
+            await asked.load()
+        assert "/version" not in engine.asked
+
+
+async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bound() -> None:
+    async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
+        engine.answers = dict(PAGES)
+        engine.answers["/metrics"] = [STREAM_HEAD, *[METRICS * 200] * 6000]  # 220 MB, if anybody reads them
+        tracemalloc.start()
+        load = await asked.load()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+        assert (load.waiting, load.model) == (0, "m")
+        assert peak < 2 * METRICS_BYTES_MAX
+
+
+async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_until_it_makes_sense() -> None:
+    async with FakePublisher() as publisher, working(publisher) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        worker.engine.answers["/metrics"] = [whole(METRICS.replace(b'block_size="%d"' % BLOCK, b'block_size="7"'))]
+        await publisher.restart()
+        await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
+        await eventually(lambda: not worker.board.ready)
+        reason, report = worker.board.lacks["engine"], await worker.next_report()
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+
+        assert "--block-tokens does not fit this engine" in reason
+        assert not report.serving
+        assert worker.board.ready
+
+
+@pytest.mark.parametrize("followed", [True, False])
+async def test_an_engine_that_serves_another_model_than_before_joins_anew_with_that(followed: bool) -> None:
+    async with FakePublisher() as publisher, working(publisher if followed else None) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        worker.engine.answers["/v1/models"] = [whole(b'{"data":[{"id":"other"}]}')]
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+
+        assert [event.model for event in worker.of(InstanceJoined)] == ["m", "other"]
+        assert (await worker.next_report()).serving

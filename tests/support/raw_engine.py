@@ -11,7 +11,9 @@ STREAM_HEAD = HEAD + b"content-type: text/event-stream\r\nconnection: close\r\n\
 
 def whole(body: bytes, *, head: bytes = HEAD, content_type: bytes = b"application/json") -> bytes:
     """An answer with its length."""
-    return head + b"content-type: %s\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body)) + body
+    return (
+        head + b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (content_type, len(body)) + body
+    )
 
 
 class RawEngine:
@@ -23,8 +25,6 @@ class RawEngine:
         self.otherwise: Sequence[bytes] = [whole(b'{"detail": "Not Found"}', head=b"HTTP/1.1 404 Not Found\r\n")]
         self.pause_seconds = 0.0
         """Between pieces."""
-        self.repeats = 1
-        """How often the last piece is sent."""
         self.asked: list[str] = []
         self.sent_bytes = 0
 
@@ -35,7 +35,7 @@ class RawEngine:
             path = head.split(b" ", 2)[1].decode()
             self.asked.append(path)
             pieces = self.answers.get(path, self.otherwise)
-            for piece in [*pieces, *[pieces[-1]] * (self.repeats - 1)]:
+            for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
                 self.sent_bytes += len(piece)
