@@ -5,9 +5,12 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from io import StringIO
 from typing import Any
 
 import pytest
+import structlog
+from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
@@ -15,16 +18,20 @@ from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import decode_event
-from pointsman.contracts.fleet import InstanceJoined, InstanceReported
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestFailed, RequestFinished
-from pointsman.primitives import PoolName
+from pointsman.contracts.subjects import fleet_view_subject, route_subject
+from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.tooling.fleet import fleet_table
 from pointsman_ingress import proxy
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
-from tests.support.events import joined
+from tests.support.events import joined, route
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
 from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
+from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
 USAGE = b'"usage":{"prompt_tokens":%s,"completion_tokens":2}'
@@ -225,6 +232,41 @@ async def eventually_asked(world: World, length: int) -> None:
             return any(card.get("max_model_len") == length for card in (await answer.json())["data"])
 
     await eventually(offered)
+
+
+# The scheduler
+
+
+async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_nothing() -> None:
+    clock, pool = ScaledClock(), PoolName("default")
+    broker = MemoryBroker(pool)
+    link, other = broker.client(clock, name="s"), broker.client(clock, name="test")
+
+    async def b_is_ready() -> bool:
+        answer = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+        return isinstance(answer, FleetDescribed) and [i.status for i in answer.instances] == ["ready"]
+
+    with structlog.testing.capture_logs() as logs:
+        async with running_scheduler(link, clock):
+            for told in (joined("a", at=clock.now()), joined("b", at=clock.now(), model="other")):
+                await other.log.append(told)
+            await eventually(lambda: any(line["event"] == "instance_unschedulable" for line in logs))
+            fleet = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+            asked = [route(f"r{number}", [number], arrived_at=clock.now()) for number in range(6)]
+            granted = [await other.commands.request(route_subject(pool), command, timeout=5.0) for command in asked]
+            await other.log.append(
+                InstanceLeft(at=clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="test")
+            )
+            await eventually(b_is_ready)
+
+    reason = "it serves the model 'other', the pool 'm'"
+    assert isinstance(fleet, FleetDescribed)
+    assert [(i.instance, i.status, i.doubt) for i in fleet.instances][1] == ("b", "unschedulable", reason)
+    assert [line["problem"] for line in logs if line["event"] == "instance_unschedulable"] == [reason]
+    assert {answer.instance for answer in granted if isinstance(answer, RouteGranted)} == {"a"}
+    shown = Console(width=120, file=StringIO())
+    shown.print(fleet_table(fleet))
+    assert f"b is unschedulable: {reason}" in shown.file.getvalue()  # type: ignore[attr-defined] # a StringIO
 
 
 # The worker
