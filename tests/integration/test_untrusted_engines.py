@@ -436,12 +436,18 @@ async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_u
 
 
 @pytest.mark.parametrize("followed", [True, False])
-async def test_an_engine_that_serves_another_model_than_before_joins_anew_with_that(followed: bool) -> None:
+@pytest.mark.parametrize("now", [("other", 4096), ("m", 100)])
+async def test_an_engine_that_serves_something_else_than_before_joins_anew_with_that(
+    followed: bool, now: tuple[str, int]
+) -> None:
     async with FakePublisher() as publisher, working(publisher if followed else None) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
         await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
-        worker.engine.answers["/v1/models"] = [whole(b'{"data":[{"id":"other"}]}')]
+        worker.engine.answers["/v1/models"] = [
+            whole(b'{"data":[{"id":"%s","max_model_len":%d}]}' % (now[0].encode(), now[1]))
+        ]
         await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await worker.next_report()
 
-        assert [event.model for event in worker.of(InstanceJoined)] == ["m", "other"]
+        assert [(event.model, event.max_model_len) for event in worker.of(InstanceJoined)] == [("m", 4096), now]
         assert (await worker.next_report()).serving

@@ -355,12 +355,17 @@ class WorkerService:
             await self._check_model()
 
     async def _check_model(self) -> None:
-        """An engine that serves another model than it joined with is another engine, however that came about."""
-        life, model = self._life, self._load.model
-        if life is None or not model or model == life.facts.model or self._contradiction:
+        """An engine that serves another model than it joined with, or with another context, is another engine, however that
+        came about."""
+        life, load = self._life, self._load
+        if life is None or not load.model or self._contradiction:
             return
-        log.warning("engine_replaced", model=model, before=life.facts.model)
-        self._on_away(f"it serves {model!r} now, and joined with {life.facts.model!r}")
+        before = (life.facts.model, life.facts.max_model_len)
+        now = (load.model, load.max_model_len or life.facts.max_model_len)
+        if now == before:
+            return
+        log.warning("engine_replaced", model=load.model, max_model_len=load.max_model_len, before=before)
+        self._on_away(f"it serves {now} now, and joined with {before}")
         if life.translator is None:
             self._returned.set()
             return

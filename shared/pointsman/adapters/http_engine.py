@@ -101,13 +101,14 @@ class EngineFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """What an engine does at the moment; `kv_usage` from 0 to 1. Adapters come and go while it runs: `further_names` None
-    means that it did not say. `model`: what it serves by now; empty where it did not say."""
+    means that it did not say. `model` and `max_model_len`: what it serves by now; empty and 0 where it did not say."""
 
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
     further_names: FurtherNames | None = None
     model: str = ""
+    max_model_len: Tokens = 0
 
 
 class HttpEngine:
@@ -158,7 +159,11 @@ class HttpEngine:
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
         load = load_in(await self._metrics(), self._dp_rank)
-        return replace(load, further_names=further_names(listed), model=_base_name(_listed_models(listed)))
+        names = further_names(listed)
+        if names is None:
+            return load
+        model, max_model_len = served_model(listed)
+        return replace(load, further_names=names, model=model, max_model_len=max_model_len)
 
     async def _metrics(self) -> str:
         return (await self._get("/metrics", METRICS_BYTES_MAX, refusal_is_fatal=False)).decode(errors="replace")
