@@ -1,13 +1,16 @@
 """Engines that lie, beside honest ones, through the ingress and the worker as they are in production."""
 
 import asyncio
+import contextlib
 import json
+import random
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from io import StringIO
 from typing import Any
 
+import aiohttp
 import pytest
 import structlog
 from rich.console import Console
@@ -191,6 +194,56 @@ async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody
 
     assert len(body) > 32_000_000
     assert slowest < 5.0
+
+
+SOUND = (
+    whole(b'{"choices":[{"text":"a"}],' + USAGE % b"3" + b"}"),
+    STREAM_HEAD + CHUNK + b"\r\n\r\n" + b'data: {"choices":[],' + USAGE % b"3" + b"}\r\n\r\ndata: [DONE]\r\n\r\n",
+    HEAD + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"22\r\n" + CHUNK + b"\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n",
+)
+
+
+def mangled(chance: random.Random, answer: bytes) -> list[bytes]:
+    """The answer with some of it cut out, repeated or replaced, in pieces."""
+    for _ in range(chance.randint(1, 4)):
+        a = chance.randrange(len(answer))
+        b = min(len(answer), a + chance.choice([1, 4, 40]))
+        nonsense = [
+            b"",
+            answer[a:b] * 3,
+            b"\r",
+            b"\n",
+            b"\x00",
+            b"\xff",
+            b"9" * 40,
+            b'"usage":',
+            b"[" * 3000,
+            b"{",
+            b"-",
+        ]
+        answer = answer[:a] + chance.choice(nonsense) + answer[b:]
+    cut = chance.randrange(len(answer) + 1)
+    return [piece for piece in (answer[:cut], answer[cut:]) if piece]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_mistake_of_ours(
+    world: World, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "CUT_CHECK_WALL_SECONDS", 0.1)
+    chance = random.Random(seed)
+    for number in range(25):
+        liar.otherwise = mangled(chance, chance.choice(SOUND))
+        async with world.post(
+            COMPLETIONS, {**STREAMED, "stream": chance.random() < 0.7}, X_Request_Id=f"r-{number}"
+        ) as answer:
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                await answer.read()
+
+    ends = [event for event in await world.events() if isinstance(event, RequestFinished | RequestFailed)]
+    assert sorted(end.request for end in ends) == sorted(f"r-{number}" for number in range(25))
+    assert {end.reason for end in ends if isinstance(end, RequestFailed)} <= {"engine_broke_off", "engine_refused"}
 
 
 # Length, names and models
