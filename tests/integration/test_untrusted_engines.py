@@ -246,6 +246,37 @@ async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_m
     assert {end.reason for end in ends if isinstance(end, RequestFailed)} <= {"engine_broke_off", "engine_refused"}
 
 
+BAD = b"HTTP/1.1 400 Bad Request\r\n"
+TOKEN_ANSWERS = {
+    "numbers of 400 digits": (whole(b'{"tokens":[' + b"9" * 400 + b"]}"), 200),
+    "negative numbers": (whole(b'{"tokens":[-1]}'), 200),
+    "no numbers": (whole(b'{"tokens":["a"]}'), 200),
+    "deeply nested": (whole(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), 200),
+    "17 MiB": (whole(b'{"tokens":[' + b"1," * (17 * 2**19) + b"1]}"), 200),
+    "not UTF-8": (whole(b'{"tokens":"\xff"}'), 200),
+    "a deeply nested objection": (whole(b"[" * 100_000, head=BAD), 400),
+    "an objection of 5,000 digits": (whole(b'{"error":{"message":' + b"9" * 5000 + b"}}", head=BAD), 400),
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_ANSWERS)
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (COMPLETIONS, {"model": "m", "prompt": "hello"})])
+async def test_tokens_that_cannot_be_are_guessed_instead(
+    world: World, path: str, body: dict[str, Any], name: str
+) -> None:
+    async with running_raw_engine() as liar:
+        answer, expected = TOKEN_ANSWERS[name]
+        liar.otherwise = [answer]
+        await world.log.append(joined("a-liar", url=liar.url, max_model_len=999_999))
+        await eventually_asked(world, 999_999)
+        async with world.post(path, body) as answered:
+            said = answered.headers.get("x-pointsman-prefix", "")
+
+    assert liar.asked[-1] == ("/tokenize" if path == COMPLETIONS or name == "17 MiB" else "/v1/chat/completions/render")
+    assert answered.status == expected
+    assert "guessed" in said or expected == 400
+
+
 # Length, names and models
 
 
