@@ -70,8 +70,8 @@ class Pools:
 
     def _of_base(self, name: str) -> tuple[Pool, Model] | None:
         """The pool whose own model has this name."""
-        served = ((pool, pool.fleet.base) for pool in self._pools)
-        return next(((pool, base) for pool, base in served if base is not None and base.name == name), None)
+        named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
+        return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
 
     def _only(self) -> tuple[Pool, Model]:
         serving = [(pool, model) for pool in self._pools if (model := pool.fleet.base) is not None]
