@@ -6,7 +6,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from io import StringIO
 from typing import Any
 
@@ -19,7 +19,8 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import HealthBoard
+from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -28,6 +29,8 @@ from pointsman.contracts.subjects import fleet_view_subject, route_subject
 from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman.tooling.fleet import fleet_table
 from pointsman_ingress import proxy
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, route
@@ -535,3 +538,80 @@ async def test_an_engine_that_serves_something_else_than_before_joins_anew_with_
 
         assert [(event.model, event.max_model_len) for event in worker.of(InstanceJoined)] == [("m", 4096), now]
         assert (await worker.next_report()).serving
+
+
+# All of it
+
+
+def pages(models: bytes, metrics: bytes = METRICS) -> dict[str, Sequence[bytes]]:
+    """Of an engine that answers completions, too."""
+    answer = [whole(b'{"choices":[{"text":"a"}],' + USAGE % b"3" + b"}")]
+    return {**PAGES, "/v1/models": [whole(models)], "/metrics": [whole(metrics)], "/v1/completions": answer}
+
+
+HONEST = b'{"data":[{"id":"m","max_model_len":4096},{"id":"m-latest"}]}'
+NEIGHBOURS: dict[str, dict[str, Sequence[bytes]]] = {
+    "another model": pages(b'{"data":[{"id":"other"},{"id":"m"},{"id":"m-latest"}]}'),
+    "a context of one token": pages(b'{"data":[{"id":"m","max_model_len":1},{"id":"m-latest"}]}'),
+    "names of its own": pages(b'{"data":[{"id":"m","max_model_len":9},{"id":"x"},{"id":"m-latest","parent":"m"}]}'),
+    "NaN and Inf": pages(HONEST, METRICS.replace(b"4.0", b"NaN").replace(b"0.25", b"Inf")),
+    "no metrics at all": pages(HONEST, b"vllm:" * 2_000_000),
+    "no model": pages(b"[" * 100_000),
+}
+
+
+@asynccontextmanager
+async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBroker]]:
+    """An ingress, a scheduler and a worker for each engine, as in production, over a log in memory. The URL of the ingress.
+    The first engine joins first."""
+    pool, clock = PoolName("default"), ScaledClock()
+    broker = MemoryBroker(pool)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_scheduler(broker.client(clock, name="s"), clock))
+        for number, engine in enumerate(engines):
+            link = broker.client(clock, name=f"worker-{number}")
+            service = WorkerService(
+                event_log=link.log,
+                commands=link.commands,
+                clock=clock,
+                board=HealthBoard(),
+                settings=WorkerSettings(report_seconds=0.1, engine_url=engine.url),
+                instance=InstanceId(f"engine-{number}"),
+                engine=await stack.enter_async_context(HttpEngine(engine.url)),
+                events=None,
+            )
+            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor.start(service.run(), name="worker")
+            await eventually(lambda: len(engines[number].asked) > 8)  # noqa: B023 - awaited within the round
+        supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
+        settings = IngressSettings(probe=False, name="ingress-1")
+        link = broker.client(clock, name="ingress-1")
+        app = await stack.enter_async_context(
+            assembled(settings, {pool: link}, clock=clock, board=board, supervisor=supervisor)
+        )
+        server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+        serving = asyncio.create_task(server.serve())
+        await eventually(lambda: server.started and board.ready)
+        yield f"http://127.0.0.1:{server.bound_port}", broker
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+async def test_beside_a_lying_engine_every_request_is_served(name: str) -> None:
+    async with AsyncExitStack() as stack:
+        honest, liar = [await stack.enter_async_context(running_raw_engine()) for _ in range(2)]
+        honest.answers, liar.answers = pages(HONEST), NEIGHBOURS[name]
+        url, _ = await stack.enter_async_context(whole_pool(honest, liar))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        statuses = []
+        for number in range(12):
+            body = {"model": ("m", "m-latest")[number % 2], "prompt": [number] * 200, "max_tokens": 3}
+            async with client.post(url + COMPLETIONS, json=body) as answer:
+                statuses.append(answer.status)
+        async with client.get(url + "/v1/models") as answer:
+            listed = {card["id"]: card.get("max_model_len") for card in (await answer.json())["data"]}
+
+    assert statuses == [200] * 12
+    assert (listed["m"], listed["m-latest"]) == (4096, 4096)
+    assert name.startswith(("NaN", "no metrics")) or not liar.posted

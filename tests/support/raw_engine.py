@@ -26,6 +26,8 @@ class RawEngine:
         self.pause_seconds = 0.0
         """Between pieces."""
         self.asked: list[str] = []
+        self.posted: list[str] = []
+        """Paths to which there was a POST."""
         self.sent_bytes = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,6 +36,8 @@ class RawEngine:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].decode()
             self.asked.append(path)
+            if head.startswith(b"POST"):
+                self.posted.append(path)
             pieces = self.answers.get(path, self.otherwise)
             for piece in pieces:
                 writer.write(piece)
