@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
@@ -59,18 +60,40 @@ def test_an_instance_with_another_model_is_set_apart_and_says_why() -> None:
     assert [state.fleet[InstanceId(name)].unschedulable for name in "ab"] == ["", ""]
 
 
-def test_the_model_is_that_of_most_and_among_equals_what_the_pool_served_before() -> None:
-    first_alone = folded(joined("liar", model="other"))
-    one_each = folded(joined("liar", model="other"), joined("a"))
-    outvoted = folded(joined("liar", model="other"), joined("a"), joined("b"))
-    restarted = folded(joined("a"), joined("b"), joined("a", model="other", epoch=2))
-    alone_again = folded(joined("a"), joined("b"), joined("a", model="other", epoch=2), left("b"))
+def test_the_model_is_that_of_most_and_of_several_that_of_who_has_served_it_longest() -> None:
+    liar, a, b = joined("liar", model="other", epoch=1), joined("a", epoch=2), joined("b", epoch=3)
+    first_alone = folded(liar)
+    one_each = folded(liar, a)
+    outvoted = folded(liar, a, b)
+    restarted = folded(a, b, joined("a", model="other", epoch=4))
+    as_it_was = folded(a, joined("b", model="other", epoch=3), joined("a", epoch=4))
+    alone_again = folded(a, b, joined("a", model="other", epoch=4), left("b", 3))
 
     assert (first_alone.fleet.model, first_alone.fleet.ready) == ("other", ("liar",))
     assert (one_each.fleet.model, one_each.fleet.ready) == ("other", ("liar",))
     assert (outvoted.fleet.model, outvoted.fleet.ready) == ("m", ("a", "b"))
     assert (restarted.fleet.model, restarted.fleet.ready) == ("m", ("b",))
+    assert (as_it_was.fleet.model, as_it_was.fleet.ready) == ("m", ("a",))
     assert (alone_again.fleet.model, alone_again.fleet.ready) == ("other", ("a",))
+
+
+def test_the_leader_who_applies_its_decisions_at_once_and_its_followers_agree_on_the_model() -> None:
+    """The leader lets go of `a`; what comes to stand in the log before that decision, it reads after it."""
+    first = [joined("a", epoch=1), joined("b", model="other", epoch=2)]
+    for meanwhile in (joined("c", epoch=3), joined("a", epoch=3), joined("a", model="third", epoch=3)):
+        gone = InstanceLeft(
+            at=9.0,
+            instance=InstanceId("a"),
+            epoch=Epoch(1),
+            reason="silent",
+            stamp=Stamp(term=Term(1), number=1, as_of=2),
+        )
+        leader, follower = folded(*first), folded(*first, meanwhile, gone)
+        leader.apply(gone)
+        leader.apply(meanwhile, 3)
+
+        assert leader.fleet.model == follower.fleet.model == "other"
+        assert leader.fleet.ready == follower.fleet.ready == ("b",)
 
 
 def test_a_log_of_the_first_fold_knows_no_misfit() -> None:
@@ -79,25 +102,24 @@ def test_a_log_of_the_first_fold_knows_no_misfit() -> None:
     assert state.fleet.ready == ("a", "b", "liar")
 
 
-def test_whoever_comes_and_goes_nobody_ready_serves_another_model_than_most_do() -> None:
+def test_whoever_comes_and_goes_those_are_ready_that_serve_what_most_do() -> None:
     chance = random.Random(5)
     for _ in range(200):
-        fleet: dict[str, str] = {}
-        model = ""
+        fleet: dict[str, tuple[str, int]] = {}
         state = State(PoolSettings())
         for epoch in range(1, 15):
-            name = chance.choice("abcde")
+            name, model = chance.choice("abcde"), chance.choice(["m", "other", "third"])
             if name in fleet and chance.random() < 0.4:
                 state.apply(left(name, state.fleet[InstanceId(name)].epoch), epoch)
                 del fleet[name]
             else:
-                fleet[name] = chance.choice(["m", "other", "third"])
-                state.apply(joined(name, model=fleet[name], epoch=epoch), epoch)
-            counts = {said: list(fleet.values()).count(said) for said in fleet.values()}
-            if counts and counts.get(model, 0) < max(counts.values()):
-                (model, *rest) = [said for said in counts if counts[said] == max(counts.values())]
-                model = state.fleet.model if state.fleet.model in (model, *rest) else model
-            assert list(state.fleet.ready) == sorted(i for i, said in fleet.items() if said == model)
+                stays = name in fleet and fleet[name][0] == model
+                fleet[name] = fleet[name] if stays else (model, epoch)
+                state.apply(joined(name, model=model, epoch=epoch), epoch)
+            served = [said for said, _ in fleet.values()]
+            most = max(map(served.count, served), default=0)
+            oldest = sorted((since, said) for said, since in fleet.values() if served.count(said) == most)
+            assert list(state.fleet.ready) == sorted(i for i, (said, _) in fleet.items() if said == oldest[0][1])
         assert decode_state(encode_state(state)).fleet.ready == state.fleet.ready
 
 

@@ -4,13 +4,14 @@ An instance that reports a newer epoch has started again with an empty cache; ol
 is `exact` while events flow and digests agree, `degraded` after a gap, a differing digest or a failed probe, and
 `blind` where the engine publishes no events.
 
-All instances of a pool serve one model. It is the one that most of them serve; among equals it stays what it was, and is
-at first what the first to join serves. An instance with another model is *unschedulable*: nothing is placed there, and
+All instances of a pool serve one model. It is the one that most of them serve, and of several that of the instance that
+has served its model longest. That depends on who is there and not on the order of events, which differs a little between
+the leader and its followers. An instance with another model is *unschedulable*: nothing is placed there, and
 nothing it says changes what the others offer. Which instances may serve a request is decided by `Instance.can_serve` alone.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -80,6 +81,8 @@ class Instance:
     joined_at: Seconds
     heard_at: Seconds
     cache: str
+    model_since: Epoch
+    """The epoch in which it began to serve `model`; it has not been away since."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
     serving: bool = True
@@ -212,6 +215,7 @@ class Fleet:
             decode=event.decode,
             transfer_tokens_per_s=event.transfer_tokens_per_s,
             dp_rank=event.dp_rank,
+            model_since=known.model_since if known and known.model == event.model else event.epoch,
         )
         self._instances[event.instance] = instance
         self._changed()
@@ -244,7 +248,9 @@ class Fleet:
     def begin_anew(self, instance: InstanceId, arrived_at: Sequence) -> None:
         """The leader had let go of it before it joined again: its present life takes nothing over."""
         self.drain(instance, draining=False)
-        self._instances[instance].arrived_at = arrived_at
+        known = self._instances[instance]
+        known.arrived_at, known.model_since = arrived_at, known.epoch
+        self._changed()
 
     def leave(self, instance: InstanceId) -> None:
         self._instances.pop(instance, None)
@@ -254,18 +260,18 @@ class Fleet:
         self._ready = None
         instances = self._instances.values()
         if self._checks_model:
-            self.model = _model_of_most(instances, self.model)
+            self.model = _model_of_most(instances) or self.model
             for instance in instances:
                 instance.unschedulable = _misfit(instance, self.model)
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
 
 
-def _model_of_most(instances: Iterable[Instance], known: str) -> str:
-    """The model that most instances serve: the known one among equals, else that of the first of them."""
+def _model_of_most(instances: Collection[Instance]) -> str:
+    """The model that most instances serve; of several that of the one which has served it longest, the first by name.
+    Empty where there is no instance."""
     counts = Counter(instance.model for instance in instances)
-    if not counts or counts[known] == max(counts.values()):
-        return known
-    return counts.most_common(1)[0][0]
+    ranked = ((-counts[instance.model], instance.model_since, instance.id, instance.model) for instance in instances)
+    return min(ranked, default=(0, 0, "", ""))[-1]
 
 
 def _misfit(instance: Instance, model: str) -> str:
