@@ -201,7 +201,7 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         ways = [
             Tokenising(
                 tokenizer=own,
-                engine=lambda _adapter: instance_at(engine),
+                engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(session, api_key="", forward_authorization=False),
                 threads=1,
                 clock=ScaledClock(),
