@@ -47,6 +47,8 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.content = self
         """As in aiohttp, where the body is an object of its own."""
+        self.connection = None
+        """Nobody asks for it while an answer may still come."""
         self.pieces: list[bytes] = []
         self.messages: list[str] = []
         """Types of the messages that the application sent."""

@@ -1,4 +1,4 @@
-"""One of each wire struct, every field set. `wire.jsonl` holds their bytes, a line each, in this order."""
+"""One of each wire struct, every field set, or several where they are set together. `wire.jsonl` holds their bytes, a line each, in this order."""
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
@@ -153,6 +153,20 @@ EVENTS: list[LogEvent] = [
         followed=True,
         held_up=1.5,
     ),
+    RequestArrived(
+        at=AT,
+        request=RequestId("req-2"),
+        arrived_at=AT,
+        ingress="ingress-1",
+        tenant=Tenant("t"),
+        keys=KEYS,
+        prompt_tokens=140,
+        max_output_tokens=16,
+        slo_ttft=5.0,
+        slo_tpot=0.1,
+        alias="m-latest",
+        context_tokens=156,
+    ),
     RequestPlaced(
         at=AT,
         stamp=STAMP,
@@ -304,6 +318,19 @@ COMMANDS: list[AnyCommand] = [
         adapter="poet",
         followed=True,
         held_up=1.5,
+    ),
+    RouteRequest(
+        request=RequestId("req-2"),
+        ingress="ingress-1",
+        arrived_at=AT,
+        tenant=Tenant("t"),
+        keys=KEYS,
+        prompt_tokens=140,
+        max_output_tokens=16,
+        slo_ttft=5.0,
+        slo_tpot=0.1,
+        alias="m-latest",
+        context_tokens=156,
     ),
     RouteGranted(
         request=REQUEST,

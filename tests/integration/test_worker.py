@@ -705,7 +705,9 @@ async def test_the_engine_is_described_and_its_load_read_from_vllms_pages() -> N
             kv_capacity_tokens=16_000,
             further_names=FurtherNames(adapters=("poet",)),
         )
-        assert load == EngineLoad(waiting=4, running=7, kv_usage=0.25, further_names=facts.further_names)
+        assert load == EngineLoad(
+            waiting=4, running=7, kv_usage=0.25, further_names=facts.further_names, model="m", max_model_len=4096
+        )
         assert said.kv_capacity_tokens == 900
 
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from pointsman.contracts.cache import CacheEvent, CacheSnapshot
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import FleetEvent, InstanceProbed
+from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import (
     INGRESS_SILENT,
     PrefillFinished,
@@ -32,7 +32,7 @@ from pointsman.tooling.doctor.timeline import Timeline
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
 from pointsman.tooling.terminal import wall_time
-from tests.support.events import joined, stored
+from tests.support.events import joined, reported, stored
 from tests.support.headless import write_headless
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
@@ -170,6 +170,14 @@ def _with_failed_probe(entries: Entries) -> Entries:
     return renumbered([*entries[:20], entry, *entries[20:]])
 
 
+def _with_another_model(entries: Entries) -> Entries:
+    """An instance that joins with it, reports, and leaves again."""
+    told: list[LogEvent] = [joined("liar", at=3.0, model="other"), reported("liar", 0, [], at=4.0)]
+    told += [InstanceLeft(at=5.0, instance=InstanceId("liar"), epoch=Epoch(1), reason="stopped")]
+    added = [LogEntry(0, subject_of(PoolName("default"), event), encode(event), event) for event in told]
+    return renumbered([*entries[:40], *added, *entries[40:]])
+
+
 @pytest.mark.parametrize(
     ("plant", "area", "words"),
     [
@@ -179,6 +187,7 @@ def _with_failed_probe(entries: Entries) -> Entries:
         (_with_second_end, "requests", "ended twice"),
         (_without_cache_events, "caches", "in doubt, and nothing has healed it"),
         (_with_failed_probe, "caches", "keys of prompts are not those"),
+        (_with_another_model, "fleet", "liar took no requests: another model than the pool's"),
     ],
 )
 def test_a_planted_fault_is_serious_and_named(

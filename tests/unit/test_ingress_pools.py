@@ -19,11 +19,11 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
-from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.fleet_view import FleetView, Model
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.under_way import UnderWay
-from tests.support.events import joined, reported
+from tests.support.events import joined, reported, route
 from tests.support.waiting import eventually
 
 CHAT, CODE = PoolName("chat"), PoolName("code")
@@ -47,7 +47,7 @@ class Rig:
 
     def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
         """Who is asked for it where all are idle."""
-        found = self.under_way(pool).least_busy(adapter=adapter)
+        found = self.under_way(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
         return found.id if found is not None else None
 
     def under_way(self, pool: PoolName) -> UnderWay:
@@ -139,6 +139,66 @@ async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are
         assert (with_it, any_of_them) == ("b", "a")
         assert one.least(CHAT, "poet") is None
         assert one.refusal("poet") == (404, "model_not_found")
+
+
+async def test_without_a_scheduler_too_a_request_goes_only_where_it_has_its_name_its_room_and_its_model() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", at=1, max_model_len=100), joined("b", at=1, aliases=["m-latest"]))
+        await one.tell(CHAT, joined("c", at=1), joined("0-liar", model="other", at=1, aliases=["m-latest"]))
+        fleet, under_way = one.fleets[CHAT], one.under_way(CHAT)
+        asked = [route("r", [], **needs) for needs in ({}, {"context_tokens": 101}, {"alias": "m-latest"})]
+        placed = [under_way.least_busy(command) for command in asked]
+        for name in ("a", "b", "c", "0-liar"):
+            silent = InstanceSuspected(at=2, instance=InstanceId(name), epoch=Epoch(1), silent_seconds=5)
+            await one.tell(CHAT, silent)
+        doubtful = [under_way.least_busy(command) for command in asked]
+
+        assert [known and known.id for known in placed] == ["a", "b", "b"]
+        assert [known and known.id for known in doubtful] == ["a", "b", "b"]
+        assert fleet.context_of(fleet.models["m"]) == 100_000
+
+
+async def test_the_longest_context_counts_and_of_an_alias_that_of_who_has_it() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", at=1, max_model_len=1), joined("b", at=1, max_model_len=500))
+        await one.tell(
+            CHAT, joined("c", at=1, max_model_len=300, aliases=["m-latest"]), joined("d", at=1, max_model_len=0)
+        )
+        fleet = one.fleets[CHAT]
+        lengths = {name: fleet.context_of(model) for name, model in fleet.models.items()}
+
+    assert lengths == {"m": 500, "m-latest": 300}
+
+
+async def test_the_model_of_a_pool_is_served_there_whoever_lists_its_name_before() -> None:
+    async with rig(CHAT, CODE) as one:
+        await one.tell(CHAT, joined("a", model="m", at=1, aliases=["coder", "tools"], adapters=["coder"]))
+        await one.tell(CODE, joined("b", model="coder", at=1, aliases=["m", "tools"]))
+
+        assert one.found("coder") == ("code", "coder", "")
+        assert one.found("m") == ("chat", "m", "")
+        assert one.found("tools") == ("chat", "m", "")
+        offered = [(pool.name, model.name, model.adapter) for pool, model in one.pools.offered()]
+        assert offered == [("chat", "m", ""), ("chat", "tools", ""), ("code", "coder", "")]
+
+
+async def test_what_a_name_stands_for_most_instances_say() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", at=1, aliases=["poet"], adapters=["m"]))
+        await one.tell(CHAT, joined("b", at=1, adapters=["poet"]), joined("c", at=1, adapters=["poet"]))
+
+        assert one.found("poet") == ("chat", "m", "poet")
+        assert one.found("m") == ("chat", "m", "")
+
+
+async def test_a_pool_in_which_nobody_is_ready_says_who_does_not_fit() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", at=1), joined("b", at=1, model="other"), reported("a", 0, [], serving=False))
+        board = one.fleets[CHAT]._board
+
+        assert board.lacks == {
+            "fleet": "no engine is ready; b is unschedulable: it serves the model 'other', the pool 'm'"
+        }
 
 
 async def test_an_engine_is_as_busy_as_this_ingress_keeps_it_or_as_its_worker_has_said_just_now() -> None:

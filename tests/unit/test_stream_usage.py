@@ -1,6 +1,8 @@
 """Usage of streams: asked for without changing anything else, taken out again wherever chunks are cut, and compared."""
 
 import json
+import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from pointsman_ingress.life import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.openai_requests import parse_chat
-from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
+from pointsman_ingress.proxy import COUNT_MAX, Usage, usage_in
+from pointsman_ingress.stream_usage import HELD_BYTES_MAX, UsageRemover, asking_for_usage
+from pointsman_ingress.streams import CHUNKS, LAST_EVENT_BYTES_MAX, NAMED_EVENTS, TAIL_BYTES_MAX, StreamTail
 
 USAGE = 'data: {"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
 OTHERS = st.sampled_from([
@@ -41,6 +45,150 @@ def test_whole_events_are_never_held_back() -> None:
     assert remover.shown(event) == event
     assert remover.shown(event + event[:5]) == event
     assert remover.shown(event[5:]) == event
+
+
+SAID = {"choices": [{"text": "a"}], "usage": None}
+USED = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+def events_of(stream: bytes) -> list[bytes]:
+    """The data of each event, by the letter of the standard, byte by byte."""
+    lines, line, at = list[bytes](), b"", 0
+    while at < len(stream):
+        byte = stream[at : at + 1]
+        if byte in (b"\r", b"\n"):
+            at += stream[at : at + 2] == b"\r\n"
+            lines.append(line)
+            line = b""
+        else:
+            line += byte
+        at += 1
+    events, data = list[bytes](), list[bytes]()
+    for said in lines:
+        if said.startswith(b"data:"):
+            data.append(said[5:].removeprefix(b" "))
+        elif not said and data:
+            events.append(b"\n".join(data))
+            data = []
+    return events
+
+
+def stream_of(chance: random.Random, *, line_ends: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """A stream with some usage events in it, and the data of all others. Where one begins as LF ends, none ends in CR:
+    these two would be one end of a line."""
+    stream, others = b"", list[bytes]()
+    for _ in range(chance.randint(1, 5)):
+        end = chance.choice(line_ends)
+        used = chance.random() < 0.4
+        space, name = chance.choice([b"", b" "]), chance.choice([b"", b"event: x" + end, b": usage" + end])
+        data = json.dumps(USED if used else SAID).encode()
+        stream += name + b"data:" + space + data + end + end
+        others += [] if used else [data]
+    return stream + b"data: [DONE]\n\n", [*others, b"[DONE]"]
+
+
+@pytest.mark.parametrize("line_ends", [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]])
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_ends_lines_and_wherever_chunks_are_cut_the_client_sees_all_but_the_usage(
+    line_ends: list[bytes], seed: int
+) -> None:
+    stream, others = stream_of(random.Random(seed), line_ends=line_ends)
+    cuts = [[at] for at in range(1, len(stream))] + [list(range(1, len(stream)))]
+    for cut in cuts:
+        pieces = [stream[a:b] for a, b in zip([0, *cut], [*cut, len(stream)], strict=True)]
+        remover = UsageRemover()
+        shown = b"".join(remover.shown(piece) for piece in pieces) + remover.rest()
+
+        assert events_of(shown) == others, f"seed {seed}, cut at {cut}"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_whole_event_is_shown_at_once_however_its_lines_end(end: bytes) -> None:
+    event = b"data: " + json.dumps(SAID).encode() + end + end
+    remover = UsageRemover()
+    at_once = remover.shown(event), remover.shown(event[:9]), remover.shown(event[9:])
+
+    assert at_once == (event, b"", event)
+
+
+def test_an_event_that_is_too_long_to_tell_of_usage_passes_as_it_comes_and_the_next_one_is_looked_at_again() -> None:
+    long = b'data: {"usage": "' + b"a" * (3 * HELD_BYTES_MAX)
+    usage = b"data: " + json.dumps(USED).encode()
+    for end in (b"\n\n", b"\r\n\r\n", b"\r\r"):
+        stream = long + b'"}' + end + usage + end + b"data: [DONE]" + end
+        for size in (1000, 4099, HELD_BYTES_MAX):
+            remover, shown, held_most = UsageRemover(), b"", 0
+            for at in range(0, len(stream), size):
+                shown += remover.shown(stream[at : at + size])
+                held_most = max(held_most, at + size - len(shown))
+
+            assert shown + remover.rest() == long + b'"}' + end + b"data: [DONE]" + end
+            assert held_most <= HELD_BYTES_MAX + size
+
+
+def test_a_stream_that_never_ends_an_event_costs_neither_memory_nor_time() -> None:
+    chunk = b'data: {"usage": ' + b"a" * 16_000
+    remover, tail, shown = UsageRemover(), StreamTail(CHUNKS), 0
+    named = StreamTail(NAMED_EVENTS)
+    named.feed(b"event: response.completed\n")
+    tracemalloc.start()
+    for _ in range(4_000):  # 64 MB
+        shown += len(remover.shown(chunk))
+        tail.feed(chunk)
+        named.feed(chunk)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert shown == 4_000 * len(chunk)
+    assert peak < LAST_EVENT_BYTES_MAX + 4 * (HELD_BYTES_MAX + TAIL_BYTES_MAX) + 1_000_000
+    assert tail.mid_event
+    assert not tail.has_ended
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_the_tail_knows_the_end_and_the_usage_however_a_stream_is_cut(end: bytes) -> None:
+    usage = json.dumps(USED).encode()
+    chats = b"data: " + b"x" * 500 + 2 * end + b"data: " + usage + 2 * end + b"data: [DONE]" + 2 * end
+    whole = json.dumps({"response": {"text": "a" * 50_000, "usage": {"input_tokens": 3, "output_tokens": 2}}}).encode()
+    answers = b"event: response.output_text.delta" + end + b"data: {}" + 2 * end
+    answers += b"event: response.completed" + end + b"data: " + whole + 2 * end
+    for stream, shape, size in (
+        (chats, CHUNKS, 1),
+        (chats, CHUNKS, 7),
+        (answers, NAMED_EVENTS, 1000),
+        (answers, NAMED_EVENTS, 7),
+    ):
+        tail = StreamTail(shape)
+        ended_at = 0
+        for at in range(0, len(stream), size):
+            tail.feed(stream[at : at + size])
+            ended_at = ended_at or (tail.has_ended and at)
+        said = next(usage_in(data) for data in tail.data_backwards() if b"usage" in data)
+
+        assert (said.prompt_tokens, said.completion_tokens) == (3, 2)
+        assert tail.shows_output
+        assert ended_at
+        assert not tail.mid_event
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"usage": {"prompt_tokens": %s}}' % (b"9" * 400),
+        b'{"usage": {"prompt_tokens": %d}}' % (COUNT_MAX + 1),
+        b'{"usage": {"prompt_tokens": -2}}',
+        b'{"usage": {"prompt_tokens": 1.5}}',
+        b'{"usage": {"prompt_tokens": 1e400}}',
+        b'{"usage": {"completion_tokens": "3"}}',
+        b'{"usage": {"prompt_tokens_details": {"cached_tokens": %d}}}' % 2**70,
+        b'{"usage": [3]}',
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_numbers_that_cannot_be_true_are_not_said(said: bytes) -> None:
+    assert usage_in(said) == Usage()
 
 
 @pytest.mark.parametrize(

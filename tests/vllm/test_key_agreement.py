@@ -187,6 +187,7 @@ def instance_at(engine: RunningEngine) -> Instance:
     return Instance(
         id=event.instance, epoch=Epoch(1), url=event.url, model=event.model, cost=event.prefill, block_tokens=BLOCK_TOKENS,
         engine_block_tokens=BLOCK_TOKENS, kv_capacity_tokens=0, max_model_len=0, joined_at=0, heard_at=0, cache="empty",
+        model_since=Epoch(1),
     )  # fmt: skip
 
 
@@ -201,7 +202,7 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         ways = [
             Tokenising(
                 tokenizer=own,
-                engine=lambda _adapter: instance_at(engine),
+                engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(session, api_key="", forward_authorization=False),
                 threads=1,
                 clock=ScaledClock(),

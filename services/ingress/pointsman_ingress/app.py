@@ -84,7 +84,7 @@ def _card(pool: Pool, model: Model) -> dict[str, Any]:
         "root": model.adapter or model.base,
         "parent": model.base if model.adapter else None,
     }
-    length = pool.fleet.model_len
+    length = pool.fleet.context_of(model)
     return {**card, "max_model_len": length} if length else card
 
 

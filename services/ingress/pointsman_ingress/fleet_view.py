@@ -6,6 +6,7 @@ Folds the fleet's events with `State`, like everyone else. What the ingress cann
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,13 @@ class Model:
     base: str
     adapter: str
     since: Seconds
+    context_tokens: Tokens = 0
+    """Of a request that is so short that its length makes no difference (`Demand`)."""
+
+    @property
+    def alias(self) -> str:
+        """The name, where it is a further one of the base model itself."""
+        return "" if self.adapter or self.name == self.base else self.name
 
 
 class FleetView:
@@ -100,7 +108,7 @@ class FleetView:
     def reachable(self) -> list[Instance]:
         """Ready instances, or, where none is, those that are at least not known to be down: as long as they prefill."""
         doubtful = (Status.SUSPECTED, Status.DRAINING)
-        return self.ready or [i for i in self.instances if i.status in doubtful and i.role != "decode"]
+        return self.ready or [i for i in self._fitting if i.status in doubtful and i.role != "decode"]
 
     def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """That life of the instance, if it is still the present one."""
@@ -128,41 +136,44 @@ class FleetView:
         not tell that, as the first of its workers says; 0 while no instance has ever joined."""
         return self._leaders_block_tokens or self._joined_block_tokens
 
-    @property
-    def model_len(self) -> Tokens:
-        """The context that every instance offers; 0 while unknown."""
-        lengths = [instance.max_model_len for instance in self.instances if instance.max_model_len > 0]
-        return min(lengths, default=0)
+    def context_of(self, model: Model) -> Tokens:
+        """The longest context that a ready instance offers for this model, or any while none is ready; 0 while unknown."""
+        return max((i.max_model_len for i in self.ready or self._fitting if i.can_serve(model)), default=0)
 
     def _elected(self, term: Term) -> None:
         for hear in self._hear_elections:
             hear(term)
 
+    @property
+    def _fitting(self) -> list[Instance]:
+        return [instance for instance in self.instances if not instance.unschedulable]
+
     def _note_models(self) -> None:
+        """What a name stands for, alias or adapter, is what most instances say that have it."""
+        said = Counter((name, adapter) for instance in self._fitting for name, adapter in _names_of(instance))
         offered: dict[str, Model] = {}
-        for instance in self.instances:
+        for instance in self._fitting:
             for name, adapter in _names_of(instance):
-                if name not in offered:
+                if name not in offered or said[name, adapter] > said[name, offered[name].adapter]:
                     known = self._models.get(name)
                     since = known.since if known else instance.joined_at
                     offered[name] = Model(name, instance.model, adapter, since)
         self._models = offered or self._models
-        self._joined_block_tokens = next((i.block_tokens for i in self.instances), self._joined_block_tokens)
+        self._joined_block_tokens = next((i.block_tokens for i in self._fitting), self._joined_block_tokens)
 
     def _missing(self) -> None:
         if self._state.fleet.ready:
             self._board.restored("fleet")
         else:
-            self._board.missing("fleet", "no engine is ready")
+            apart = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
+            self._board.missing("fleet", "; ".join(["no engine is ready", *apart]))
 
     def _nothing(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))
 
 
 def _names_of(instance: Instance) -> Iterator[tuple[str, str]]:
-    """What the instance may be asked for, and with which adapter."""
+    """What the instance may be asked for, and with which adapter; each name once."""
+    further = {**dict.fromkeys(instance.aliases, ""), **{adapter: adapter for adapter in instance.adapters}}
     yield instance.model, ""
-    for alias in instance.aliases:
-        yield alias, ""
-    for adapter in instance.adapters:
-        yield adapter, adapter
+    yield from ((name, adapter) for name, adapter in further.items() if name != instance.model)

@@ -159,7 +159,7 @@ def _pool(
     router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
-        engine=lambda adapter: under_way.least_busy(adapter=adapter),
+        engine=under_way.least_busy,
         engines=engines,
         threads=settings.tokenise_threads,
         clock=clock,

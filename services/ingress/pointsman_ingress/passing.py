@@ -30,7 +30,7 @@ class Passage:
         tried: list[InstanceId] = []
         reason = ""
         while len(tried) <= self._retries:
-            instance = pool.under_way.least_busy(adapter=model.adapter, excluded=tried)
+            instance = pool.under_way.least_busy(model, excluded=tried)
             if instance is None:
                 break
             try:

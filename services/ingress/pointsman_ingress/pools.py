@@ -40,7 +40,8 @@ class Pool:
 
 
 class Pools:
-    """All pools of this ingress. Where two serve the same name, the one that was named first has it."""
+    """All pools of this ingress. A pool's own model has its name, whoever else lists it as an alias or an adapter. Where
+    two pools serve the same otherwise, the one that was named first has it."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = tuple(pools)
@@ -49,6 +50,9 @@ class Pools:
         """The model of this name and its pool; without a name, the only one there is. Raises Refusal."""
         if not name:
             return self._only()
+        found = self._of_base(name)
+        if found is not None:
+            return found
         for pool in self._pools:
             model = pool.fleet.models.get(name)
             if model is not None:
@@ -61,9 +65,15 @@ class Pools:
         seen: set[str] = set()
         for pool in self._pools:
             for name, model in pool.fleet.models.items():
-                if name not in seen:
+                owner, owned = self._of_base(name) or (pool, model)
+                if name not in seen and owner is pool:
                     seen.add(name)
-                    yield pool, model
+                    yield pool, owned
+
+    def _of_base(self, name: str) -> tuple[Pool, Model] | None:
+        """The pool whose own model has this name."""
+        named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
+        return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
 
     def _only(self) -> tuple[Pool, Model]:
         serving = [(pool, model) for pool in self._pools if (model := pool.fleet.base) is not None]

@@ -5,10 +5,10 @@ their end. Headers are built anew: what the client sent reaches an engine only w
 other way round. Closing an answer before its end closes the connection, which is how an engine learns to stop.
 """
 
-from collections import deque
+import asyncio
 from io import BytesIO
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 import aiohttp
 import msgspec
@@ -17,7 +17,7 @@ from yarl import URL
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
 from pointsman_ingress.request_headers import Headers
-from pointsman_ingress.streams import CHUNKS, StreamShape
+from pointsman_ingress.streams import CHUNKS, StreamShape, StreamTail
 
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
 """Engines behind uvicorn close an idle connection after five seconds; we must be the first to let go."""
@@ -28,8 +28,17 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 PIECE_BYTES = 256 * 1024
 """Bodies up to here are sent in one piece."""
 
-TAIL_CHUNKS = 4
-"""Chunks at the end of a stream in which the usage is looked for."""
+OPENING_BYTES_MAX = 16 * 1024 * 1024
+"""How much of a stream is held back until there is output in it; then it passes as it comes."""
+
+COUNT_MAX: Tokens = 1_000_000_000
+"""No request has more tokens; an engine that tells of more tells nothing."""
+
+CONTENT_TYPE_CHARACTERS_MAX = 200
+
+CUT_CHECK_WALL_SECONDS: Seconds = 5.0
+"""A connection that was closed for bytes which are no HTTP does not end the answer by itself (aiohttp 3.14): how often it is
+looked after while nothing comes."""
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 EVENT_STREAM = "text/event-stream"
@@ -79,7 +88,7 @@ class EngineClient:
     ) -> "EngineAnswer":
         """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
         serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
-        which an engine says that it cannot do such a thing)."""
+        which an engine says that it cannot do such a thing). Of other statuses only 200 is an answer."""
         try:
             url = self._urls.get((engine, path)) or self._remember_url(engine, path)
             response = await self._session.post(
@@ -92,7 +101,7 @@ class EngineClient:
             ValueError,
         ) as error:  # ValueError: what it calls its URL is none
             raise _failure(error) from error
-        if (response.status >= 500 and response.status != NOT_IMPLEMENTED) or 300 <= response.status < 400:
+        if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
             response.close()
             msg = f"its status was {response.status}"
             raise EngineFailedError(msg)
@@ -127,51 +136,67 @@ class EngineAnswer:
         self._response = response
         self._shape = shape
         self.status = response.status
-        self.content_type = response.headers.get("content-type", "application/json")
-        self.streams = self.content_type.startswith(EVENT_STREAM)
-        self._tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
+        self.content_type = _content_type(response.headers.get("content-type", ""))
+        self.streams = self.content_type.lower().startswith(EVENT_STREAM)
+        self._tail = StreamTail(shape)
         self._ended = False
         self.events = 0
 
     async def opening(self) -> bytes:
         """The first bytes, of a stream up to its first output: what an engine says before tells nothing of the prefill,
         and a client that has seen nothing can be served elsewhere. Raises as `chunk`."""
-        opening = chunk = await self.chunk()
-        while self.streams and chunk and not self._shape.shows_output(opening):
+        chunk = await self.chunk()
+        opening, size = [chunk], len(chunk)
+        while self.streams and chunk and not self._tail.shows_output and size <= OPENING_BYTES_MAX:
             chunk = await self.chunk()
-            opening += chunk
-        return opening
+            opening.append(chunk)
+            size += len(chunk)
+        return b"".join(opening)
 
     async def chunk(self) -> bytes:
         """The next bytes, as they arrive; empty at the end. Raises EngineFailedError where it breaks off."""
         try:
-            chunk = await self._response.content.readany()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            chunk = await self._next()
+        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, TimeoutError) as error:
             raise _failure(error) from error
-        if chunk:
-            self._tail.append(chunk)
-            self._keep_last_event()
-            self.events += chunk.count(b"data: ")
-        else:
+        if not chunk:
             self._end()
+        elif self.streams:
+            self._tail.feed(chunk)
+            self.events += chunk.count(b"data:")
         return chunk
 
-    async def whole(self, first: bytes = b"") -> bytes:
-        """Everything, with what was read `first`. Raises EngineFailedError where it breaks off or is larger than 64 MiB."""
+    async def _next(self) -> bytes:
+        """Raises what aiohttp does, and ConnectionResetError."""
+        while True:
+            patience = asyncio.timeout(CUT_CHECK_WALL_SECONDS)
+            try:
+                async with patience:
+                    return await self._response.content.readany()
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+            connection = self._response.connection
+            if connection is not None and connection.transport is None:
+                msg = "what came is no HTTP"
+                raise ConnectionResetError(msg)
+
+    async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+        """Everything, with what was read `first`. Raises EngineFailedError where it breaks off or is larger."""
         chunks, size = [first], len(first)
         while chunk := await self.chunk():
             chunks.append(chunk)
             size += len(chunk)
-            if size > ANSWER_BYTES_MAX:
-                msg = f"its answer is larger than {ANSWER_BYTES_MAX} bytes"
+            if size > bytes_max:
+                msg = f"its answer is larger than {bytes_max} bytes"
                 raise EngineFailedError(msg)
         return b"".join(chunks)
 
     def streamed_usage(self) -> Usage:
         """What the last events of the stream say; nothing unless the client asked for it."""
-        for line in reversed(b"".join(self._tail).split(b"\n")):
-            if line.startswith(b"data: {") and b'"usage"' in line:
-                usage = usage_in(line[6:])
+        for said in self._tail.data_backwards():
+            if b'"usage"' in said:
+                usage = usage_in(said)
                 if usage.completion_tokens >= 0:
                     return usage
         return Usage()
@@ -179,15 +204,10 @@ class EngineAnswer:
     @property
     def mid_event(self) -> bool:
         """Whether the stream stands in the middle of an event."""
-        return bool(self._tail) and not self._tail[-1].endswith(b"\n\n")
-
-    def _keep_last_event(self) -> None:
-        """The last event may be as long as the whole answer: once it has begun, the tail keeps all of it."""
-        if self._shape.output and self._tail.maxlen and self._shape.has_ended(b"".join(self._tail)):
-            self._tail = deque(self._tail)
+        return self._tail.mid_event
 
     def _end(self) -> None:
-        if self.streams and self.status == 200 and not self._shape.has_ended(b"".join(self._tail)):
+        if self.streams and self.status == 200 and not self._tail.has_ended:
             msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg)
         self._ended = True
@@ -227,18 +247,21 @@ def open_session(*, connections_max: int, connect_timeout: Seconds) -> aiohttp.C
     )
 
 
+_Count = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
+
+
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
     """Under the names of chats and completions, or those of the Responses API."""
 
-    prompt_tokens: int = -1
-    completion_tokens: int = -1
+    prompt_tokens: _Count = -1
+    completion_tokens: _Count = -1
     prompt_tokens_details: _PromptDetails | None = None
-    input_tokens: int = -1
-    output_tokens: int = -1
+    input_tokens: _Count = -1
+    output_tokens: _Count = -1
     input_tokens_details: _PromptDetails | None = None
 
 
@@ -255,10 +278,10 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 def usage_in(answer: bytes) -> Usage:
-    """The usage in an answer or an event of a stream; nothing where there is none or it cannot be read."""
+    """The usage in an answer or an event of a stream; nothing where there is none, or where it cannot be read or be true."""
     try:
         decoded = _answers.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Usage()
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     if usage is None:
@@ -270,6 +293,12 @@ def usage_in(answer: bytes) -> Usage:
         max(usage.completion_tokens, usage.output_tokens),
         -1 if cached is None else cached,
     )
+
+
+def _content_type(said: str) -> str:
+    """What clients are told; what cannot be a header of ours is not."""
+    sound = said.isascii() and said.isprintable() and 0 < len(said) <= CONTENT_TYPE_CHARACTERS_MAX
+    return said if sound else "application/json"
 
 
 def _failure(error: Exception) -> EngineFailedError:

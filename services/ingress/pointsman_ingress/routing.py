@@ -198,7 +198,7 @@ class Router:
 
     def _place_alone(self, request: RouteRequest) -> RouteGranted:
         """The least busy engine. The log is told, so that a scheduler that returns counts the request where it is."""
-        instance = self._under_way.least_busy(adapter=request.adapter, excluded=request.excluded)
+        instance = self._under_way.least_busy(request, excluded=request.excluded)
         if instance is None:
             msg = "no scheduler answers, and no engine is known that could be asked"
             raise NoPlaceError(msg)

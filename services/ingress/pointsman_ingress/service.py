@@ -150,9 +150,9 @@ class Gateway:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
         wished = objectives(call.headers, self._objectives)
         pool, model = self._pools.find(asked.model)
-        model_len = pool.fleet.model_len
+        model_len = pool.fleet.context_of(model)
         _check_length(asked, model_len, _certain_tokens(asked))
-        tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model.adapter))
+        tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model))
         call.prefix = tokens.said
         call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
         call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
@@ -172,6 +172,8 @@ class Gateway:
             exact=tokens.exact,
             streaming=asked.stream,
             adapter=model.adapter,
+            alias=model.alias,
+            context_tokens=_context_tokens(asked, model_len, max(map(len, tokens.prompts), default=0)),
             followed=True,
         )
         if self._additions.client_name:
@@ -397,9 +399,21 @@ def _check_length(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Non
     """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
     if model_len == 0 or asked.truncates:
         return
-    output_tokens = 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
+    output_tokens = _demanded_tokens(asked)
     if prompt_tokens + output_tokens > model_len:
         raise too_long(prompt_tokens, output_tokens, model_len, param=asked.prompt_field)
+
+
+def _demanded_tokens(asked: Asked) -> Tokens:
+    """Output that must fit the context beside the prompt."""
+    return 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
+
+
+def _context_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+    """The context that an instance must have. A prompt that was guessed, or will be truncated, may look longer than it is:
+    the longest context that there is has room for it."""
+    needed = prompt_tokens + _demanded_tokens(asked)
+    return min(needed, model_len) if model_len else needed
 
 
 def _certain_tokens(asked: Asked) -> Tokens:

@@ -92,6 +92,6 @@ def read_prefill(answer: bytes) -> Prefilled:
     """The answer of the engine that computed the prompt."""
     try:
         transfer = _answers.decode(answer).kv_transfer_params
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         transfer = None
     return Prefilled(transfer, usage_in(answer).cached_tokens)

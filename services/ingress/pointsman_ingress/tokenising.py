@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -26,7 +26,7 @@ from pointsman.adapters.tokenizer import UnsupportedContentError
 from pointsman.chassis.telemetry import TOKENISE_SECONDS
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
-from pointsman.state.fleet import Instance
+from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.content_parts import text_parts, texts
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, TOKENIZE
 from pointsman_ingress.openai_errors import bad_request
@@ -42,12 +42,18 @@ INLINE_CHARACTERS_MAX = 512
 ENGINE_WALL_SECONDS_MAX: Seconds = 10.0
 """How long an engine's `/tokenize` may take before the prompt is guessed."""
 
+TOKENS_BYTES_MAX = 16 * 1024 * 1024
+"""Largest answer of an engine that is asked for tokens: two million of them."""
+
 RENDER_PATH = f"{CHAT_COMPLETIONS.path}/render"
 MARKS = ("x", "\n\n.")
 """Texts in place of content that is none: what stands before it has the same tokens whichever it is, or is not known."""
 
 GUESSED = "guessed"
 """What is said of a prompt that nobody could tokenise."""
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding an engine's answer may raise."""
 
 T = TypeVar("T")
 
@@ -75,8 +81,8 @@ class Inquiry:
 
     headers: Headers
     request_id: str
-    adapter: str = ""
-    """The LoRA adapter that the request is for, if any: an engine without it does not know the model's name."""
+    demand: Demand = NO_DEMAND
+    """What the request needs: an engine that cannot serve it may not even know the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +121,12 @@ class Tokenising:
         self,
         *,
         tokenizer: TextTokenizer | None,
-        engine: Callable[[str], Instance | None],
+        engine: Callable[[Demand], Instance | None],
         engines: EngineClient,
         threads: int,
         clock: Clock,
     ) -> None:
-        """`engine` gives an instance to ask, with this LoRA adapter, where there is no `tokenizer`."""
+        """`engine` gives an instance to ask where there is no `tokenizer`."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
@@ -195,7 +201,7 @@ class Tokenising:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _ask_engine(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
-        engine = self._engine(inquiry.adapter)
+        engine = self._engine(inquiry.demand)
         if engine is None:
             return None
         try:
@@ -203,7 +209,7 @@ class Tokenising:
                 if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt.body, inquiry)):
                     return [rendered]
                 return [await self._tokenised(engine, question, inquiry) for question in _questions(prompt, model)]
-        except (EngineFailedError, TimeoutError, msgspec.DecodeError) as error:
+        except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             return None
 
@@ -233,18 +239,21 @@ class Tokenising:
     async def _ask(self, engine: Instance, path: str, body: bytes, inquiry: Inquiry) -> tuple[int, bytes]:
         """Raises EngineFailedError, and _ImpossibleError where the engine says that the prompt is at fault."""
         async with await self._engines.send(engine.url, path, body, inquiry.headers, inquiry.request_id) as reply:
-            status, answer = reply.status, await reply.whole()
+            status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
             raise _ImpossibleError(_complaint(answer))
         return status, answer
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: list[_TokenId]
 
 
 class _TokenizeAnswer(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[_TokenId]
 
 
 class _ImpossibleError(Exception):
@@ -321,9 +330,9 @@ def _complaint(body: bytes) -> str:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
         message = error.get("message") or error.get("detail")
-    except (msgspec.DecodeError, AttributeError):
+    except (*_UNREADABLE, AttributeError):
         message = None
-    return str(message or "the engine does not say why")[:500].rstrip(".")
+    return (message if isinstance(message, str) and message else "the engine does not say why")[:500].rstrip(".")
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:

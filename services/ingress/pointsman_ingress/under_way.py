@@ -14,7 +14,7 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.ports import Clock, EventLog
 from pointsman.primitives import InstanceId, RequestId, Term
-from pointsman.state.fleet import Instance
+from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.fleet_view import FleetView
 
 
@@ -62,9 +62,9 @@ class UnderWay:
         """Requests that wait for a place."""
         return list(self._waiting)
 
-    def least_busy(self, *, adapter: str = "", excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """The reachable instance with this LoRA adapter and the fewest requests, the first by name among equals."""
-        candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.has(adapter)]
+    def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
+        """The reachable instance that can serve the request and has the fewest, the first by name among equals."""
+        candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
         return min(candidates, key=lambda instance: (self._load(instance), instance.id), default=None)
 
     def tell(self, grant: RouteGranted) -> None:

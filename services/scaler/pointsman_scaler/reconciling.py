@@ -120,9 +120,11 @@ def _victim(
     candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:
         return None
-    return min(
-        candidates, key=lambda i: (i.answered and i.serving, requests_at(state, i.id), state.index.blocks(i.id), i.id)
-    ).id
+    return min(candidates, key=lambda i: (_is_of_use(i), requests_at(state, i.id), state.index.blocks(i.id), i.id)).id
+
+
+def _is_of_use(instance: Instance) -> bool:
+    return instance.answered and instance.serving and not instance.unschedulable
 
 
 def _is_needed(state: State, instance: Instance) -> bool:

@@ -39,7 +39,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         decoding=len(line.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
-        doubt=foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
+        doubt=instance.unschedulable or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
         correction=round(state.correction(instance.id), 3),
         role=instance.role,
         prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,

@@ -45,7 +45,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     WritesLost,
 )
-from pointsman.contracts.fleet import FleetEvent, InstanceJoined
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import ENGINE_IDLE, INGRESS_SILENT, NEVER_ENDED, RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
@@ -164,6 +164,8 @@ class SchedulerService:
         """Not set while this scheduler is being elected: commands wait for the outcome."""
         self._settled.set()
         self._end: Sequence = 0
+        self._unschedulable: dict[InstanceId, str] = {}
+        """Why each instance does not fit the pool, as was last said; empty where it fits."""
         self._waiters: dict[RequestId, Waiter] = {}
         self._ownership = Ownership()
         self._strangers_asked: dict[InstanceId, Seconds] = {}
@@ -390,9 +392,10 @@ class SchedulerService:
             self.state.apply(event, entry.sequence)
             if isinstance(event, LeaderElected):
                 self._hear_election(event)
-            elif isinstance(event, InstanceJoined):
+            elif isinstance(event, InstanceJoined | InstanceLeft):
                 with contained("key_check"):
                     self._check_keys(event.instance)
+                    self._check_models()
             elif isinstance(event, WritesLost) and event.writer == self._name and self.dispatcher is not None:
                 await self._end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
             with contained("reaction"):
@@ -419,6 +422,17 @@ class SchedulerService:
         problem = foreign_keys(known, self.state.settings.block_tokens) if known is not None else ""
         if problem:
             log.error("keys_differ", instance=instance, problem=problem)
+
+    def _check_models(self) -> None:
+        """Say aloud which instances do not fit the pool any more, and which fit again: one that joins or leaves may decide
+        for the others what the pool serves."""
+        fleet = self.state.fleet
+        before, self._unschedulable = self._unschedulable, {i.id: i.unschedulable for i in fleet.instances}
+        for instance, problem in self._unschedulable.items():
+            if problem and problem != before.get(instance, ""):
+                log.error("instance_unschedulable", instance=instance, problem=problem)
+            elif before.get(instance) and not problem:
+                log.info("instance_schedulable", instance=instance, model=fleet.model)
 
     def _is_own(self, event: LogEvent) -> bool:
         """Whether this is a decision of ours, applied when it was made, that comes back through the log."""

@@ -141,6 +141,8 @@ class WorkerService:
         self._last_epoch = Epoch(0)
         self._load = EngineLoad()
         self._names = FurtherNames()
+        self._contradiction = ""
+        """Why the engine cannot be followed as it describes itself now; empty while it can."""
         self._serving = False
         self._answered_at: Seconds = 0.0
         self._returned = asyncio.Event()
@@ -214,8 +216,8 @@ class WorkerService:
         match item:
             case EngineAttached() | EngineRestarted():
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
-                facts = await self._engine_facts()
-                self._begin_life(facts, "empty" if item.exact else "unknown", self._new_translator(facts))
+                facts, translator = await self._engine_to_follow()
+                self._begin_life(facts, "empty" if item.exact else "unknown", translator)
             case EngineBatch():
                 self._on_batch(item)
             case EngineGap():
@@ -288,6 +290,28 @@ class WorkerService:
             )
             raise SettingsError(msg) from error
 
+    async def _engine_to_follow(self) -> tuple[EngineFacts, BlockTranslator]:
+        """What the engine is, as soon as its cache can be followed. Raises SettingsError where an engine that was never
+        followed cannot be; later that is the engine's fault, and waited for."""
+        said_at: Seconds | None = None
+        while True:
+            facts = await self._engine_facts()
+            try:
+                translator = self._new_translator(facts)
+            except SettingsError as error:
+                if self._life is None:
+                    raise
+                self._contradiction = error.message
+                self._on_away(error.message)
+                if said_at is None or self._clock.wall() - said_at >= ENGINE_LOG_SECONDS:
+                    said_at = self._clock.wall()
+                    log.warning("engine_not_followed", reason=error.message)
+                await self._clock.sleep_wall(self._settings.report_seconds)
+            else:
+                self._contradiction = ""
+                self._on_answer()
+                return facts, translator
+
     async def _engine_facts(self) -> EngineFacts:
         """What the engine is, as soon as it answers."""
         said_at: Seconds | None = None
@@ -302,7 +326,7 @@ class WorkerService:
                 await self._clock.sleep_wall(ENGINE_RETRY_SECONDS)
                 continue
             self._on_answer()
-            self._names = facts.further_names
+            self._note_names(facts.further_names)
             return replace(facts, block_tokens=self._settings.engine_block_tokens or facts.block_tokens)
 
     # The watcher
@@ -318,24 +342,53 @@ class WorkerService:
             self._load = await self._engine.load()
         except EngineAwayError as error:
             if self._serving and (error.refused or self._clock.wall() - self._answered_at > SERVING_GRACE_SECONDS):
-                self._serving = False
-                self._load = EngineLoad()
-                self._board.missing(ENGINE_PART, str(error))
                 log.warning("engine_away", reason=str(error))
-                self._report_now()
+                self._on_away(str(error))
         else:
-            returned = not self._serving
-            self._names = self._load.further_names or self._names
+            returned = not self._serving and not self._contradiction
+            self._note_names(self._load.further_names or self._names)
             self._on_answer()
             if returned:
                 log.info("engine_back")
                 self._returned.set()
                 self._report_now()
+            await self._check_model()
+
+    async def _check_model(self) -> None:
+        """An engine that serves another model than it joined with, or with another context, is another engine, however that
+        came about."""
+        life, load = self._life, self._load
+        if life is None or not load.model or self._contradiction:
+            return
+        before = (life.facts.model, life.facts.max_model_len)
+        now = (load.model, load.max_model_len or life.facts.max_model_len)
+        if now == before:
+            return
+        log.warning("engine_replaced", model=load.model, max_model_len=load.max_model_len, before=before)
+        self._on_away(f"it serves {now} now, and joined with {before}")
+        if life.translator is None:
+            self._returned.set()
+            return
+        facts, translator = await self._engine_to_follow()
+        if self._life is life:
+            self._begin_life(facts, "unknown", translator)
+
+    def _note_names(self, names: FurtherNames) -> None:
+        if names.dropped != self._names.dropped:
+            log.warning("engine_names_dropped", dropped=names.dropped, kept=len(names.aliases) + len(names.adapters))
+        self._names = names
+
+    def _on_away(self, reason: str) -> None:
+        self._serving = False
+        self._load = EngineLoad()
+        self._board.missing(ENGINE_PART, reason)
+        self._report_now()
 
     def _on_answer(self) -> None:
         self._answered_at = self._clock.wall()
-        self._serving = True
-        self._board.restored(ENGINE_PART)
+        if not self._contradiction:
+            self._serving = True
+            self._board.restored(ENGINE_PART)
 
     def _report_now(self) -> None:
         self._report_at = self._clock.wall()

@@ -1,17 +1,24 @@
 """The engine's HTTP side: whether it serves, what it is, and how loaded it is.
 
 Reads vLLM's `/health`, `/v1/models`, `/version` and `/metrics`, and nothing of the KV events. Only the few metrics
-that matter are looked for, line by line: the page has hundreds and is read every second.
+that matter are looked for: the page has hundreds and is read every second.
+
+Engines are not trusted. An answer is read up to a bound, and is not decompressed; redirects are not followed. A number that
+is not finite, is negative or is out of range counts as not said, and so does what cannot be read. What is returned is
+therefore always in range: `model` and every name are printable and at most NAME_BYTES_MAX long.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Self
 
 import aiohttp
 import msgspec
+import structlog
 
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
@@ -23,13 +30,40 @@ COMPLETIONS_PATH = "/v1/completions"
 VECTOR_PATHS = ("/v1/embeddings", "/pooling")
 """What an engine has instead that was started with vLLM's `--runner pooling`."""
 
+HEALTH_BYTES_MAX = 0
+"""What `/health` says beside its status is not read."""
+MODELS_BYTES_MAX = 1024 * 1024
+VERSION_BYTES_MAX = 16 * 1024
+METRICS_BYTES_MAX = 8 * 1024 * 1024
+"""Largest answers, by path. Of a larger one nothing is believed. vLLM's metrics take some 60 KB for each rank."""
+
+SAMPLES_MAX = 1024
+"""Samples of the metrics that matter: vLLM has five for each rank."""
+SAMPLE_CHARACTERS_MAX = 4096
+NAME_BYTES_MAX = 256
+NAMES_MAX = 512
+NAMES_BYTES_MAX = 16 * 1024
+"""Further names of one engine, all of which stand in each of its reports. More are not served."""
+COUNT_MAX = 1_000_000_000
+"""Requests, tokens of a context or of a block."""
+CAPACITY_TOKENS_MAX = 1_000_000_000_000
+VERSION_CHARACTERS_MAX = 100
+
 WAITING_METRIC = "vllm:num_requests_waiting"
 RUNNING_METRIC = "vllm:num_requests_running"
 KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 
+REASON_CHARACTERS_MAX = 200
+"""Of what an engine's answer made a library say."""
+
 _json = msgspec.json.Decoder()
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
+_LABEL = re.compile(r'[{,]([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
+_SAMPLE = re.compile(
+    r"\n(" + "|".join((WAITING_METRIC, RUNNING_METRIC, *KV_USAGE_METRICS, CACHE_CONFIG_METRIC)) + r")(?=[{ ])"
+)
+
+log = structlog.get_logger()
 
 
 class EngineAwayError(Exception):
@@ -42,10 +76,12 @@ class EngineAwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FurtherNames:
-    """Names beside the model's own under which an engine takes requests: the same model, or it with an adapter."""
+    """Names beside the model's own under which an engine takes requests: the same model, or it with an adapter. `dropped`:
+    how many others it lists that are no names, or too many."""
 
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +101,14 @@ class EngineFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """What an engine does at the moment; `kv_usage` from 0 to 1. Adapters come and go while it runs: `further_names` None
-    means that it did not say."""
+    means that it did not say. `model` and `max_model_len`: what it serves by now; empty and 0 where it did not say."""
 
     waiting: int = 0
     running: int = 0
     kv_usage: float = 0.0
     further_names: FurtherNames | None = None
+    model: str = ""
+    max_model_len: Tokens = 0
 
 
 class HttpEngine:
@@ -84,12 +122,16 @@ class HttpEngine:
         self._url = url.rstrip("/")
         self._seconds_max = seconds_max
         self._dp_rank = dp_rank
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._too_large: set[str] = set()
+        """Paths whose answer was found to be, which is said once."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._seconds_max)
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        self._session = aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,8 +140,8 @@ class HttpEngine:
 
     async def describe(self) -> EngineFacts:
         """What the engine is, once it is healthy. Raises EngineAwayError."""
-        await self._get("/health")
-        listed = await self._get("/v1/models")
+        await self._get("/health", HEALTH_BYTES_MAX)
+        listed = await self._get("/v1/models", MODELS_BYTES_MAX)
         model, max_model_len = served_model(listed)
         block_tokens, kv_capacity_tokens = cache_size(await self._metrics(), self._dp_rank)
         return EngineFacts(
@@ -114,26 +156,32 @@ class HttpEngine:
 
     async def load(self) -> EngineLoad:
         """How busy the engine is, if it is healthy. Raises EngineAwayError."""
-        await self._get("/health")
-        names = further_names(await self._get("/v1/models", refusal_is_fatal=False))
-        return replace(load_in(await self._metrics(), self._dp_rank), further_names=names)
+        await self._get("/health", HEALTH_BYTES_MAX)
+        listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
+        load = load_in(await self._metrics(), self._dp_rank)
+        names = further_names(listed)
+        if names is None:
+            return load
+        model, max_model_len = served_model(listed)
+        return replace(load, further_names=names, model=model, max_model_len=max_model_len)
 
     async def _metrics(self) -> str:
-        return (await self._get("/metrics", refusal_is_fatal=False)).decode(errors="replace")
+        return (await self._get("/metrics", METRICS_BYTES_MAX, refusal_is_fatal=False)).decode(errors="replace")
 
     async def _version(self) -> str:
-        answer = _decoded(await self._get("/version", refusal_is_fatal=False))
+        answer = _decoded(await self._get("/version", VERSION_BYTES_MAX, refusal_is_fatal=False))
         version = answer.get("version") if isinstance(answer, dict) else None
-        return str(version or "")
+        return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
         """Whether there is something to POST to at this path: a GET is then refused for its method."""
-        status, _ = await self._asked(path)
+        status, _ = await self._asked(path, HEALTH_BYTES_MAX)
         return status == HTTPStatus.METHOD_NOT_ALLOWED
 
-    async def _get(self, path: str, *, refusal_is_fatal: bool = True) -> bytes:
-        """The body of a 200; of another status nothing, where `refusal_is_fatal` is not set."""
-        status, body = await self._asked(path)
+    async def _get(self, path: str, bytes_max: int, *, refusal_is_fatal: bool = True) -> bytes:
+        """The body of a 200, or nothing where it is larger; of another status nothing, where `refusal_is_fatal` is not
+        set."""
+        status, body = await self._asked(path, bytes_max)
         if status == HTTPStatus.OK:
             return body
         if refusal_is_fatal:
@@ -141,47 +189,72 @@ class HttpEngine:
             raise EngineAwayError(msg)
         return b""
 
-    async def _asked(self, path: str) -> tuple[int, bytes]:
+    async def _asked(self, path: str, bytes_max: int) -> tuple[int, bytes]:
+        """Status and body of an answer; of a body larger than `bytes_max` nothing. Raises EngineAwayError."""
         assert self._session is not None, "open it as a context first"
         where = self._url + path
         try:
-            async with self._session.get(where) as response:
-                return response.status, await response.read()
+            async with self._session.get(where, allow_redirects=False) as response:
+                return response.status, await self._body(response, path, bytes_max)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
             raise EngineAwayError(msg, refused=True) from error
         except aiohttp.InvalidURL as error:
             msg = f"{self._url} is no URL like http://127.0.0.1:8000"
             raise EngineAwayError(msg) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            msg = f"{where}: {str(error) or type(error).__name__}"
+        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, TimeoutError, OSError, ValueError) as error:
+            msg = f"{where}: {str(error)[:REASON_CHARACTERS_MAX] or type(error).__name__}"
             raise EngineAwayError(msg) from error
+
+    async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
+        if not bytes_max or response.status != HTTPStatus.OK:
+            return b""
+        pieces, size = list[bytes](), 0
+        while piece := await response.content.readany():
+            pieces.append(piece)
+            size += len(piece)
+            if size > bytes_max:
+                response.close()
+                if path not in self._too_large:
+                    self._too_large.add(path)
+                    log.warning("engine_answer_too_large", path=path, bytes_max=bytes_max)
+                return b""
+        return b"".join(pieces)
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and longest context of the base model in an answer of `/v1/models` (adapters have a parent).
+    """Name and longest context of the base model in an answer of `/v1/models` (adapters have a parent); 0 where it does not
+    say how long.
 
     Raises EngineAwayError where it lists none.
     """
     models = _listed_models(body)
-    if not models:
-        msg = "/v1/models lists no model"
+    name = _base_name(models)
+    if not name:
+        msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
         raise EngineAwayError(msg)
-    base = _base_of(models)
-    length = base.get("max_model_len")
-    return str(base["id"]), length if isinstance(length, int) else 0
+    length = _base_of(models).get("max_model_len")
+    return name, length if isinstance(length, int) and 0 < length <= COUNT_MAX else 0
 
 
 def further_names(body: bytes) -> FurtherNames | None:
     """What an answer of `/v1/models` lists beside the base model; None where it lists nothing at all."""
     models = _listed_models(body)
-    if not models:
+    base = _base_name(models)
+    if not base:
         return None
-    others = [model for model in models if model is not _base_of(models)]
-    return FurtherNames(
-        aliases=tuple(str(model["id"]) for model in others if not model.get("parent")),
-        adapters=tuple(str(model["id"]) for model in others if model.get("parent")),
-    )
+    aliases, adapters, seen, size = list[str](), list[str](), {base}, 0
+    others = [model for model in models if model["id"] != base]
+    for model in others:
+        name: str = model["id"]
+        if name in seen or not _is_name(name):
+            continue
+        size += len(name.encode())
+        if len(seen) > NAMES_MAX or size > NAMES_BYTES_MAX:
+            break
+        seen.add(name)
+        (adapters if model.get("parent") else aliases).append(name)
+    return FurtherNames(tuple(aliases), tuple(adapters), dropped=len(others) - len(aliases) - len(adapters))
 
 
 def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
@@ -192,9 +265,9 @@ def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
             waiting += value
         elif name == RUNNING_METRIC:
             running += value
-        elif name in KV_USAGE_METRICS:
+        elif name in KV_USAGE_METRICS and value <= 1:
             usage = max(usage, value)
-    return EngineLoad(waiting=int(waiting), running=int(running), kv_usage=usage)
+    return EngineLoad(waiting=int(min(waiting, COUNT_MAX)), running=int(min(running, COUNT_MAX)), kv_usage=usage)
 
 
 def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
@@ -206,33 +279,55 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
         known = dict(_LABEL.findall(labels))
         block_tokens = _number(known.get("block_size"))
         capacity += _number(known.get("kv_cache_size_tokens")) or block_tokens * _number(known.get("num_gpu_blocks"))
-    return block_tokens, capacity
+    return block_tokens, capacity if capacity <= CAPACITY_TOKENS_MAX else 0
 
 
 def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of vLLM's samples in a Prometheus text page, of one rank or of all."""
-    own = f'engine="{dp_rank}"'
-    for line in metrics.splitlines():
-        if not line.startswith("vllm:"):
-            continue
-        series, _, value = line.rpartition(" ")
-        name, _, labels = series.partition("{")
-        if dp_rank != ANY_RANK and own not in labels:
-            continue
-        try:
-            yield name, labels, float(value)
-        except ValueError:
-            continue
+    """Name, labels and value of the samples that matter in a Prometheus text page, of one rank or of all: SAMPLES_MAX of
+    them. Takes time in proportion to the page."""
+    own, page = f'engine="{dp_rank}"', f"\n{metrics}\n"
+    for found in islice(_SAMPLE.finditer(page), SAMPLES_MAX):
+        name, begin = found[1], found.end()
+        end = page.find("\n", begin, begin + SAMPLE_CHARACTERS_MAX)
+        labels, _, said = page[begin:end].rpartition(" ") if end >= 0 else ("", "", "")
+        value = _value(said)
+        if value is not None and (dp_rank == ANY_RANK or own in labels):
+            yield name, labels, value
+
+
+def _value(text: str) -> float | None:
+    """A sample's value, if it is one that a count or a share can have."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+    """A number in a label; 0 where there is none, or none that could be true."""
+    if text is None or not text.isdecimal() or len(text) > len(str(COUNT_MAX)):
+        return 0
+    return number if (number := int(text)) <= COUNT_MAX else 0
 
 
 def _listed_models(body: bytes) -> list[dict[str, Any]]:
+    """Everything in an answer of `/v1/models` that has an id."""
     answer = _decoded(body)
     listed = answer.get("data") if isinstance(answer, dict) else None
-    return [m for m in listed if isinstance(m, dict) and m.get("id")] if isinstance(listed, list) else []
+    return (
+        [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str)] if isinstance(listed, list) else []
+    )
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and text.isprintable() and len(text.encode()) <= NAME_BYTES_MAX
+
+
+def _base_name(models: list[dict[str, Any]]) -> str:
+    """The name of the base model; empty where it has none that can be one."""
+    name: str = _base_of(models)["id"] if models else ""
+    return name if _is_name(name) else ""
 
 
 def _base_of(models: list[dict[str, Any]]) -> dict[str, Any]:

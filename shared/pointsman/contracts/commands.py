@@ -39,7 +39,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
     the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
     instances in `excluded` asks for another place after an engine failed before its first byte. Only instances that have
-    the LoRA adapter `adapter` may serve it; empty where it asks for none."""
+    the LoRA adapter `adapter`, answer to the name `alias` and have room for `context_tokens` may serve it; empty or 0 where
+    any may."""
 
     request: RequestId
     ingress: Name
@@ -56,6 +57,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     adapter: Name = ""
+    alias: Name = ""
+    context_tokens: Tokens = 0
     followed: bool = False
     """Whether the ingress names it in `cmd.follow` until its end. What an ingress does not name any more has lost it."""
     held_up: Seconds = 0.0

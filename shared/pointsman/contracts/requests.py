@@ -44,6 +44,10 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
     adapter: Name = ""
     """LoRA adapter that it asks for: only instances that report it may serve it."""
+    alias: Name = ""
+    """Name that it asks for, where that is neither the model's own nor an adapter's: likewise."""
+    context_tokens: Tokens = 0
+    """Prompt and demanded output: only instances whose context is as long may serve it. 0: any may."""
     followed: bool = False
     """Whether its ingress names it in `cmd.follow` until its end; then silence about it means that the ingress is gone."""
     held_up: Seconds = 0.0

@@ -458,6 +458,8 @@ class Dispatcher:
                 adapter=command.adapter,
                 followed=command.followed,
                 held_up=command.held_up,
+                alias=command.alias,
+                context_tokens=command.context_tokens,
             ),
         )
         return self.state.workload.requests[command.request]
@@ -599,7 +601,7 @@ class Dispatcher:
         policies = self.policies
         if request.stage is not Stage.ARRIVED or request.excluded:
             return False
-        if self.state.fleet.ready_with(request.adapter):
+        if self.state.fleet.ready_for(request):
             return False
         if now - request.arrived_at >= policies.hold_seconds:
             return False

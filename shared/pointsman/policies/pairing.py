@@ -100,8 +100,8 @@ class Pairing:
         """Who should decode this request after another instance has prefilled it. `planned`: who is to, unless something
         speaks against it now. `check` False looks for the best there is, whatever its load."""
         hits = state.hits(request.keys)
-        fleet, adapter = state.fleet, request.adapter
-        able = [instance for instance in fleet.decoders if instance not in excluded and fleet[instance].has(adapter)]
+        fleet = state.fleet
+        able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
         considered = [weigh(state, state.fleet[instance], request, now, hits.get(instance, 0)) for instance in able]
         if not considered:
             return NoDecoder(Refusal("no_instance", "no instance that decodes is ready", DECODE_RETRY_SECONDS), [])

@@ -75,7 +75,9 @@ class PoolView:
         self.now = now
         self._state = state
         self.retried = bool(excluded)
-        able = state.fleet.ready_with(request.adapter)
+        self.some_ready = bool(state.fleet.ready)
+        """Whether any instance takes requests, if perhaps not this one."""
+        able = state.fleet.ready_for(request)
         self.eligible: tuple[InstanceId, ...] = tuple(i for i in able if i not in excluded) if excluded else able
         """Ready instances that can serve this request and did not fail it, sorted by name."""
         self._transfer_seconds = transfer_seconds or 0.0

@@ -3,28 +3,66 @@
 An instance that reports a newer epoch has started again with an empty cache; older epochs are ignored. Knowledge
 is `exact` while events flow and digests agree, `degraded` after a gap, a differing digest or a failed probe, and
 `blind` where the engine publishes no events.
+
+All instances of a pool serve one model. It is the one that most of them serve, and of several that of the instance that
+has served its model longest. That depends on who is there and not on the order of events, which differs a little between
+the leader and its followers. An instance with another model is *unschedulable*: nothing is placed there, and
+nothing it says changes what the others offer. Which instances may serve a request is decided by `Instance.can_serve` alone.
 """
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 
 
 class Status(StrEnum):
-    """`ready` takes requests. `down`: its engine does not answer. `suspected`: its worker is silent."""
+    """`ready` takes requests. `down`: its engine does not answer. `suspected`: its worker is silent. `unschedulable`: it
+    does not fit its pool."""
 
     READY = "ready"
     DOWN = "down"
     SUSPECTED = "suspected"
     DRAINING = "draining"
+    UNSCHEDULABLE = "unschedulable"
 
 
 class Knowledge(StrEnum):
     EXACT = "exact"
     DEGRADED = "degraded"
     BLIND = "blind"
+
+
+class Demand(Protocol):
+    """What a request needs an instance to have. All are empty or 0 where it makes no difference."""
+
+    @property
+    def adapter(self) -> str:
+        """The LoRA adapter that it is for."""
+
+    @property
+    def alias(self) -> str:
+        """The name that its model goes by in it, where that is not the model's own."""
+
+    @property
+    def context_tokens(self) -> Tokens:
+        """Prompt and demanded output, which must fit the context together."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoDemand:
+    """Any instance can serve it."""
+
+    adapter: str = ""
+    alias: str = ""
+    context_tokens: Tokens = 0
+
+
+NO_DEMAND = NoDemand()
 
 
 @dataclass(slots=True)
@@ -43,6 +81,8 @@ class Instance:
     joined_at: Seconds
     heard_at: Seconds
     cache: str
+    model_since: Epoch
+    """The epoch in which it began to serve `model`; it has not been away since."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
     serving: bool = True
@@ -72,6 +112,8 @@ class Instance:
     decode: DecodeCost | None = None
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
+    unschedulable: str = ""
+    """Why it does not fit its pool, and nothing may be placed there; empty where it fits."""
 
     @property
     def status(self) -> Status:
@@ -79,11 +121,19 @@ class Instance:
             return Status.SUSPECTED
         if not self.serving:
             return Status.DOWN
+        if self.unschedulable:
+            return Status.UNSCHEDULABLE
         return Status.DRAINING if self.draining else Status.READY
 
-    def has(self, adapter: str) -> bool:
-        """Whether it can serve requests for this LoRA adapter; for those without one (empty) every instance can."""
-        return not adapter or adapter in self.adapters
+    def can_serve(self, demand: Demand) -> bool:
+        """Whether it has what the request needs: the adapter, the name, and room for its length. An engine that does not
+        say how long its context is (0) has room for all."""
+        adapter, alias = demand.adapter, demand.alias
+        return (
+            (not adapter or adapter in self.adapters)
+            and (not alias or alias in self.aliases)
+            and (self.max_model_len <= 0 or demand.context_tokens <= self.max_model_len)
+        )
 
     @property
     def knowledge(self) -> Knowledge:
@@ -97,10 +147,16 @@ class Instance:
 class Fleet:
     """The instances, in the order they first joined."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, checks_model: bool = True) -> None:
+        """`checks_model`: whether instances with another model than the pool's are unschedulable."""
+        self.model = ""
+        """What the pool serves; of a pool without instances what it served last."""
+        self._checks_model = checks_model
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
         self._decoders: tuple[InstanceId, ...] = ()
+        self._shortest_context: Tokens = 0
+        """Of those that are ready and say how long theirs is."""
         self.split = False
         """Whether there is an instance that does not do all of a request."""
 
@@ -121,14 +177,18 @@ class Fleet:
     def ready(self) -> tuple[InstanceId, ...]:
         """Instances that take new requests, that is prompts, sorted by name: the ring and every tie depend on this order."""
         if self._ready is None:
-            able = sorted((i.id, i.role) for i in self._instances.values() if i.status is Status.READY)
-            self._ready = tuple(instance for instance, role in able if role != "decode")
-            self._decoders = tuple(instance for instance, role in able if role != "prefill")
+            able = sorted((i.id, i.role, i.max_model_len) for i in self._instances.values() if i.status is Status.READY)
+            self._ready = tuple(instance for instance, role, _ in able if role != "decode")
+            self._decoders = tuple(instance for instance, role, _ in able if role != "prefill")
+            self._shortest_context = min((length for _, _, length in able if length > 0), default=0)
         return self._ready
 
-    def ready_with(self, adapter: str) -> tuple[InstanceId, ...]:
-        """Those of `ready` that have this LoRA adapter; all of them where none is asked for (empty)."""
-        return tuple(i for i in self.ready if self._instances[i].has(adapter)) if adapter else self.ready
+    def ready_for(self, demand: Demand) -> tuple[InstanceId, ...]:
+        """Those of `ready` that can serve the request."""
+        ready = self.ready
+        if not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context:
+            return ready
+        return tuple(i for i in ready if self._instances[i].can_serve(demand))
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:
@@ -160,6 +220,7 @@ class Fleet:
             decode=event.decode,
             transfer_tokens_per_s=event.transfer_tokens_per_s,
             dp_rank=event.dp_rank,
+            model_since=known.model_since if known and known.model == event.model else event.epoch,
         )
         self._instances[event.instance] = instance
         self._changed()
@@ -203,7 +264,9 @@ class Fleet:
     def begin_anew(self, instance: InstanceId, arrived_at: Sequence) -> None:
         """The leader had let go of it before it joined again: its present life takes nothing over."""
         self.drain(instance, draining=False)
-        self._instances[instance].arrived_at = arrived_at
+        known = self._instances[instance]
+        known.arrived_at, known.model_since = arrived_at, known.epoch
+        self._changed()
 
     def leave(self, instance: InstanceId) -> None:
         self._instances.pop(instance, None)
@@ -211,4 +274,21 @@ class Fleet:
 
     def _changed(self) -> None:
         self._ready = None
-        self.split = any(instance.role != "both" for instance in self._instances.values())
+        instances = self._instances.values()
+        if self._checks_model:
+            self.model = _model_of_most(instances) or self.model
+            for instance in instances:
+                instance.unschedulable = _misfit(instance, self.model)
+        self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
+
+
+def _model_of_most(instances: Collection[Instance]) -> str:
+    """The model that most instances serve; of several that of the one which has served it longest, the first by name.
+    Empty where there is no instance."""
+    counts = Counter(instance.model for instance in instances)
+    ranked = ((-counts[instance.model], instance.model_since, instance.id, instance.model) for instance in instances)
+    return min(ranked, default=(0, 0, "", ""))[-1]
+
+
+def _misfit(instance: Instance, model: str) -> str:
+    return "" if instance.model == model else f"it serves the model {instance.model!r}, the pool {model!r}"

@@ -100,7 +100,7 @@ class State:
         """`memories`: what the chosen policies remember beyond what is kept anyway."""
         self.settings = settings
         self._memories = tuple(memories)
-        self.fleet = Fleet()
+        self.fleet = Fleet(checks_model=settings.fold_version >= 2)
         self.index = PrefixIndex()
         self.speculation = Speculation()
         self.workload = Workload()
@@ -385,6 +385,8 @@ class State:
             streaming=event.streaming,
             adapter=event.adapter,
             followed=event.followed,
+            alias=event.alias,
+            context_tokens=event.context_tokens,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
         for memory in self._memories:

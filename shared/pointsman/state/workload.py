@@ -47,6 +47,10 @@ class Request:
     """The LoRA adapter that an instance must have to serve it; empty where it asks for none."""
     followed: bool = False
     """Whether its ingress names it until its end, so that silence about it means that there is no ingress."""
+    alias: str = ""
+    """The name that an instance must answer to, where it is not asked for by the model's own."""
+    context_tokens: Tokens = 0
+    """Prompt and demanded output, for which an instance must have room; 0 where nobody knows."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()

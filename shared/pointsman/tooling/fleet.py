@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +27,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed, Instance
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName
+from pointsman.state.fleet import Status
 from pointsman.tooling.discovery import fleet_settings
 from pointsman.tooling.options import which_fleet
 from pointsman.tooling.terminal import SafeConsole, wall_time
@@ -35,7 +36,15 @@ ANSWER_SECONDS = 3.0
 WATCH_SECONDS = 1.0
 CONNECT_POLL_SECONDS = 0.01
 PIPE_WIDTH = 120
-STYLES = {"exact": "green", "degraded": "yellow", "blind": "red", "suspected": "red", "draining": "yellow"}
+UNSCHEDULABLE = str(Status.UNSCHEDULABLE)
+STYLES = {
+    "exact": "green",
+    "degraded": "yellow",
+    "blind": "red",
+    "suspected": "red",
+    "unschedulable": "red",
+    "draining": "yellow",
+}
 
 
 class NoAnswerError(click.ClickException):
@@ -50,7 +59,8 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
     """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
 
     \b
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'. 'Off by' is how
+    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'. An instance that
+    serves another model than its pool is 'unschedulable'. 'Off by' is how
     wrong predictions of prefill times were of late (median); pointsman calibrate makes them better.
       pointsman fleet                                the fleet that runs on this machine
       pointsman fleet --watch                        the same, live
@@ -68,12 +78,12 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
         await _connected(link.commands, settings)
         if not watch:
             fleet = await _ask(link.commands, settings)
-            print(_as_json(fleet, indent=2)) if as_json else _console().print(_table(fleet))
+            print(_as_json(fleet, indent=2)) if as_json else _console().print(fleet_table(fleet))
         elif as_json:
             await _repeat(link.commands, settings, lambda fleet: print(_as_json(fleet, indent=0), flush=True))
         else:
             with Live(Text("asking the scheduler ..."), console=SafeConsole(), auto_refresh=False) as live:
-                await _repeat(link.commands, settings, lambda fleet: live.update(_table(fleet), refresh=True))
+                await _repeat(link.commands, settings, lambda fleet: live.update(fleet_table(fleet), refresh=True))
 
 
 async def _connected(commands: Commands, settings: FleetSettings) -> None:
@@ -126,7 +136,8 @@ def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
     return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
 
 
-def _table(fleet: FleetDescribed) -> RenderableType:
+def fleet_table(fleet: FleetDescribed) -> RenderableType:
+    """For people, with the reasons of those that take nothing below it."""
     speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -143,7 +154,12 @@ def _table(fleet: FleetDescribed) -> RenderableType:
         table.add_column(column, justify="right")
     for instance in fleet.instances:
         table.add_row(*_row(instance))
-    return table
+    return Group(table, *(_unschedulable(instance) for instance in fleet.instances if instance.status == UNSCHEDULABLE))
+
+
+def _unschedulable(instance: InstanceDescribed) -> Text:
+    """Why nothing is placed there."""
+    return Text(f"{instance.instance} is {instance.status}: {instance.doubt}", style=STYLES[instance.status])
 
 
 def _status(instance: InstanceDescribed) -> str:

@@ -127,9 +127,9 @@ class Rebinding:
 
     def _takes(self, request: Request, target: InstanceId) -> bool:
         fleet = self._state.fleet
-        if target == request.instance or target in request.excluded or target not in fleet.ready_with(request.adapter):
+        if target == request.instance or target in request.excluded or target not in fleet.ready:
             return False
-        return fleet[target].role == "both"
+        return fleet[target].can_serve(request) and fleet[target].role == "both"
 
     def _has_room(self, option: Option) -> bool:
         line, window = self._state.workload.lines.get(option.instance), self._window

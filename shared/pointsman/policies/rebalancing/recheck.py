@@ -49,7 +49,7 @@ class Recheck:
             return Objection("not_waiting", f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
             return Objection("elsewhere", f"it waits for {request.instance}")
-        if migration.target not in self._state.fleet.ready_with(request.adapter):
+        if migration.target not in self._state.fleet.ready_for(request):
             return Objection("target_unavailable", f"{migration.target} takes no such requests")
         if migration.target in request.excluded:
             return Objection("target_unavailable", f"{migration.target} has failed it before")

@@ -148,7 +148,7 @@ class Relief:
             for target in targets(request)
             if target.queue <= limit
             and target.instance.id not in request.excluded
-            and target.instance.has(request.adapter)
+            and target.instance.can_serve(request)
         ]
         return bool(waiting.targets)
 

@@ -46,11 +46,20 @@ class RoutingPolicy(ABC):
 def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
     """The eligible instances. Raises NoInstance where there is none."""
     if not view.eligible:
-        adapter = view.request.adapter
-        able = f"instance with the adapter {adapter}" if adapter else "instance"
+        able = f"instance{_needs(view)}"
         reason = f"every ready {able} failed this request" if view.retried else f"no {able} is ready"
         raise NoInstance(reason)
     return view.eligible
+
+
+def _needs(view: PoolView) -> str:
+    """What the request needs that not every instance has."""
+    request = view.request
+    if request.adapter:
+        return f" with the adapter {request.adapter}"
+    if request.alias:
+        return f" that answers to {request.alias}"
+    return f" with room for {request.context_tokens} tokens" if view.some_ready and request.context_tokens else ""
 
 
 def options_of(view: PoolView) -> list[Option]:

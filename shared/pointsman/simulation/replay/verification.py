@@ -393,6 +393,8 @@ class _Tenure:
             adapter=arrived.adapter,
             followed=arrived.followed,
             held_up=arrived.held_up,
+            alias=arrived.alias,
+            context_tokens=arrived.context_tokens,
             attempt=attempt,
             excluded=excluded,
         )

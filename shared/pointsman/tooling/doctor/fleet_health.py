@@ -1,4 +1,5 @@
-"""Instances: who was silent, left, started again or went up and down, and who reports without having joined."""
+"""Instances: who was silent, left, started again or went up and down, did not fit the pool, or reports without having
+joined."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ FLAP_WALL_SECONDS = 300.0
 
 
 class FleetHealth(Examiner):
-    """Silence, departures, restarts, flapping."""
+    """Silence, departures, restarts, flapping, misfits."""
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -38,6 +39,8 @@ class FleetHealth(Examiner):
         self._flaps: Counter[InstanceId] = Counter()
         self._serving: dict[InstanceId, bool] = {}
         self._blind = False
+        self._unschedulable: dict[InstanceId, str] = {}
+        """Who did not fit the pool, and why."""
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:
@@ -68,6 +71,9 @@ class FleetHealth(Examiner):
             case CacheEvent():
                 self._note_restart(self._restarts.take(event, was_there=True))
             case InstanceReported():
+                reporter = state.fleet.get(event.instance)
+                if reporter is not None and reporter.unschedulable:
+                    self._unschedulable[event.instance] = reporter.unschedulable
                 if self._serving.get(event.instance, True) and not event.serving:
                     self._down[event.instance] += 1
                     self._went_away(event.instance, event.at)
@@ -97,6 +103,14 @@ class FleetHealth(Examiner):
                 what=f"{', '.join(self._flaps)} went away and came back again and again",
                 evidence=[self._history_of(instance) for instance in self._flaps],
                 advice="Take it out (drain it) until its worker's and its engine's logs say why.",
+            )
+        if self._unschedulable:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
+                evidence=[f"{instance}: {reason}" for instance, reason in self._unschedulable.items()],
+                advice="Start its engine with the pool's model (--served-model-name), or its worker with another --pool.",
             )
         yield from self._gone(state)
         yield from self._troubled()

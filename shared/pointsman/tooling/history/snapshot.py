@@ -44,6 +44,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "status": str(instance.status),
         "knowledge": str(instance.knowledge),
         "doubt": instance.doubt,
+        "unschedulable": instance.unschedulable,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,
         "pending": len(line.pending),

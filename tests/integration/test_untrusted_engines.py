@@ -1,0 +1,617 @@
+"""Engines that lie, beside honest ones, through the ingress and the worker as they are in production."""
+
+import asyncio
+import contextlib
+import json
+import random
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from io import StringIO
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+from rich.console import Console
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.codec import decode_event
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.subjects import fleet_view_subject, route_subject
+from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.tooling.fleet import fleet_table
+from pointsman_ingress import proxy
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
+from tests.support.events import joined, route
+from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, TOKENS, TWO, World, world_with
+from tests.support.raw_engine import HEAD, STREAM_HEAD, RawEngine, running_raw_engine, whole
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
+
+USAGE = b'"usage":{"prompt_tokens":%s,"completion_tokens":2}'
+CHUNK = b'data: {"choices":[{"text":"a"}]}'
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with world_with() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def liar(world: World) -> AsyncIterator[RawEngine]:
+    """In the place of the first of two engines, which the scheduler prefers."""
+    async with running_raw_engine() as engine:
+        world.scheduler.engines[ONE] = engine.url
+        yield engine
+
+
+async def ask(world: World, path: str = COMPLETIONS, body: dict[str, Any] = TOKENS) -> tuple[int, bytes]:
+    async with world.post(path, body) as answer:
+        return answer.status, await answer.read()
+
+
+NOT_ANSWERS = {
+    "garbage": [b"\x00\x01\x02\r\n\r\n"],
+    "no status": [b"HTTP/1.1 \r\n\r\n"],
+    "status 99999": [b"HTTP/1.1 99999 x\r\n\r\n"],
+    "status 204": [b"HTTP/1.1 204 No Content\r\n\r\n"],
+    "status 202": [whole(b"{}", head=b"HTTP/1.1 202 Accepted\r\n")],
+    "status 101": [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nhello"],
+    "redirect": [b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"],
+    "two lengths": [HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\nok"],
+    "length of 400 digits": [HEAD + b"content-length: " + b"9" * 400 + b"\r\n\r\nok"],
+    "status line of a megabyte": [b"HTTP/1.1 200 " + b"a" * 2**20],
+    "header of a megabyte": [HEAD + b"x: " + b"a" * 2**20],
+    "100,000 headers": [HEAD, *[b"".join(b"x-%d: a\r\n" % n for n in range(1000))] * 100],
+    "breaks off": [HEAD + b"content-length: 100\r\n\r\n{"],
+    "stream that says nothing": [STREAM_HEAD],
+}
+"""After these the next engine is asked: the client has seen nothing."""
+
+
+@pytest.mark.parametrize("name", NOT_ANSWERS)
+async def test_what_is_no_answer_costs_the_client_nothing(world: World, liar: RawEngine, name: str) -> None:
+    liar.otherwise = NOT_ANSWERS[name]
+
+    status, body = await ask(world)
+
+    assert status == 200
+    assert json.loads(body)["choices"] == [{"text": "answer"}]
+    (end,) = await world.events()
+    assert isinstance(end, RequestFinished)
+    assert end.instance == TWO
+
+
+ODD_ANSWERS = {
+    "usage of 400 digits": whole(b'{"choices":[],' + USAGE % (b"9" * 400) + b"}"),
+    "infinite usage": whole(b'{"choices":[],' + USAGE % b"1e400" + b"}"),
+    "negative usage": whole(b'{"choices":[],' + USAGE % b"-7" + b"}"),
+    "deeply nested": whole(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "no JSON": whole(b"\xff\xfe\x00"),
+    "nothing": whole(b""),
+    "content type that is no header": whole(b"{}", content_type="text/ÿ€".encode()),
+    "content type of kilobytes": whole(b"{}", content_type=b"a" * 4000),
+    "compressed, it says": whole(b"{}", head=HEAD + b"content-encoding: gzip\r\n"),
+    "stream with usage of 400 digits": STREAM_HEAD
+    + CHUNK
+    + b'\n\ndata: {"choices":[],'
+    + USAGE % (b"9" * 400)
+    + b"}\n\ndata: [DONE]\n\n",
+}
+"""The client gets these as they are."""
+
+
+@pytest.mark.parametrize("name", ODD_ANSWERS)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_an_odd_answer_is_the_clients_business_and_its_numbers_are_not_believed(
+    world: World, liar: RawEngine, name: str, path: str
+) -> None:
+    liar.otherwise = [ODD_ANSWERS[name]]
+
+    status, _ = await ask(world, path, TOKENS if path == COMPLETIONS else HELLO)
+
+    assert status == 200
+    ends = [event for event in await world.events() if isinstance(event, RequestFinished | RequestFailed)]
+    assert [type(end) for end in ends] == [RequestFinished]
+    assert isinstance(ends[0], RequestFinished)
+    assert ends[0].prompt_tokens == -1
+
+
+STREAMED = {"model": "m", "prompt": [1, 2, 3], "stream": True}
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_lines_end(
+    world: World, liar: RawEngine, end: bytes
+) -> None:
+    liar.otherwise = [STREAM_HEAD + CHUNK + end, CHUNK + end, b'data: {"choices":[],' + USAGE % b"3" + b"}" + end, b"data: [DONE]" + end]  # fmt: skip
+    liar.pause_seconds = 0.3
+    async with world.post(COMPLETIONS, STREAMED) as answer:
+        first, others_sent = await answer.content.readany(), liar.sent_bytes
+        rest = await answer.content.read()
+
+    assert first == CHUNK + end
+    assert others_sent < sum(map(len, liar.otherwise[:3]))
+    assert rest == CHUNK + end + b"data: [DONE]" + end
+    end_said = (await world.events())[-1]
+    assert isinstance(end_said, RequestFinished)
+    assert (end_said.prompt_tokens, end_said.completion_tokens) == (3, 2)
+
+
+BROKEN_STREAMS = {
+    "breaks off": [STREAM_HEAD + CHUNK + b"\n\n"],
+    "breaks off within an event": [STREAM_HEAD + CHUNK + b"\r\n"],
+    "is no HTTP any more": [
+        HEAD + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n22\r\n" + CHUNK + b"\n\n\r\n",
+        b"no chunk\r\n",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_STREAMS)
+async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
+    world: World, liar: RawEngine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "CUT_CHECK_WALL_SECONDS", 0.2)
+    liar.otherwise = BROKEN_STREAMS[name]
+    liar.pause_seconds = 0.1
+
+    status, body = await ask(world, COMPLETIONS, STREAMED)
+
+    assert status == 200
+    last = body.replace(b"\r\n", b"\n").rstrip().split(b"\n\n")[-1]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFailed)
+    assert end.reason == "engine_broke_off"
+
+
+async def test_a_stream_without_an_empty_line_passes_through_and_holds_up_nobody(world: World, liar: RawEngine) -> None:
+    liar.otherwise = [STREAM_HEAD, *[b'data: {"usage": "' + b"a" * 65_536] * 500]  # 32 MB
+    slowest = 0.0
+
+    async def others() -> None:
+        nonlocal slowest
+        while True:
+            began = asyncio.get_running_loop().time()
+            async with world.client.get(f"{world.url}/health"):
+                pass
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+
+    asking = asyncio.create_task(others())
+    _, body = await ask(world, COMPLETIONS, STREAMED)
+    asking.cancel()
+
+    assert len(body) > 32_000_000
+    assert slowest < 5.0
+
+
+SOUND = (
+    whole(b'{"choices":[{"text":"a"}],' + USAGE % b"3" + b"}"),
+    STREAM_HEAD + CHUNK + b"\r\n\r\n" + b'data: {"choices":[],' + USAGE % b"3" + b"}\r\n\r\ndata: [DONE]\r\n\r\n",
+    HEAD + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"22\r\n" + CHUNK + b"\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n",
+)
+
+
+def mangled(chance: random.Random, answer: bytes) -> list[bytes]:
+    """The answer with some of it cut out, repeated or replaced, in pieces."""
+    for _ in range(chance.randint(1, 4)):
+        a = chance.randrange(len(answer))
+        b = min(len(answer), a + chance.choice([1, 4, 40]))
+        nonsense = [
+            b"",
+            answer[a:b] * 3,
+            b"\r",
+            b"\n",
+            b"\x00",
+            b"\xff",
+            b"9" * 40,
+            b'"usage":',
+            b"[" * 3000,
+            b"{",
+            b"-",
+        ]
+        answer = answer[:a] + chance.choice(nonsense) + answer[b:]
+    cut = chance.randrange(len(answer) + 1)
+    return [piece for piece in (answer[:cut], answer[cut:]) if piece]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_mistake_of_ours(
+    world: World, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "CUT_CHECK_WALL_SECONDS", 0.1)
+    chance = random.Random(seed)
+    for number in range(25):
+        liar.otherwise = mangled(chance, chance.choice(SOUND))
+        async with world.post(
+            COMPLETIONS, {**STREAMED, "stream": chance.random() < 0.7}, X_Request_Id=f"r-{number}"
+        ) as answer:
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                await answer.read()
+
+    ends = [event for event in await world.events() if isinstance(event, RequestFinished | RequestFailed)]
+    assert sorted(end.request for end in ends) == sorted(f"r-{number}" for number in range(25))
+    assert {end.reason for end in ends if isinstance(end, RequestFailed)} <= {"engine_broke_off", "engine_refused"}
+
+
+BAD = b"HTTP/1.1 400 Bad Request\r\n"
+TOKEN_ANSWERS = {
+    "numbers of 400 digits": (whole(b'{"tokens":[' + b"9" * 400 + b"]}"), 200),
+    "negative numbers": (whole(b'{"tokens":[-1]}'), 200),
+    "no numbers": (whole(b'{"tokens":["a"]}'), 200),
+    "deeply nested": (whole(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), 200),
+    "17 MiB": (whole(b'{"tokens":[' + b"1," * (17 * 2**19) + b"1]}"), 200),
+    "not UTF-8": (whole(b'{"tokens":"\xff"}'), 200),
+    "a deeply nested objection": (whole(b"[" * 100_000, head=BAD), 400),
+    "an objection of 5,000 digits": (whole(b'{"error":{"message":' + b"9" * 5000 + b"}}", head=BAD), 400),
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_ANSWERS)
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (COMPLETIONS, {"model": "m", "prompt": "hello"})])
+async def test_tokens_that_cannot_be_are_guessed_instead(
+    world: World, path: str, body: dict[str, Any], name: str
+) -> None:
+    async with running_raw_engine() as liar:
+        answer, expected = TOKEN_ANSWERS[name]
+        liar.otherwise = [answer]
+        await world.log.append(joined("a-liar", url=liar.url, max_model_len=999_999))
+        await eventually_asked(world, 999_999)
+        async with world.post(path, body) as answered:
+            said = answered.headers.get("x-pointsman-prefix", "")
+
+    assert liar.asked[-1] == ("/tokenize" if path == COMPLETIONS or name == "17 MiB" else "/v1/chat/completions/render")
+    assert answered.status == expected
+    assert "guessed" in said or expected == 400
+
+
+# Length, names and models
+
+
+async def test_one_engine_with_a_short_context_shortens_it_for_nobody(world: World) -> None:
+    await world.log.append(joined(ONE, epoch=2, url=world.one.url, max_model_len=1))
+    await eventually_asked(world, 1000)
+
+    status, _ = await ask(world)
+    too_long, said = await ask(world, body={**TOKENS, "max_tokens": 900})
+
+    assert status == 200
+    assert world.scheduler.asked[-1].context_tokens == 203
+    assert too_long == 400
+    assert b"maximum context length is 1000 tokens" in said
+
+
+async def test_an_engine_with_another_model_is_offered_to_nobody(world: World) -> None:
+    await world.log.append(joined("liar", model="other", url="http://127.0.0.1:1", aliases=["mine"]))
+    await world.log.append(joined(TWO, epoch=2, url=world.two.url, max_model_len=2000, aliases=["m-latest"]))
+    await eventually_asked(world, 2000)
+
+    async with world.client.get(f"{world.url}/v1/models") as answer:
+        listed = [card["id"] for card in (await answer.json())["data"]]
+    refused, _ = await ask(world, body={**TOKENS, "model": "other"})
+    served, _ = await ask(world, body={**TOKENS, "model": "m-latest"})
+
+    assert listed == ["m", "m-latest"]
+    assert (refused, served) == (404, 200)
+    assert world.scheduler.asked[-1].alias == "m-latest"
+
+
+async def eventually_asked(world: World, length: int) -> None:
+    """Wait until the ingress offers this context."""
+
+    async def offered() -> bool:
+        async with world.client.get(f"{world.url}/v1/models") as answer:
+            return any(card.get("max_model_len") == length for card in (await answer.json())["data"])
+
+    await eventually(offered)
+
+
+# The scheduler
+
+
+async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_nothing() -> None:
+    clock, pool = ScaledClock(), PoolName("default")
+    broker = MemoryBroker(pool)
+    link, other = broker.client(clock, name="s"), broker.client(clock, name="test")
+
+    async def b_is_ready() -> bool:
+        answer = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+        return isinstance(answer, FleetDescribed) and [i.status for i in answer.instances] == ["ready"]
+
+    with structlog.testing.capture_logs() as logs:
+        async with running_scheduler(link, clock):
+            for told in (joined("a", at=clock.now()), joined("b", at=clock.now(), model="other")):
+                await other.log.append(told)
+            await eventually(lambda: any(line["event"] == "instance_unschedulable" for line in logs))
+            fleet = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+            asked = [route(f"r{number}", [number], arrived_at=clock.now()) for number in range(6)]
+            granted = [await other.commands.request(route_subject(pool), command, timeout=5.0) for command in asked]
+            await other.log.append(
+                InstanceLeft(at=clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="test")
+            )
+            await eventually(b_is_ready)
+
+    reason = "it serves the model 'other', the pool 'm'"
+    assert isinstance(fleet, FleetDescribed)
+    assert [(i.instance, i.status, i.doubt) for i in fleet.instances][1] == ("b", "unschedulable", reason)
+    assert [line["problem"] for line in logs if line["event"] == "instance_unschedulable"] == [reason]
+    assert {answer.instance for answer in granted if isinstance(answer, RouteGranted)} == {"a"}
+    shown = Console(width=120, file=StringIO())
+    shown.print(fleet_table(fleet))
+    assert f"b is unschedulable: {reason}" in shown.file.getvalue()  # type: ignore[attr-defined] # a StringIO
+
+
+# The worker
+
+METRICS = (
+    b"""\
+vllm:num_requests_waiting{engine="0"} 4.0
+vllm:num_requests_running{engine="0"} 7.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:cache_config_info{block_size="%d",num_gpu_blocks="1000",engine="0"} 1.0
+"""
+    % BLOCK
+)
+PAGES: dict[str, Sequence[bytes]] = {
+    "/health": [whole(b"")],
+    "/version": [whole(b'{"version":"1"}')],
+    "/v1/models": [whole(b'{"data":[{"id":"m","max_model_len":4096}]}')],
+    "/metrics": [whole(METRICS)],
+}
+
+
+class Worker:
+    """A worker at work, the reports that it has written, and its engine."""
+
+    def __init__(self, broker: MemoryBroker, engine: RawEngine, board: HealthBoard, task: "asyncio.Task[None]") -> None:
+        self.broker = broker
+        self.engine = engine
+        self.board = board
+        self.task = task
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        stored = (self.broker.at(number) for number in range(1, self.broker.extent.last + 1))
+        return [e for entry in stored if entry is not None and isinstance(e := decode_event(entry.payload), kind)]
+
+    async def next_report(self) -> InstanceReported:
+        """The second that is written from now on: all of it is newer."""
+        wanted = len(self.of(InstanceReported)) + 2
+        await eventually(lambda: len(self.of(InstanceReported)) >= wanted or self.task.done())
+        assert not self.task.done()
+        found: InstanceReported = self.of(InstanceReported)[-1]
+        return found
+
+
+@asynccontextmanager
+async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worker]:
+    clock, board, broker = ScaledClock(), HealthBoard(), MemoryBroker(PoolName("default"))
+    link = broker.client(clock, name="worker")
+    source = ZmqKvEvents(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
+    async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
+        engine.answers = dict(PAGES)
+        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=0.05, engine_url=engine.url)
+        service = WorkerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=clock,
+            board=board,
+            settings=settings,
+            instance=ONE,
+            engine=asked,
+            events=source,
+        )
+        task = asyncio.create_task(service.run())
+        try:
+            yield Worker(broker, engine, board, task)
+        finally:
+            await service.leave("test over")
+            await asyncio.gather(task, return_exceptions=True)
+
+
+LIES: dict[str, tuple[str, Sequence[bytes]]] = {
+    "NaN": ("/metrics", [whole(METRICS.replace(b"4.0", b"NaN"))]),
+    "1e400": ("/metrics", [whole(METRICS.replace(b"7.0", b"1e400"))]),
+    "usage Inf": ("/metrics", [whole(METRICS.replace(b"0.25", b"Inf"))]),
+    "block size of 5,000 digits": ("/metrics", [whole(METRICS.replace(b'"16"', b'"' + b"9" * 5000 + b'"'))]),
+    "metrics larger than their bound": ("/metrics", [whole(METRICS * 60_000)]),
+    "metrics without an end": ("/metrics", [STREAM_HEAD, *[METRICS * 300] * 200]),
+    "metrics are gone": ("/metrics", [whole(b"", head=b"HTTP/1.1 404 Not Found\r\n")]),
+    "no models": ("/v1/models", [whole(b'{"data":[]}')]),
+    "models nested deeply": ("/v1/models", [whole(b"[" * 100_000)]),
+    "models that are no models": ("/v1/models", [whole(b'{"data":[1,null,[],{"id":{}},{"id":""}]}')]),
+    "20,000 adapters": (
+        "/v1/models",
+        [whole(json.dumps({"data": [{"id": "m"}, *({"id": f"a{n}", "parent": "m"} for n in range(20_000))]}).encode())],
+    ),
+    "version": ("/version", [whole(b'{"version":' + b"9" * 5000 + b"}")]),
+    "a bomb": ("/v1/models", [whole(b"{}", head=HEAD + b"content-encoding: gzip\r\n")]),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_no_worker_dies_for_what_its_engine_says_and_its_reports_can_be_read(name: str) -> None:
+    path, lie = LIES[name]
+    async with working() as worker:
+        await worker.next_report()
+        worker.engine.answers[path] = lie
+        report = await worker.next_report()
+        honest = await _eventually_honest(worker)
+
+        assert 0 <= report.waiting <= 10**9
+        assert 0.0 <= report.kv_usage <= 1.0
+        assert len(report.adapters) <= NAMES_MAX
+        assert (honest.waiting, honest.running, honest.kv_usage, honest.serving) == (4, 7, 0.25, True)
+        assert len(worker.of(InstanceJoined)) == 1
+
+
+async def _eventually_honest(worker: Worker) -> InstanceReported:
+    worker.engine.answers = dict(PAGES)
+
+    def honest(report: InstanceReported) -> bool:
+        return (report.waiting, report.running, report.adapters) == (4, 7, [])
+
+    await worker.next_report()
+    await eventually(lambda: honest(worker.of(InstanceReported)[-1]))
+    found: InstanceReported = worker.of(InstanceReported)[-1]
+    return found
+
+
+AWAY: dict[str, tuple[str, Sequence[bytes]]] = {
+    "health redirects": ("/health", [b"HTTP/1.1 302 Found\r\nlocation: /version\r\ncontent-length: 0\r\n\r\n"]),
+    "health is garbage": ("/health", [b"\x00\x01\r\n\r\n"]),
+    "100,000 headers": ("/health", [HEAD, *[b"".join(b"x-%d: a\r\n" % n for n in range(1000))] * 100]),
+    "metrics break off": ("/metrics", [HEAD + b"content-length: 1000\r\n\r\nvllm"]),
+    "metrics are no HTTP": ("/metrics", [HEAD + b"transfer-encoding: chunked\r\n\r\nno chunk\r\n"]),
+}
+
+
+@pytest.mark.parametrize("name", AWAY)
+async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(name: str) -> None:
+    path, answer = AWAY[name]
+    async with running_raw_engine() as engine, HttpEngine(engine.url, seconds_max=1.0) as asked:
+        engine.answers = {**PAGES, path: answer}
+
+        with pytest.raises(EngineAwayError):
+            await asked.load()
+        assert "/version" not in engine.asked
+
+
+async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bound() -> None:
+    async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
+        engine.answers = dict(PAGES)
+        engine.answers["/metrics"] = [STREAM_HEAD, *[METRICS * 200] * 6000]  # 220 MB, if anybody reads them
+        tracemalloc.start()
+        load = await asked.load()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+        assert (load.waiting, load.model) == (0, "m")
+        assert peak < 2 * METRICS_BYTES_MAX
+
+
+async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_until_it_makes_sense() -> None:
+    async with FakePublisher() as publisher, working(publisher) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        worker.engine.answers["/metrics"] = [whole(METRICS.replace(b'block_size="%d"' % BLOCK, b'block_size="7"'))]
+        await publisher.restart()
+        await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
+        await eventually(lambda: not worker.board.ready)
+        reason, report = worker.board.lacks["engine"], await worker.next_report()
+        worker.engine.answers = dict(PAGES)
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await eventually(lambda: worker.of(InstanceReported)[-1].serving)
+
+        assert "--block-tokens does not fit this engine" in reason
+        assert not report.serving
+        assert worker.board.ready
+
+
+@pytest.mark.parametrize("followed", [True, False])
+@pytest.mark.parametrize("now", [("other", 4096), ("m", 100)])
+async def test_an_engine_that_serves_something_else_than_before_joins_anew_with_that(
+    followed: bool, now: tuple[str, int]
+) -> None:
+    async with FakePublisher() as publisher, working(publisher if followed else None) as worker:
+        await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
+        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        worker.engine.answers["/v1/models"] = [
+            whole(b'{"data":[{"id":"%s","max_model_len":%d}]}' % (now[0].encode(), now[1]))
+        ]
+        await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
+        await worker.next_report()
+
+        assert [(event.model, event.max_model_len) for event in worker.of(InstanceJoined)] == [("m", 4096), now]
+        assert (await worker.next_report()).serving
+
+
+# All of it
+
+
+def pages(models: bytes, metrics: bytes = METRICS) -> dict[str, Sequence[bytes]]:
+    """Of an engine that answers completions, too."""
+    answer = [whole(b'{"choices":[{"text":"a"}],' + USAGE % b"3" + b"}")]
+    return {**PAGES, "/v1/models": [whole(models)], "/metrics": [whole(metrics)], "/v1/completions": answer}
+
+
+HONEST = b'{"data":[{"id":"m","max_model_len":4096},{"id":"m-latest"}]}'
+NEIGHBOURS: dict[str, dict[str, Sequence[bytes]]] = {
+    "another model": pages(b'{"data":[{"id":"other"},{"id":"m"},{"id":"m-latest"}]}'),
+    "a context of one token": pages(b'{"data":[{"id":"m","max_model_len":1},{"id":"m-latest"}]}'),
+    "names of its own": pages(b'{"data":[{"id":"m","max_model_len":9},{"id":"x"},{"id":"m-latest","parent":"m"}]}'),
+    "NaN and Inf": pages(HONEST, METRICS.replace(b"4.0", b"NaN").replace(b"0.25", b"Inf")),
+    "no metrics at all": pages(HONEST, b"vllm:" * 2_000_000),
+    "no model": pages(b"[" * 100_000),
+}
+
+
+@asynccontextmanager
+async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBroker]]:
+    """An ingress, a scheduler and a worker for each engine, as in production, over a log in memory. The URL of the ingress.
+    The first engine joins first."""
+    pool, clock = PoolName("default"), ScaledClock()
+    broker = MemoryBroker(pool)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_scheduler(broker.client(clock, name="s"), clock))
+        for number, engine in enumerate(engines):
+            link = broker.client(clock, name=f"worker-{number}")
+            service = WorkerService(
+                event_log=link.log,
+                commands=link.commands,
+                clock=clock,
+                board=HealthBoard(),
+                settings=WorkerSettings(report_seconds=0.1, engine_url=engine.url),
+                instance=InstanceId(f"engine-{number}"),
+                engine=await stack.enter_async_context(HttpEngine(engine.url)),
+                events=None,
+            )
+            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor.start(service.run(), name="worker")
+            await eventually(lambda: len(engines[number].asked) > 8)  # noqa: B023 - awaited within the round
+        supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
+        settings = IngressSettings(probe=False, name="ingress-1")
+        link = broker.client(clock, name="ingress-1")
+        app = await stack.enter_async_context(
+            assembled(settings, {pool: link}, clock=clock, board=board, supervisor=supervisor)
+        )
+        server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+        serving = asyncio.create_task(server.serve())
+        await eventually(lambda: server.started and board.ready)
+        yield f"http://127.0.0.1:{server.bound_port}", broker
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+async def test_beside_a_lying_engine_every_request_is_served(name: str) -> None:
+    async with AsyncExitStack() as stack:
+        honest, liar = [await stack.enter_async_context(running_raw_engine()) for _ in range(2)]
+        honest.answers, liar.answers = pages(HONEST), NEIGHBOURS[name]
+        url, _ = await stack.enter_async_context(whole_pool(honest, liar))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        statuses = []
+        for number in range(12):
+            body = {"model": ("m", "m-latest")[number % 2], "prompt": [number] * 200, "max_tokens": 3}
+            async with client.post(url + COMPLETIONS, json=body) as answer:
+                statuses.append(answer.status)
+        async with client.get(url + "/v1/models") as answer:
+            listed = {card["id"]: card.get("max_model_len") for card in (await answer.json())["data"]}
+
+    assert statuses == [200] * 12
+    assert (listed["m"], listed["m-latest"]) == (4096, 4096)
+    assert name.startswith(("NaN", "no metrics")) or not liar.posted
