@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import sqlite3
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 from nats.aio.client import Client
@@ -24,8 +26,8 @@ def garbage() -> list[bytes]:
     """Every kind of message that nobody may believe, but for those that are merely wrong."""
     events = [encode(event) for event in EVENTS]
     made = [b"", b"\xff\xfe", b"{", b"[" * 50_000, b'{"type":"Unknown"}', b"null"]
-    made += [deep(event) for event in events] + [bad_utf8(event) for event in events]
-    for event in EVENTS:
+    made += [deep(event) for event in events[::4]] + [bad_utf8(event) for event in events[::4]]
+    for event in EVENTS[::2]:
         made += [
             payload for where, payload in bad_fields(event) if re.search(r"keys|at =|epoch|sequence|digest", where)
         ]
@@ -112,21 +114,10 @@ async def test_a_fleet_that_is_poisoned_serves_on_with_the_same_processes(tmp_pa
         assert "could not be applied" not in doctor[1]
         assert "different 0" in verified[1], verified
         assert f"{poisons:,} entries do not decode" in verified[1]
-        archive = await tool_from_archive(up)
-        assert f"{poisons:,} entries do not decode" in archive
+        kept = "SELECT count(*) FROM dead_letters"
+        await eventually(lambda: archived(up, kept) == poisons, what="the dead letters in the archive")
 
 
-async def tool_from_archive(up: RunningUp) -> str:
-    """What `replay` says of the recorder's archive, once that has everything."""
-    said = ""
-
-    async def recorded() -> bool:
-        nonlocal said
-        process = await asyncio.create_subprocess_exec(
-            POINTSMAN, "replay", "--from", str(up.data / "archive.sqlite"), stdout=asyncio.subprocess.PIPE
-        )
-        said = (await process.communicate())[0].decode()
-        return "entries do not decode" in said
-
-    await eventually(recorded, what="the archive")
-    return said
+def archived(up: RunningUp, query: str) -> int:
+    with closing(sqlite3.connect(up.data / "archive.sqlite")) as connection:
+        return int(connection.execute(query).fetchone()[0])
