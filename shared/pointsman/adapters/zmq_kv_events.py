@@ -398,6 +398,11 @@ class ZmqKvEvents:
         """Whether the connection was lost, and not yet shown to lead to the same engine as before."""
 
     @property
+    def replays(self) -> bool:
+        """Whether there is a replay socket."""
+        return bool(self._endpoint.replay)
+
+    @property
     def certain(self) -> bool:
         """Whether all that was missed up to now has been had again, or will be as soon as it is noticed."""
         return self._replay_answers and not self._unproven

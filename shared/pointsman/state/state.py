@@ -294,7 +294,7 @@ class State:
             self.index.store(event.instance, run.parent, unpack_keys(run.keys))
         self.contradictions.begin(event.instance, self.sequence)
         instance.sequence = event.sequence
-        instance.doubt = ""
+        instance.doubt = instance.contradicted = ""
 
     def _current(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """The instance, if this is its present epoch; what an older life of it says is ignored."""

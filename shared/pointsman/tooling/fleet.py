@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 import msgspec
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.clocks import ScaledClock, wall_time_of
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import FleetSettings
@@ -50,8 +50,8 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
     """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
 
     \b
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'. 'Off by' is how
-    wrong predictions of prefill times were of late (median); pointsman calibrate makes them better.
+    Knowledge is 'exact' (events flow, digests agree), 'degraded' or 'blind'; below the table is why. 'Off by' is how wrong
+    predictions of prefill times were of late (median); pointsman calibrate makes them better.
       pointsman fleet                                the fleet that runs on this machine
       pointsman fleet --watch                        the same, live
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
@@ -143,7 +143,13 @@ def _table(fleet: FleetDescribed) -> RenderableType:
         table.add_column(column, justify="right")
     for instance in fleet.instances:
         table.add_row(*_row(instance))
-    return table
+    reasons = [_why_not_exact(instance, fleet.speed) for instance in fleet.instances if instance.knowledge_reason]
+    return Group(table, *reasons)
+
+
+def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:
+    since = datetime.fromtimestamp(wall_time_of(instance.knowledge_since, speed), UTC).astimezone()
+    return Text(f"  {instance.instance} is {instance.knowledge} since {since:%H:%M:%S}: {instance.knowledge_reason}")
 
 
 def _status(instance: InstanceDescribed) -> str:

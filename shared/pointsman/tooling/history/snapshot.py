@@ -50,6 +50,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "status": str(instance.status),
         "knowledge": str(instance.knowledge),
         "doubt": instance.doubt,
+        "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,
         "pending": len(line.pending),
