@@ -110,6 +110,11 @@ class FakePublisher:
         payload = msgspec.msgpack.encode([time.time(), values, 0])
         await self.publish_raw(payload, dropped=dropped, lost=lost)
 
+    def begin_again(self) -> None:
+        """Another engine behind the same connection, as behind a proxy: sequences begin at 0."""
+        self._sequence = 0
+        self._buffer.clear()
+
     async def publish_raw(self, payload: bytes, *, dropped: bool = False, lost: bool = False) -> None:
         if not lost:
             self._buffer.append((self._sequence, payload))

@@ -59,8 +59,8 @@ class DeliveredHits:
             if not known:
                 del self._until[instance]
 
-    def blocks(self, instance: InstanceId) -> int:
-        return len(self._until.get(instance, ()))
+    def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
+        return frozenset(self._until.get(instance, ()))
 
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
         """Raise `hits` (leading blocks by instance) to what was delivered."""
