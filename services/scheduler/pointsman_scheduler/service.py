@@ -652,13 +652,15 @@ class SchedulerService:
         await self._publish(events)
 
     async def _resync(
-        self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch = Epoch(0)
+        self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch | None = None
     ) -> None:
         """`distrust`: the epoch in which the engine has contradicted its own events."""
         telemetry.CACHE_RESYNCS.labels(instance).inc()
         log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin, distrust=distrust)
-        above = max(Epoch(0), self.state.newest_epoch(instance)) if rejoin else distrust
-        command = ResyncCache(instance=instance, reason=doubt, rejoin=rejoin, above=above, distrust=distrust > 0)
+        above = max(Epoch(0), self.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
+        command = ResyncCache(
+            instance=instance, reason=doubt, rejoin=rejoin, above=above, distrust=distrust is not None
+        )
         subject = resync_subject(self._pool, instance)
         try:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)

@@ -243,7 +243,9 @@ class WorkerService:
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
                 facts = await self._engine_facts()
                 detail = "" if item.exact else "the engine's first events were missed"
-                self._begin_life(facts, "empty" if item.exact else "unknown", self._new_translator(facts), detail=detail)
+                self._begin_life(
+                    facts, "empty" if item.exact else "unknown", self._new_translator(facts), detail=detail
+                )
             case EngineBatch():
                 self._on_batch(item)
             case EngineGap():
@@ -307,9 +309,7 @@ class WorkerService:
     def _contents_unknown(self, life: Life, missed: int, reason: str) -> None:
         if life.cache == "empty":
             log.warning("engine_events_lost", missed=missed, reason=reason)
-            life = self._begin_life(
-                life.facts, "unknown", life.translator, detail=reason, distrusted=life.distrusted
-            )
+            life = self._begin_life(life.facts, "unknown", life.translator, detail=reason, distrusted=life.distrusted)
             life.snapshot_due = True
         life.missed += missed
         life.missed_reason = reason
