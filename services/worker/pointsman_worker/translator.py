@@ -258,8 +258,8 @@ class BlockTranslator:
         return given_up
 
     def trim(self) -> bool:
-        """Give up the blocks beyond the capacity: those in doubt first, of these the longest unconfirmed, of equals the end of a
-        prompt before its beginning. Returns whether blocks had to go that were not in doubt: removals were lost unnoticed."""
+        """Give up the blocks beyond the capacity, the longest unconfirmed first, of equals the end of a prompt before its
+        beginning. Returns whether blocks had to go that were not in doubt: removals were lost unnoticed."""
         certain = False
         for _ in range(self.blocks_over):
             node = self._longest_unconfirmed()
@@ -274,7 +274,7 @@ class BlockTranslator:
                 if node.copies and node.confirmed == confirmed:
                     return node
             held = [node for node in self._nodes.values() if node.copies]
-            held.sort(key=lambda node: (node.doubted == CERTAIN, node.confirmed), reverse=True)
+            held.sort(key=lambda node: node.confirmed, reverse=True)
             self._oldest = [(node.confirmed, node) for node in held]
 
     def _begin_doubt(self, now: Seconds) -> None:
@@ -283,7 +283,6 @@ class BlockTranslator:
             node.doubted = now
         if doubted:
             self._expiring.append((now, doubted))
-        self._oldest.clear()  # it was sorted by who is in doubt
 
     def _give_up(self, node: _Node) -> None:
         node.copies = 0
