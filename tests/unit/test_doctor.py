@@ -210,7 +210,7 @@ def test_what_was_lost_is_told_as_healed_only_once_the_cache_is_known_again(heal
 
 
 def test_an_engine_without_a_replay_socket_is_named(healthy: Entries, tmp_path: Path) -> None:
-    second = [
+    second: list[LogEvent] = [
         joined(ENGINE, epoch=2, certain=False),
         InstanceProbed(at=0.0, instance=ENGINE, epoch=Epoch(2), parity=True),
     ]
