@@ -205,8 +205,9 @@ class World:
         await self.publisher.restart()
         self.engine.gone = False
 
-    async def ask(self, tokens: Sequence[int], *, told: bool = True) -> int:
-        """A request is placed, computed and finished; how many tokens of it were cached. `told`: its blocks are published."""
+    async def ask(self, tokens: Sequence[int], *, told: bool = True, lie: int | None = None) -> int:
+        """A request is placed, computed and finished; how many tokens of it were cached. `told`: its blocks are published. `lie`:
+        as many cached tokens the engine says that it had."""
         self._requests += 1
         request, now = RequestId(f"r{self._requests}"), self.clock.now()
         command = RouteRequest(
@@ -236,7 +237,7 @@ class World:
                 e2e=0.0,
                 prompt_tokens=len(tokens),
                 completion_tokens=1,
-                cached_tokens=cached,
+                cached_tokens=cached if lie is None else lie,
                 ttft=0.0,
                 tpot=0.0,
                 predicted_cached_tokens=granted.hit_tokens,
@@ -437,6 +438,91 @@ async def the_connection_breaks_and_the_engine_lives_on(world: World) -> None:
 
 
 @case()
+async def hashes_are_bytes_and_prompts_are_salted(world: World) -> None:
+    world.cache = ScriptedCache(bytes_hashes=True)
+    for salt in ("", "one", "two"):
+        await world.publisher.publish(world.cache.store(prompt(1, 2), salt=salt))
+    await world.publisher.publish(world.cache.evict(prompt(1, 2), salt="one"))
+    await world.is_exact()
+    assert len(world.indexed) == 5
+
+
+@case()
+async def blocks_in_the_middle_go_and_come_back(world: World) -> None:
+    await world.store(1, 2, 3, 4)
+    await world.evict(1)
+    await world.is_exact()
+    await world.evict(1, 2, 3)
+    await world.is_exact()
+    await world.publisher.publish(world.cache.store(prompt(1)), world.cache.store(prompt(1, 2, 3)))
+    await world.is_exact()
+    assert len(world.indexed) == 4
+
+
+@case()
+async def messages_are_none_of_the_engines(world: World) -> None:
+    await world.store(1, 2)
+    await world.publisher.publish_frames(b"kv", b"short", b"")
+    await world.publisher.publish_frames(b"two", b"frames")
+    await world.publisher.publish({"type": "BlockPromoted", "block_hashes": [1]})
+    await world.store(1, 3)
+    await world.is_exact()
+
+
+@case(REPLAY, NO_REPLAY)
+async def payloads_are_garbage(world: World) -> None:
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    for payload in (b"\xc1", b"\x91" * 100_000, b""):
+        await world.publisher.publish_raw(payload)
+    await world.says("not understood")
+    await world.store(1, 3)
+    await eventually(lambda: world.truth & world.indexed, what="belief in what came afterwards")
+
+
+@case()
+async def a_clear_stands_between_two_stores(world: World) -> None:
+    await world.publisher.publish(world.cache.store(prompt(1, 2)), world.cache.clear(), world.cache.store(prompt(1, 3)))
+    await world.is_exact()
+    assert len(world.indexed) == 2
+
+
+@case()
+async def batches_come_faster_than_they_are_written(world: World) -> None:
+    for bit in range(600):
+        await world.store(bit, dropped=bit % 50 == 7)
+        if bit >= 100:
+            await world.evict(bit - 100, dropped=bit % 70 == 9)
+    await world.is_exact()
+
+
+@case(REPLAY, NO_REPLAY)
+async def everything_happens_at_random(world: World) -> None:
+    chance, lives = Random(3), 1
+    for _ in range(150):
+        what = chance.random()
+        dropped = chance.random() < 0.15
+        if what < 0.6:
+            await world.store(*(chance.randrange(4) for _ in range(chance.randrange(1, 5))), dropped=dropped)
+        elif what < 0.85 and world.cache.held:
+            longest = max(world.cache.held, key=lambda block: (len(block[1]), block))[1]
+            await world.publisher.publish(world.cache.evict(longest), dropped=dropped)
+        elif what < 0.9:
+            await world.publisher.publish(world.cache.clear(), dropped=dropped)
+        elif what < 0.98:
+            await world.publisher.repeat_newest()
+        else:
+            lives += 1
+            await world.publisher.restart()
+            world.cache = ScriptedCache(life=lives)
+        await asyncio.sleep(chance.random() * 0.01)
+    if world.publisher.replay_endpoint:
+        await world.is_exact()
+    else:
+        await world.says("")
+
+
+@case()
 async def children_come_before_their_parents(world: World) -> None:
     parent = world.cache.store(prompt(1))
     child = world.cache.store(prompt(1, 2))
@@ -582,6 +668,14 @@ async def blocks_are_there_that_are_not_told_of(world: World) -> None:
     for _ in range(3):
         await world.ask(prompt(1, 2, 3, 4), told=False)
     await world.says("its events tell of 0")
+
+
+@case()
+async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None:
+    for bit in (5, 6, 7):
+        await world.ask([*prompt(1, 2, 3, 4), *prompt(bit)], lie=0)
+        await world.believes_the_truth()
+    await world.says("the engine had 0 tokens of a prompt cached")
 
 
 @case(NO_REPLAY)

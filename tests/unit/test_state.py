@@ -17,7 +17,7 @@ from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
 from pointsman.state.workload import Stage
-from tests.support.events import finished, first_token, joined, removed, reported, route, stored
+from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
 A = InstanceId("a")
 
@@ -313,13 +313,19 @@ class Served:
     def place(self, request: str, prompt: list[int]) -> None:
         assert self.dispatcher.route(route(request, prompt), now=0.0)
 
-    def deliver(self, request: str, prompt: list[int], cached: int, *, predicted: int = 0) -> None:
-        """`cached` tokens of the prompt come from the engine's cache."""
+    def deliver(self, request: str, prompt: list[int], cached: int, *, predicted: int = 0, counted: int = 0) -> None:
+        """`cached` tokens of the prompt come from the engine's cache; `counted`: as many tokens it says that there are, where not
+        as many as we do."""
         if RequestId(request) not in self.state.workload.requests:
             self.place(request, prompt)
         self.apply(first_token(request, "a", at=1.0))
         end = finished(request, "a", at=1.0)
-        self.apply(msgspec.structs.replace(end, cached_tokens=cached, predicted_cached_tokens=predicted))
+        tokens = {
+            "cached_tokens": cached,
+            "predicted_cached_tokens": predicted,
+            "prompt_tokens": counted or len(prompt) * BLOCK + 1,
+        }
+        self.apply(msgspec.structs.replace(end, **tokens))
 
     def report(self, sequence: int, held: list[int], *, at: float) -> None:
         self.apply(reported("a", sequence, held, at=at))
@@ -432,14 +438,14 @@ def test_a_new_life_answers_for_nothing_that_the_one_before_has_delivered() -> N
 
 
 @pytest.mark.parametrize(
-    ("prompt", "cached", "predicted"),
-    [(HELD, 192, 0), (HELD, -1, 0), (HELD, 0, -1), ([9, 8, 7], 0, 0)],
-    ids=["one_block_short", "not_said", "several_prompts", "nothing_held"],
+    ("prompt", "cached", "fields"),
+    [(HELD, 192, {}), (HELD, -1, {}), (HELD, 0, {"predicted": -1}), ([9, 8, 7], 0, {}), (HELD, 0, {"counted": 300})],
+    ids=["one_block_short", "not_said", "several_prompts", "nothing_held", "other_tokens"],
 )
-def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int, predicted: int) -> None:
+def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int, fields: dict[str, int]) -> None:
     served = Served(*HELD)
     for number in range(3):
-        served.deliver(f"r{number}", prompt, cached, predicted=predicted)
+        served.deliver(f"r{number}", prompt, cached, **fields)
     for at in (1.0, SETTLED):
         served.report(1, HELD, at=at)
 

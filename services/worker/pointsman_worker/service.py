@@ -299,12 +299,12 @@ class WorkerService:
     def _on_overflow(self, translator: BlockTranslator) -> None:
         """More is believed to be held than the engine has room for: removals were lost. Where none is known to be, nothing that
         the events say is certain any more."""
-        over = translator.blocks_over
+        over, life = translator.blocks_over, self._life
         reason = f"more blocks were stored and not removed than the cache has room for, by {over}: removals were lost"
         if translator.trim():
             self._distrust(reason, forget=False)
-        elif self._life is not None:
-            self._contents_unknown(self._life, 0, reason)
+        elif life is not None and life.cache == "empty":
+            self._contents_unknown(life, 0, reason)
 
     def _contents_unknown(self, life: Life, missed: int, reason: str) -> None:
         if life.cache == "empty":

@@ -606,6 +606,7 @@ class State:
             and request.exact
             and not request.rebound_from
             and not request.prefilled_by
+            and event.prompt_tokens == request.prompt_tokens
             and event.predicted_cached_tokens >= 0
             and event.cached_tokens >= 0
         )
