@@ -418,6 +418,39 @@ def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_
     assert translator.held_keys() == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
 
 
+@pytest.mark.parametrize("span", [1, 2])
+def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was_removed(span: int) -> None:
+    translator = BlockTranslator(chain_of(span), WIDTH)
+    long, other = prompt(6), prompt(6, start=50)
+    for tokens in (long, other):
+        translator.apply(stored(tokens[: 4 * WIDTH]), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    given_up = translator.held_keys()
+    translator.apply(removed(other[: 4 * WIDTH]), now=2.0)
+    translator.apply(stored(long, first=4), now=3.0)
+    translator.apply(stored(other, first=4), now=3.0)
+
+    assert given_up == set()
+    assert translator.held_keys() == keys_of(long, span)
+    assert translator.parked_blocks == 2
+    translator.apply(removed(*(long[:end] for end in range(WIDTH, len(long) + 1, WIDTH))), now=4.0)
+    assert translator.held_keys() == set()
+
+
+def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman_worker.translator.GIVEN_UP_BLOCKS_MAX", 2)
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(1, start=start)), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(2, start=start), first=1), now=2.0)
+
+    assert translator.held_keys() == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+
+
 def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_before_beginnings() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=5)
     translator.apply(stored(prompt(3)), now=0.0)

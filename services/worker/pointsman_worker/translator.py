@@ -34,6 +34,9 @@ from pointsman.primitives import BlockKey, Seconds, Tokens
 PARKED_BLOCKS_MAX = 16_384
 """Engine blocks that may wait for their parents; beyond it the oldest stores are given up."""
 
+GIVEN_UP_BLOCKS_MAX = 65_536
+"""Engine blocks that are known though no longer believed in: a store that builds on one of them brings it back."""
+
 DEVICE_MEDIUM = "GPU"
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
@@ -173,6 +176,7 @@ class BlockTranslator:
         self._oldest: list[tuple[Seconds, _Node]] = []
         """Blocks with the time of their confirmation, the last to be given up first."""
         self._giving_up = False
+        self._given_up: OrderedDict[EngineHash, _Node] = OrderedDict()
         self._cleared = False
         self._count = 0
         self._digest = 0
@@ -290,7 +294,9 @@ class BlockTranslator:
         self._giving_up = True
         self._recount(node)
         self._giving_up = False
-        self._prune(node)
+        self._given_up[node.engine_hash] = node
+        if len(self._given_up) > GIVEN_UP_BLOCKS_MAX:
+            self._prune(self._given_up.popitem(last=False)[1])
 
     def take_changes(self) -> Changes:
         """What is different since the last call."""
@@ -402,26 +408,39 @@ class BlockTranslator:
             self._insert(event, parent, plain)
         for engine_hash in hashes[:plain]:
             node = known[engine_hash]
-            self._held_blocks += not node.copies
+            if not node.copies:
+                self._take_in(node)
             node.copies = max(node.copies, 0) + 1
             if node.copies == 1:
                 self._recount(node)
         for engine_hash in hashes[plain:]:
             self.tally.keyless += 1
             node = known.get(engine_hash) or self._add_keyless(engine_hash)
-            self._held_blocks += not node.copies
+            if not node.copies:
+                self._take_in(node)
             node.copies = max(node.copies, 0) + 1
         self._confirm([known[engine_hash] for engine_hash in hashes], event.parent_block_hash)
 
+    def _take_in(self, node: _Node) -> None:
+        """It was not held and is now."""
+        self._held_blocks += 1
+        self._given_up.pop(node.engine_hash, None)
+
     def _confirm(self, stored: list[_Node], prior: EngineHash | None) -> None:
-        """These are held now, and so is every block before them, by which they were computed."""
+        """These are held now, and so is every block before them, by which they were computed, also if it was given up."""
         now = self._now
         confirmed = stored
         while prior is not None:
             node = self._nodes.get(prior)
-            if node is None or not node.copies:
-                break
-            if node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.doubted <= node.confirmed:
+            if node is not None and prior in self._given_up:
+                self._take_in(node)
+                node.copies = DOUBTFUL
+                self._recount(node)
+            elif (
+                node is None
+                or not node.copies
+                or (node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.doubted <= node.confirmed)
+            ):
                 break
             confirmed.append(node)
             prior = node.prior
@@ -502,6 +521,9 @@ class BlockTranslator:
             node = self._nodes.get(engine_hash)
             if node is not None and node.copies:
                 self._remove_copy(node)
+            elif node is not None and engine_hash in self._given_up:
+                del self._given_up[engine_hash]
+                self._prune(node)
             elif self._parked:
                 self._remove_parked(engine_hash)
 
@@ -514,7 +536,7 @@ class BlockTranslator:
 
     def _prune(self, node: _Node | None) -> None:
         """Forget a node that is neither held nor leant on, then the one it leant on."""
-        while node is not None and not node.copies and not node.children:
+        while node is not None and not (node.copies or node.children or node.engine_hash in self._given_up):
             del self._nodes[node.engine_hash]
             parent = node.parent
             if parent is not None and parent.children is not None:
@@ -526,6 +548,7 @@ class BlockTranslator:
         self._held_blocks = 0
         self._expiring.clear()
         self._oldest.clear()
+        self._given_up.clear()
         self._parked.clear()
         self._parked_by_parent.clear()
         self._parked_by_hash.clear()

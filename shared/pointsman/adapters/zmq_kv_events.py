@@ -519,6 +519,7 @@ class ZmqKvEvents:
                             break
                         yield self._take(sequence, payload)
             except ReplayError:
+                self._replay_answers = False
                 if self._expected is None:
                     continue
             if self._expected is None:
@@ -549,7 +550,7 @@ class ZmqKvEvents:
                 async for item in self._read_answer(answer):
                     yield item
             except ReplayError:
-                answer.torn = True
+                answer.torn, self._replay_answers = True, False
             if answer.recovered:
                 yield EngineReplayed(answer.recovered, self._rank)
             if not answer.torn:
@@ -600,7 +601,6 @@ class ZmqKvEvents:
 
     def _rest_replay(self) -> None:
         self._rests_unproven += self._unproven
-        self._replay_answers = False
         self._replay_rests_until = _now() + REPLAY_REST_SECONDS
 
     def _take(self, sequence: Sequence, payload: bytes) -> EngineBatch:
