@@ -242,7 +242,8 @@ class WorkerService:
             case EngineAttached() | EngineRestarted():
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
                 facts = await self._engine_facts()
-                detail = "" if item.exact else "the engine's first events were missed"
+                socket = "" if self._events is not None and self._events.replays else ", and there is no replay socket"
+                detail = "" if item.exact else f"the engine's first events may have been missed{socket}"
                 self._begin_life(
                     facts, "empty" if item.exact else "unknown", self._new_translator(facts), detail=detail
                 )
