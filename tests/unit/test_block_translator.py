@@ -438,6 +438,18 @@ def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was
     assert translator.held_keys() == set()
 
 
+def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_before_it() -> None:
+    translator = BlockTranslator(chain_of(2), WIDTH)
+    span = prompt(2)
+    translator.apply(stored(span), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    translator.apply(removed(span), now=2.0)
+    translator.apply(stored(span, first=1), now=3.0)
+
+    assert translator.held_keys() == keys_of(span, 2)
+
+
 def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pointsman_worker.translator.GIVEN_UP_BLOCKS_MAX", 2)
     translator = BlockTranslator(chain_of(1), WIDTH)

@@ -313,13 +313,22 @@ class Served:
     def place(self, request: str, prompt: list[int]) -> None:
         assert self.dispatcher.route(route(request, prompt), now=0.0)
 
-    def deliver(self, request: str, prompt: list[int], cached: int, *, predicted: int = 0, counted: int = 0) -> None:
+    def deliver(
+        self,
+        request: str,
+        prompt: list[int],
+        cached: int,
+        *,
+        predicted: int = 0,
+        counted: int = 0,
+        at: str = "a",
+    ) -> None:
         """`cached` tokens of the prompt come from the engine's cache; `counted`: as many tokens it says that there are, where not
         as many as we do."""
         if RequestId(request) not in self.state.workload.requests:
             self.place(request, prompt)
         self.apply(first_token(request, "a", at=1.0))
-        end = finished(request, "a", at=1.0)
+        end = finished(request, at, at=1.0)
         tokens = {
             "cached_tokens": cached,
             "predicted_cached_tokens": predicted,
@@ -360,6 +369,31 @@ def test_what_was_delivered_is_not_held_once_it_is_removed_but_is_if_it_only_exp
 
     assert expired == {A: 3}
     assert served.state.hits(keys(1, 2, 3)) == {A: 1}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [CacheCleared(at=2.0, instance=A, epoch=Epoch(1), sequence=1), joined("a", epoch=2, cache="unknown", at=2.0)],
+    ids=["cleared", "began_anew"],
+)
+def test_what_was_delivered_is_forgotten_with_the_cache(ends: LogEvent) -> None:
+    served = Served(cache="unknown")
+    served.deliver("r", [1, 2, 3], 128)
+    served.apply(ends)
+    served.apply(reported("b", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+
+    assert served.state.hits(keys(1, 2, 3)) == {}
+
+
+def test_nothing_is_learned_from_guessed_tokens_or_from_another_instance() -> None:
+    served = Served(cache="unknown")
+    served.apply(joined("b", cache="unknown"))
+    assert served.dispatcher.route(route("guessed", [1, 2, 3], exact=False), now=0.0)
+    served.deliver("guessed", [1, 2, 3], 128)
+    served.deliver("elsewhere", [4, 5, 6], 128, at="c")
+    served.apply(reported("a", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+
+    assert served.state.delivered.keys(A) | served.state.delivered.keys(InstanceId("b")) == frozenset()
 
 
 def test_two_deliveries_that_events_do_not_explain_degrade_an_instance_and_one_does_not() -> None:
@@ -442,7 +476,7 @@ def test_a_new_life_answers_for_nothing_that_the_one_before_has_delivered() -> N
     [(HELD, 192, {}), (HELD, -1, {}), (HELD, 0, {"predicted": -1}), ([9, 8, 7], 0, {}), (HELD, 0, {"counted": 300})],
     ids=["one_block_short", "not_said", "several_prompts", "nothing_held", "other_tokens"],
 )
-def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int, fields: dict[str, int]) -> None:
+def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int, fields: dict[str, Any]) -> None:
     served = Served(*HELD)
     for number in range(3):
         served.deliver(f"r{number}", prompt, cached, **fields)
