@@ -123,7 +123,7 @@ class FoldTwin:
             return
         first_token = self._first_token(event)
         state.apply(event, stored.sequence)
-        if isinstance(event, BlocksRemoved | CacheCleared):
+        if isinstance(event, CacheCleared) or (isinstance(event, BlocksRemoved) and not event.expired):
             self._evict(event)
         if first_token is not None:
             self._unconfirmed.append(first_token)

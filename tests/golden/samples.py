@@ -297,6 +297,35 @@ EVENTS: list[LogEvent] = [
         scaler="scaler-1",
     ),
     ScaleApplied(at=AT, current=5, wanted=5, detail="scaled-1 answers", number=3, scaler="scaler-1"),
+    BlocksRemoved(at=AT, instance=ENGINE, epoch=EPOCH, sequence=6, keys=KEYS, expired=True),
+    InstanceJoined(
+        at=AT,
+        instance=InstanceId("engine-2"),
+        epoch=EPOCH,
+        url="http://127.0.0.1:8102",
+        model="m",
+        block_tokens=64,
+        engine_block_tokens=16,
+        kv_capacity_tokens=1000000,
+        max_model_len=131072,
+        prefill=PrefillCost(fixed_s=0.004, per_token_s=0.0001, per_token_squared_s=3e-9),
+        cache="unknown",
+        certain=False,
+        cache_detail="the connection to the engine was lost",
+    ),
+    InstanceReported(
+        at=AT,
+        instance=InstanceId("engine-2"),
+        epoch=EPOCH,
+        serving=True,
+        waiting=0,
+        running=0,
+        kv_usage=0.0,
+        sequence=0,
+        blocks=0,
+        digest=0,
+        certain=False,
+    ),
 ]
 
 COMMANDS: list[AnyCommand] = [
@@ -391,6 +420,8 @@ COMMANDS: list[AnyCommand] = [
                 doubt="none",
                 correction=1.25,
                 role="decode",
+                knowledge_reason="missed events cannot be had again",
+                knowledge_since=AT,
             )
         ],
         pool="default",
@@ -446,4 +477,5 @@ COMMANDS: list[AnyCommand] = [
         trouble="an engine did not start",
         refusal="more than 8",
     ),
+    ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
 ]

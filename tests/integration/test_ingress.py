@@ -41,6 +41,7 @@ from tests.support.ingress_world import (
     eventually_listed,
     world_with,
 )
+from tests.support.log_reading import events_in
 from tests.support.waiting import eventually
 
 
@@ -64,7 +65,7 @@ async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_clie
     assert world.one.received[0].headers["x-request-id"] == "mine"
     assert answer.headers["x-request-id"] == "mine"
     assert answer.headers["x-pointsman-instance"] == ONE
-    assert answer.headers["x-pointsman-cached-tokens"] == "64"
+    assert answer.headers["x-pointsman-cached-tokens"] == "128", "what was known before, not the 64 that the engine had"
     assert answer.headers["x-pointsman-predicted-ttft-ms"] == "250.0"
     assert answer.headers["x-pointsman-knowledge"] == "exact"
     (end,) = await world.events()
@@ -631,6 +632,50 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_a_leader_says_
     assert "stand for 32 tokens, those of the pool for 128" in event.detail
 
 
+async def test_keys_that_differed_are_probed_again_and_found_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(probe, "AGAIN_WALL_SECONDS", 0.1)
+    async with world_with(probe=True) as world:
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("another")))
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        await eventually(lambda: _verdicts(world))
+        publishing.cancel()
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development")))
+        await eventually(lambda: _agrees(world))
+        publishing.cancel()
+
+        assert [event.parity for event in await _verdicts(world)] == [False, True]
+
+
+async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    async with world_with(probe=True) as world:
+        publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development"), epoch=2))
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        await eventually(lambda: world.one.received)
+        now = ScaledClock().now()
+        await world.log.append(joined(ONE, epoch=2, url=world.one.url, at=now))
+        await world.log.append(reported(ONE, 0, [], epoch=2, at=now))
+        await eventually(lambda: _agrees(world))
+        await asyncio.sleep(3 * probe.EVENTS_WALL_SECONDS_MAX)  # as long as the former life's probe may take
+        publishing.cancel()
+
+        assert [(event.epoch, event.parity) for event in await _verdicts(world)] == [(2, True)]
+
+
+def _chain(secret: str) -> KeyChain:
+    return KeyChain(secret=secret.encode(), model="m", block_tokens=64)
+
+
+async def _verdicts(world: World) -> list[InstanceProbed]:
+    probed = [event for event in await events_in(world.log) if isinstance(event, InstanceProbed)]
+    return [event for event in probed if event.instance == ONE]
+
+
+async def _agrees(world: World) -> bool:
+    return any(event.parity for event in await _verdicts(world))
+
+
 async def _first_probed(world: World) -> InstanceProbed:
     async for entry in world.log.read(kinds=("fleet",)):
         event = getattr(entry, "event", None)
@@ -639,7 +684,7 @@ async def _first_probed(world: World) -> InstanceProbed:
     pytest.fail("reading ended")
 
 
-async def _publish_blocks(world: World, chain: KeyChain) -> None:
+async def _publish_blocks(world: World, chain: KeyChain, *, epoch: int = 1) -> None:
     """A worker beside each engine: what comes in is stored."""
     seen = {ONE: 0, TWO: 0}
     while True:
@@ -652,7 +697,7 @@ async def _publish_blocks(world: World, chain: KeyChain) -> None:
                 )
                 run = Run(pack_keys(chain.extend(chain.root(), tokens)))
                 await world.log.append(
-                    BlocksStored(at=0.0, instance=instance, epoch=Epoch(1), sequence=seen[instance], runs=[run])
+                    BlocksStored(at=0.0, instance=instance, epoch=Epoch(epoch), sequence=seen[instance], runs=[run])
                 )
         await asyncio.sleep(0.01)
 

@@ -27,9 +27,10 @@ Event = dict[str, Any]
 class ScriptedCache:
     """Blocks of prompts, known by all the tokens up to their end and by the salt."""
 
-    def __init__(self, *, life: int = 1) -> None:
+    def __init__(self, *, life: int = 1, bytes_hashes: bool = False) -> None:
         self.held: set[tuple[str, tuple[int, ...]]] = set()
         self._life = life
+        self._bytes_hashes = bytes_hashes
 
     def store(self, tokens: Sequence[int], *, salt: str = "") -> Event | None:
         """The event of a prompt's blocks becoming resident; None where they all are already."""
@@ -74,8 +75,9 @@ class ScriptedCache:
                 keys.add(chain.extend(chain.root(cache_salt=salt), prefix)[-1])
         return keys
 
-    def _hash(self, salt: str, prefix: tuple[int, ...]) -> int:
-        return hash((self._life, salt, prefix)) & (1 << 64) - 1
+    def _hash(self, salt: str, prefix: tuple[int, ...]) -> int | bytes:
+        number = hash((self._life, salt, prefix)) & (1 << 64) - 1
+        return number.to_bytes(32, "big") if self._bytes_hashes else number
 
 
 class FakePublisher:
@@ -110,6 +112,11 @@ class FakePublisher:
         payload = msgspec.msgpack.encode([time.time(), values, 0])
         await self.publish_raw(payload, dropped=dropped, lost=lost)
 
+    def begin_again(self) -> None:
+        """Another engine behind the same connection, as behind a proxy: sequences begin at 0."""
+        self._sequence = 0
+        self._buffer.clear()
+
     async def publish_raw(self, payload: bytes, *, dropped: bool = False, lost: bool = False) -> None:
         if not lost:
             self._buffer.append((self._sequence, payload))
@@ -120,6 +127,11 @@ class FakePublisher:
     async def repeat(self, sequence: int) -> None:
         """Send a batch that is in the buffer (again)."""
         await self._pub.send_multipart((b"kv", sequence.to_bytes(8, "big"), dict(self._buffer)[sequence]))
+
+    async def repeat_newest(self) -> None:
+        """Send the newest batch again, if there is one."""
+        if self._buffer:
+            await self.repeat(self._buffer[-1][0])
 
     async def publish_frames(self, *frames: bytes) -> None:
         await self._pub.send_multipart(frames)

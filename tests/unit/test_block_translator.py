@@ -6,11 +6,12 @@ from functools import reduce
 from operator import xor
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent
+from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, decode_batch
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
@@ -353,3 +354,189 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
                         )
                     )
         assert translator.held_keys() == expected
+
+
+# What may have been removed unseen
+
+
+def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what_the_engine_removed() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(2, start=start)), now=0.0)
+    translator.take_changes()
+    translator.doubt(10.0)
+    translator.apply(stored(prompt(2, start=50)), now=20.0)
+    translator.apply(removed(prompt(2, start=90)), now=20.0)
+    kept_until_then = translator.expire(9.9)
+    given_up = translator.expire(10.0)
+    changes = translator.take_changes()
+
+    assert (kept_until_then, given_up) == (0, 3)
+    assert set(changes.removed) == keys_of(prompt(2, start=90)) - keys_of(prompt(1, start=90))
+    assert set(changes.expired) == keys_of(prompt(2)) | keys_of(prompt(1, start=90))
+    assert translator.held_keys() == keys_of(prompt(2, start=50))
+    assert (translator.expire(1000.0), translator.held_keys()) == (0, keys_of(prompt(2, start=50)))
+
+
+@pytest.mark.parametrize("doubted", [1.0, 10.0])
+@pytest.mark.parametrize("span", [1, 2])
+def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: float) -> None:
+    translator = BlockTranslator(chain_of(span), WIDTH)
+    long = prompt(8)
+    translator.apply(stored(long[: 4 * WIDTH]), now=0.0)
+    translator.apply(stored(long[: 6 * WIDTH], first=4), now=0.0)
+    translator.apply(stored(prompt(4, start=100)), now=0.0)
+    translator.doubt(doubted)
+    translator.apply(stored(long, first=6), now=doubted + 1.0)
+    translator.expire(doubted)
+
+    assert translator.held_keys() == keys_of(long, span)
+
+
+def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    translator.apply(stored(prompt(2)), now=0.0)
+    translator.fade(5.0, fading=True)
+    translator.apply(stored(prompt(2, start=50)), now=6.0)
+    translator.apply(stored(prompt(2)), now=7.0)
+    held = []
+    for until in (5.0, 6.0, 7.0):
+        translator.expire(until)
+        held.append(translator.held_keys())
+
+    assert held == [keys_of(prompt(2)) | keys_of(prompt(2, start=50)), keys_of(prompt(2)), set()]
+
+
+def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_none_was() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    translator.apply(stored(prompt(2)), now=0.0)
+    translator.fade(5.0, fading=True)
+    translator.apply(stored(prompt(2, start=50)), now=6.0)
+    translator.fade(7.0, fading=False)
+    translator.expire(100.0)
+
+    assert translator.held_keys() == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
+
+
+@pytest.mark.parametrize("span", [1, 2])
+def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was_removed(span: int) -> None:
+    translator = BlockTranslator(chain_of(span), WIDTH)
+    long, other = prompt(6), prompt(6, start=50)
+    for tokens in (long, other):
+        translator.apply(stored(tokens[: 4 * WIDTH]), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    given_up = translator.held_keys()
+    translator.apply(removed(other[: 4 * WIDTH]), now=2.0)
+    translator.apply(stored(long, first=4), now=3.0)
+    translator.apply(stored(other, first=4), now=3.0)
+
+    assert given_up == set()
+    assert translator.held_keys() == keys_of(long, span)
+    assert translator.parked_blocks == 2
+    translator.apply(removed(*(long[:end] for end in range(WIDTH, len(long) + 1, WIDTH))), now=4.0)
+    assert translator.held_keys() == set()
+
+
+def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_before_it() -> None:
+    translator = BlockTranslator(chain_of(2), WIDTH)
+    span = prompt(2)
+    translator.apply(stored(span), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    translator.apply(removed(span), now=2.0)
+    translator.apply(stored(span, first=1), now=3.0)
+
+    assert translator.held_keys() == keys_of(span, 2)
+
+
+def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman_worker.translator.GIVEN_UP_BLOCKS_MAX", 2)
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(1, start=start)), now=0.0)
+    translator.doubt(1.0)
+    translator.expire(1.0)
+    for start in (1, 50, 90):
+        translator.apply(stored(prompt(2, start=start), first=1), now=2.0)
+
+    assert translator.held_keys() == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+
+
+def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_before_beginnings() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=5)
+    translator.apply(stored(prompt(3)), now=0.0)
+    translator.apply(stored(prompt(2, start=50)), now=10.0)
+    fits = translator.blocks_over
+    translator.apply(stored(prompt(2, start=90)), now=20.0)
+
+    assert (fits, translator.blocks_over) == (0, 2)
+    assert translator.trim(), "nothing was in doubt: removals were lost unnoticed"
+    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+    assert translator.blocks_over == 0
+
+
+def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=4)
+    translator.apply(stored(prompt(2, start=50)), now=0.0)
+    translator.apply(stored(prompt(2)), now=10.0)
+    translator.doubt(20.0)
+    translator.apply(stored(prompt(2, start=50)), now=30.0)
+    translator.apply(stored(prompt(1, start=90)), now=30.0)
+
+    assert not translator.trim()
+    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(1, start=90))
+
+
+def test_what_was_removed_or_cleared_takes_no_room() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=2)
+    translator.apply(stored(prompt(2)))
+    translator.apply(stored(prompt(2)))
+    for _ in range(2):
+        translator.apply(removed(prompt(2)))
+    translator.apply(stored(prompt(1, start=50)))
+    translator.apply(AllBlocksCleared())
+    translator.apply(stored(prompt(2, start=90)))
+
+    assert translator.blocks_over == 0
+
+
+def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=1)
+    translator.apply(stored(prompt(1), group_idx=0, kv_cache_spec_kind="full_attention"))
+    translator.apply(stored(prompt(1), group_idx=1, kv_cache_spec_kind="sliding_window"))
+    translator.apply(stored(prompt(3, start=50), group_idx=0, kv_cache_spec_kind="full_attention"))
+
+    assert translator.blocks_over == 0
+
+
+def test_a_dropped_store_says_why() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=1)
+    translator.apply(stored(prompt(1), block_size=32))
+    wrong_size = translator.tally.problem
+    translator.apply(stored(prompt(3), 1), now=4.0)
+
+    assert wrong_size == (
+        f"the engine's events have blocks of 32 tokens, its /metrics say {WIDTH}: set --engine-block-tokens 32"
+    )
+    assert translator.tally.problem == "2 blocks follow one that was never stored"
+    assert translator.tally.dropped == 3
+
+
+def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
+    tokens, width = 16 * 70_000, 16
+    event = BlockStored(
+        block_hashes=list(range(70_000)), parent_block_hash=None, token_ids=[7] * tokens, block_size=width
+    )
+    batch = decode_batch(0, msgspec.msgpack.encode([0.0, [event], 0]))
+    translator = BlockTranslator(KeyChain(secret=b"secret", model="m", block_tokens=64), width)
+    for told in batch.events:
+        translator.apply(told)
+
+    assert batch.problem == ""
+    assert len(translator.held_keys()) == tokens // 64
+
+
+def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
+    chain = chain_of(span)
+    return set(chain.extend(chain.root(), list(prefix)))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pointsman.contracts.cache import CacheEvent, CacheSnapshot
+from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.envelope import Stamp
@@ -198,6 +198,81 @@ def test_a_planted_fault_is_serious_and_named(
     named = [f for f in findings if f["area"] == area and words in f["what"]]
     assert [f["severity"] for f in named] == ["serious"], findings
     assert code == 1
+
+
+ENGINE = InstanceId("engine-1")
+
+
+def _followed_by(entries: Entries, *events: LogEvent) -> Entries:
+    """With more events at its end, a second apart."""
+    last = entries[-1].event
+    assert last is not None
+    said = [msgspec.structs.replace(event, at=last.at + number) for number, event in enumerate(events, start=1)]
+    return renumbered([*entries, *(LogEntry(0, subject_of(PoolName("default"), e), encode(e), e) for e in said)])
+
+
+def _lost() -> list[LogEvent]:
+    """Engine-1 begins a life of which not all is known."""
+    second: dict[str, Any] = {"at": 0.0, "instance": ENGINE, "epoch": Epoch(2)}
+    return [
+        joined(ENGINE, epoch=2, cache="unknown", cache_detail="not replayed"),
+        CacheGap(sequence=1, missed=3, reason="not replayed", **second),
+        CacheSnapshot(sequence=2, runs=[], **second),
+        reported(ENGINE, 2, [], epoch=2),
+        InstanceProbed(parity=True, **second),
+    ]
+
+
+def _of_caches(entries: Entries, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    return {f["what"]: f for f in diagnosed(entries, tmp_path)[1] if f["area"] == "caches"}
+
+
+def test_what_an_engine_lost_and_what_has_not_healed_of_it_is_told(healthy: Entries, tmp_path: Path) -> None:
+    told = _of_caches(_followed_by(healthy, *_lost()), tmp_path)
+
+    finding = told["the caches of engine-1 are not known exactly"]
+    assert finding["severity"] == "warning"
+    assert finding["evidence"] == [
+        "engine-1: degraded for 4.0 s: not replayed; 1 gap, 3 missed: not replayed: not healed yet"
+    ]
+    assert not any("lost for good" in what for what in told)
+
+
+def test_what_was_lost_long_ago_is_confirmed_or_given_up_by_now(healthy: Entries, tmp_path: Path) -> None:
+    later = [reported(ENGINE, 2, [], epoch=2)] * 60
+    told = _of_caches(_followed_by(healthy, *_lost(), *later), tmp_path)
+
+    (said,) = told["the caches of engine-1 are not known exactly"]["evidence"]
+    assert said.endswith("what was believed before is confirmed or given up, the engine may hold more")
+
+
+def test_what_was_lost_is_told_as_healed_only_once_the_cache_is_known_again(healthy: Entries, tmp_path: Path) -> None:
+    cleared = CacheCleared(at=0.0, instance=ENGINE, epoch=Epoch(2), sequence=3)
+    told = _of_caches(_followed_by(healthy, *_lost(), cleared), tmp_path)
+
+    (said,) = told["engine events were lost for good once, and that has healed"]["evidence"]
+    assert said == ("engine-1: 1 gap, 3 missed: not replayed; known again after 4.0 s: the engine cleared its cache")
+    assert not any("not known exactly" in what for what in told)
+
+
+def test_an_engine_without_a_replay_socket_is_named(healthy: Entries, tmp_path: Path) -> None:
+    second: list[LogEvent] = [
+        joined(ENGINE, epoch=2, certain=False),
+        InstanceProbed(at=0.0, instance=ENGINE, epoch=Epoch(2), parity=True),
+    ]
+    told = _of_caches(_followed_by(healthy, *second), tmp_path)
+
+    finding = told["the caches of engine-1 are not known exactly"]
+    assert finding["severity"] == "note"
+    assert "no replay socket answers" in finding["evidence"][0]
+
+
+def test_a_late_verdict_on_a_life_that_is_over_accuses_nobody(healthy: Entries, tmp_path: Path) -> None:
+    began = joined(ENGINE, epoch=2)
+    late = InstanceProbed(at=0.0, instance=ENGINE, epoch=Epoch(1), parity=False, detail="late")
+    told = _of_caches(_followed_by(healthy, began, late), tmp_path)
+
+    assert not any("keys of prompts" in what for what in told)
 
 
 def test_a_clock_that_is_ahead_is_found_and_measured(tmp_path: Path) -> None:

@@ -1,19 +1,23 @@
 """The fold: order, duplicates, epochs, doubts and promises."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheSnapshot, Run
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
+from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, PoolSettings, State
+from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
 from pointsman.state.workload import Stage
-from tests.support.events import finished, first_token, joined, removed, reported, route, stored
+from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
 A = InstanceId("a")
 
@@ -287,3 +291,222 @@ def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_ha
     assert while_there == {}
     assert state.strangers == {A: 3.0}
     assert state.newest_epoch(A) == Epoch(9)
+
+
+# What engines deliver
+
+
+class Served:
+    """Instance a, probed, with these blocks in its cache by its own events; prompts are placed there and finished."""
+
+    def __init__(self, *held: int, fold_version: int = 2, **joins: Any) -> None:
+        self.state = State(PoolSettings(fold_version=fold_version), policy_set().memories())
+        self.dispatcher = Dispatcher(self.state, policy_set(), term=Term(1))
+        self.apply(joined("a", engine_block_tokens=16, **joins))
+        self.apply(InstanceProbed(at=0.0, instance=A, epoch=Epoch(1), parity=True))
+        if held:
+            self.apply(stored("a", 1, list(held)))
+
+    def apply(self, event: LogEvent) -> None:
+        self.state.apply(event, self.state.sequence + 1)
+
+    def place(self, request: str, prompt: list[int]) -> None:
+        assert self.dispatcher.route(route(request, prompt), now=0.0)
+
+    def deliver(
+        self,
+        request: str,
+        prompt: list[int],
+        cached: int,
+        *,
+        predicted: int = 0,
+        counted: int = 0,
+        at: str = "a",
+    ) -> None:
+        """`cached` tokens of the prompt come from the engine's cache; `counted`: as many tokens it says that there are, where not
+        as many as we do."""
+        if RequestId(request) not in self.state.workload.requests:
+            self.place(request, prompt)
+        self.apply(first_token(request, "a", at=1.0))
+        end = finished(request, at, at=1.0)
+        tokens = {
+            "cached_tokens": cached,
+            "predicted_cached_tokens": predicted,
+            "prompt_tokens": counted or len(prompt) * BLOCK + 1,
+        }
+        self.apply(msgspec.structs.replace(end, **tokens))
+
+    def report(self, sequence: int, held: list[int], *, at: float) -> None:
+        self.apply(reported("a", sequence, held, at=at))
+
+    @property
+    def contradicted(self) -> str:
+        return self.state.fleet[A].contradicted
+
+
+HELD = [1, 2, 3, 4]
+SETTLED = 1.0 + SETTLING_WALL_SECONDS
+
+
+@pytest.mark.parametrize("cache", ["no_events", "unknown"])
+def test_a_prefix_that_was_delivered_counts_as_held_for_a_while_where_events_do_not_tell(cache: str) -> None:
+    served = Served(cache=cache)
+    served.deliver("r", [1, 2, 3], 128)
+    served.report(0, [], at=1.0 + CONFIRMATION_WALL_SECONDS)
+    taught = served.state.hits(keys(1, 2, 3))
+    served.report(0, [], at=1.0 + DELIVERED_WALL_SECONDS)
+
+    assert taught == {A: 2}
+    assert served.state.hits(keys(1, 2, 3)) == {}
+
+
+def test_what_was_delivered_is_not_held_once_it_is_removed_but_is_if_it_only_expired() -> None:
+    served = Served(1, 2, 3, cache="unknown")
+    served.deliver("r", [1, 2, 3, 4], 192)
+    served.apply(msgspec.structs.replace(removed("a", 2, [1, 2, 3]), expired=True, at=4.0))
+    expired = served.state.hits(keys(1, 2, 3))
+    served.apply(removed("a", 3, [2], at=4.0))
+
+    assert expired == {A: 3}
+    assert served.state.hits(keys(1, 2, 3)) == {A: 1}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [CacheCleared(at=2.0, instance=A, epoch=Epoch(1), sequence=1), joined("a", epoch=2, cache="unknown", at=2.0)],
+    ids=["cleared", "began_anew"],
+)
+def test_what_was_delivered_is_forgotten_with_the_cache(ends: LogEvent) -> None:
+    served = Served(cache="unknown")
+    served.deliver("r", [1, 2, 3], 128)
+    served.apply(ends)
+    served.apply(reported("b", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+
+    assert served.state.hits(keys(1, 2, 3)) == {}
+
+
+def test_nothing_is_learned_from_guessed_tokens_or_from_another_instance() -> None:
+    served = Served(cache="unknown")
+    served.apply(joined("b", cache="unknown"))
+    assert served.dispatcher.route(route("guessed", [1, 2, 3], exact=False), now=0.0)
+    served.deliver("guessed", [1, 2, 3], 128)
+    served.deliver("elsewhere", [4, 5, 6], 128, at="c")
+    served.apply(reported("a", 0, [], at=2.0 + CONFIRMATION_WALL_SECONDS))
+
+    assert served.state.delivered.keys(A) | served.state.delivered.keys(InstanceId("b")) == frozenset()
+
+
+def test_two_deliveries_that_events_do_not_explain_degrade_an_instance_and_one_does_not() -> None:
+    served = Served(*HELD)
+    served.deliver("first", HELD, 0)
+    for at in (1.0, SETTLED):
+        served.report(1, HELD, at=at)
+    once = served.state.fleet[A].knowledge
+    served.deliver("second", HELD, 64)
+    served.report(1, HELD, at=SETTLED + 0.1)
+    too_soon = served.contradicted
+    served.report(1, HELD, at=SETTLED + 0.1 + SETTLING_WALL_SECONDS)
+
+    assert (once, too_soon) == (Knowledge.EXACT, "")
+    assert served.contradicted == "the engine had 64 tokens of a prompt cached, its events tell of 256"
+    assert served.state.fleet[A].knowledge is Knowledge.DEGRADED
+
+
+def test_an_engine_that_delivers_what_its_events_never_told_of_is_degraded_too() -> None:
+    served = Served()
+    for request in ("first", "second"):
+        served.deliver(request, HELD, 256)
+    taught = served.state.hits(keys(*HELD))
+    for at in (1.0, SETTLED):
+        served.report(0, [], at=at)
+
+    assert taught == {A: 4}
+    assert served.contradicted == "the engine had 256 tokens of a prompt cached, its events tell of 0"
+
+
+def gone_and_back(sequence: int) -> list[LogEvent]:
+    return [removed("a", sequence, [3, 4]), stored("a", sequence + 1, [3, 4], parent=2)]
+
+
+def test_a_block_that_was_evicted_before_its_prefill_and_computed_by_it_contradicts_nothing() -> None:
+    served = Served(*HELD)
+    for number in range(3):
+        served.place(f"r{number}", HELD)
+    for event in gone_and_back(2):
+        served.apply(event)
+    for number in range(3):
+        served.deliver(f"r{number}", HELD, 128)
+    for at in (1.0, SETTLED):
+        served.report(3, HELD, at=at)
+
+    assert served.contradicted == ""
+
+
+@pytest.mark.parametrize(
+    "late",
+    [gone_and_back(2), [CacheCleared(at=0.0, instance=A, epoch=Epoch(1), sequence=2), stored("a", 3, HELD)]],
+    ids=["evicted", "cleared"],
+)
+def test_an_event_that_explains_a_delivery_may_come_after_its_end(late: list[LogEvent]) -> None:
+    served = Served(*HELD)
+    for number in range(3):
+        served.deliver(f"r{number}", HELD, 0 if isinstance(late[0], CacheCleared) else 128)
+    served.report(1, HELD, at=1.0)
+    for event in late:
+        served.apply(event)
+    served.report(3, HELD, at=SETTLED)
+
+    assert served.contradicted == ""
+
+
+def test_a_new_life_answers_for_nothing_that_the_one_before_has_delivered() -> None:
+    served = Served(*HELD)
+    for number in range(3):
+        served.deliver(f"r{number}", HELD, 0)
+    served.apply(joined("a", epoch=2))
+    served.apply(stored("a", 1, HELD, epoch=2))
+    for at in (1.0, SETTLED):
+        served.apply(reported("a", 1, HELD, at=at, epoch=2))
+
+    assert served.contradicted == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "fields"),
+    [(HELD, 192, {}), (HELD, -1, {}), (HELD, 0, {"predicted": -1}), ([9, 8, 7], 0, {}), (HELD, 0, {"counted": 300})],
+    ids=["one_block_short", "not_said", "several_prompts", "nothing_held", "other_tokens"],
+)
+def test_what_proves_nothing_is_no_contradiction(prompt: list[int], cached: int, fields: dict[str, Any]) -> None:
+    served = Served(*HELD)
+    for number in range(3):
+        served.deliver(f"r{number}", prompt, cached, **fields)
+    for at in (1.0, SETTLED):
+        served.report(1, HELD, at=at)
+
+    assert served.contradicted == ""
+
+
+def test_a_log_of_the_first_version_is_folded_without_looking_at_deliveries() -> None:
+    served = Served(*HELD, fold_version=1)
+    for number in range(3):
+        served.deliver(f"r{number}", HELD, 0)
+        served.deliver(f"s{number}", [5, 6, 7], 192)
+    for at in (1.0, 1.0 + max(SETTLING_WALL_SECONDS, CONFIRMATION_WALL_SECONDS)):
+        served.report(1, HELD, at=at)
+
+    assert served.contradicted == ""
+    assert served.state.hits(keys(5, 6, 7)) == {}
+
+
+def test_the_log_tells_why_a_cache_is_not_known_and_since_when() -> None:
+    state = state_with(joined("a", cache="unknown", cache_detail="events were lost", at=1.0))
+    state.apply(InstanceProbed(at=2.0, instance=A, epoch=Epoch(1), parity=True))
+    unknown = state.fleet[A].knowledge_reason, state.fleet[A].known_since
+    state.apply(CacheCleared(at=3.0, instance=A, epoch=Epoch(1), sequence=1))
+    cleared = state.fleet[A].knowledge, state.fleet[A].knowledge_reason, state.fleet[A].known_since
+    state.apply(msgspec.structs.replace(reported("a", 1, [], at=4.0), certain=False))
+
+    assert unknown == ("events were lost", 1.0)
+    assert cleared == (Knowledge.EXACT, "", 3.0)
+    assert "cannot be had again" in state.fleet[A].knowledge_reason
+    assert state.fleet[A].known_since == 4.0

@@ -14,7 +14,7 @@ from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.chassis.telemetry import HTTP_REQUESTS
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
+from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
 from pointsman_ingress.request_headers import Headers, header_text
@@ -86,15 +86,13 @@ class Call:
             msg = "The body did not arrive in time."
             raise timed_out(msg) from error
 
-    async def start(
-        self, content_type: str, grant: RouteGranted, *, knowledge: str, cached_tokens: Tokens, length: int | None
-    ) -> None:
+    async def start(self, content_type: str, grant: RouteGranted, *, knowledge: str, length: int | None) -> None:
         """Status 200 and headers. `length` None: the body is streamed."""
         headers = [
             (b"content-type", content_type.encode("latin-1")),
             self._id_header,
             (b"x-pointsman-instance", grant.instance.encode()),
-            (b"x-pointsman-cached-tokens", b"%d" % cached_tokens),
+            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
             (b"x-pointsman-prefix", self.prefix.encode()),

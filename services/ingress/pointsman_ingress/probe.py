@@ -1,4 +1,4 @@
-"""Do our block keys equal those of the engine? Asked once in each engine's life, with a prompt nobody else has.
+"""Do our block keys equal those of the engine? Asked in each life of an engine until they do, with a prompt nobody else has.
 
 A short chat is tokenised and chained here as clients' prompts are, sent straight to that engine, and awaited among
 the cache events that its worker publishes. If its last whole block turns up, tokenizer, chat template, model name and
@@ -40,9 +40,13 @@ EVENTS_WALL_SECONDS_MAX: Seconds = 10.0
 """How long the engine's events may then take to show the prompt."""
 
 ATTEMPTS_MAX = 3
-"""How often an engine that does not answer is asked before it is left alone."""
+"""How often an engine that does not answer is asked before it is left alone for a while."""
 
 PAUSE_WALL_SECONDS: Seconds = 2.0
+AGAIN_WALL_SECONDS: Seconds = 30.0
+"""After so long an engine whose keys differ, or that did not answer, is probed again; each time twice as long after the last,
+until AGAIN_WALL_SECONDS_MAX."""
+AGAIN_WALL_SECONDS_MAX: Seconds = 600.0
 
 
 class NoVerdictError(Exception):
@@ -59,7 +63,7 @@ class _Trial:
 
 
 class Prober:
-    """Probes every instance that is ready and was not probed in this life."""
+    """Probes every instance that is ready and whose keys were not found to agree in this life."""
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class Prober:
             for instance in self._fleet.instances
             if instance.status is Status.READY
             and instance.cache != "no_events"
-            and (instance.parity is None or (instance.parity and self._keys_differ(instance)))
+            and (not instance.parity or self._keys_differ(instance))
             and self._life(instance) not in self._seen
             and self._fleet.fresh(instance)
         ]
@@ -114,19 +118,40 @@ class Prober:
             await self._probe(instance)
 
     async def _probe(self, instance: Instance) -> None:
-        life = self._life(instance)
+        """Until keys are found to agree, here or by another ingress, or this life is over."""
+        life, pause = self._life(instance), AGAIN_WALL_SECONDS
+        while True:
+            verdict = await self._attempts(instance)
+            present = self._present(life)
+            if present is None:
+                return
+            if verdict is not None and verdict[0] is not present.parity:
+                self._announce(present, parity=verdict[0], detail=verdict[1])
+            if verdict is not None and verdict[0]:
+                return
+            await self._clock.sleep_wall(pause)
+            pause = min(2 * pause, AGAIN_WALL_SECONDS_MAX)
+            present = self._present(life)
+            if present is None or (present.parity and not self._keys_differ(present)):
+                return
+            instance = present
+
+    def _present(self, life: tuple[InstanceId, Epoch, Tokens]) -> Instance | None:
+        """The instance as it is known now, if this is still its life and what the pool's keys stand for."""
+        present = self._fleet.get(life[0], life[1])
+        return present if present is not None and self._life(present) == life else None
+
+    async def _attempts(self, instance: Instance) -> tuple[bool, str] | None:
+        """Parity and its detail; None where the engine or the log could not be asked."""
         for _ in range(ATTEMPTS_MAX):
             try:
-                parity, detail = await self._verdict(instance)
+                return await self._verdict(instance)
             except NoVerdictError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
                 await self._clock.sleep_wall(PAUSE_WALL_SECONDS)
                 if self._fleet.get(instance.id, instance.epoch) is None:
-                    return
-            else:
-                if life == self._life(instance):
-                    self._announce(instance, parity=parity, detail=detail)
-                return
+                    break
+        return None
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)

@@ -308,7 +308,7 @@ class Gateway:
     async def _stream(
         self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
     ) -> None:
-        await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=grant.hit_tokens, length=None)
+        await call.start(answer.content_type, grant, knowledge=knowledge, length=None)
         remover = UsageRemover() if call.asks_usage else None
         await call.write(remover.shown(first) if remover else first)
         life.first_token()
@@ -331,8 +331,7 @@ class Gateway:
         """An answer that is not streamed: nothing is shown before it is whole."""
         body = await answer.whole(first)
         usage = life.told_of(usage_in(body))
-        cached = usage.cached_tokens if usage.cached_tokens >= 0 else grant.hit_tokens
-        await call.start(answer.content_type, grant, knowledge=knowledge, cached_tokens=cached, length=len(body))
+        await call.start(answer.content_type, grant, knowledge=knowledge, length=len(body))
         await call.finish(body)
         if 0 <= usage.completion_tokens <= 1:
             # Only then does the prefill end with the answer; else it ended some time before.

@@ -42,6 +42,8 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         doubt=instance.unschedulable or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
         correction=round(state.correction(instance.id), 3),
         role=instance.role,
+        knowledge_reason=instance.knowledge_reason,
+        knowledge_since=instance.known_since,
         prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
     )
 

@@ -247,7 +247,9 @@ class SchedulerService:
 
     async def _heal_doubts(self) -> None:
         for instance in self.state.fleet.instances:
-            if instance.doubt:
+            if instance.contradicted:
+                await self._resync(instance.id, instance.contradicted, distrust=instance.epoch)
+            elif instance.doubt:
                 await self._resync(instance.id, instance.doubt)
         for stranger, heard_at in list(self.state.strangers.items()):
             if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
@@ -711,11 +713,16 @@ class SchedulerService:
         )
         return [r for r in silent if r.followed or (r.stage in WAITING and not r.rebound_from)]
 
-    async def _resync(self, instance: InstanceId, doubt: str, *, rejoin: bool = False) -> None:
+    async def _resync(
+        self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch | None = None
+    ) -> None:
+        """`distrust`: the epoch in which the engine has contradicted its own events."""
         telemetry.CACHE_RESYNCS.labels(instance).inc()
-        log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin)
-        above = max(Epoch(0), self.state.newest_epoch(instance)) if rejoin else Epoch(0)
-        command = ResyncCache(instance=instance, reason=doubt, rejoin=rejoin, above=above)
+        log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin, distrust=distrust)
+        above = max(Epoch(0), self.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
+        command = ResyncCache(
+            instance=instance, reason=doubt, rejoin=rejoin, above=above, distrust=distrust is not None
+        )
         subject = resync_subject(self._pool, instance)
         try:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)

@@ -33,13 +33,11 @@ class Ledger:
         )
 
     def changes(self, at: Seconds, changes: Changes) -> Iterator[CacheEvents]:
-        """Cleared, removed, stored: at most one event of each, unless there is more than fits one message."""
+        """Cleared, removed, expired, stored: at most one event of each, unless there is more than fits one message."""
         if changes.cleared:
             yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
-        keys_max = EVENT_KEY_BYTES_MAX // KEY_BYTES
-        for start in range(0, len(changes.removed), keys_max):
-            keys = pack_keys(changes.removed[start : start + keys_max])
-            yield BlocksRemoved(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), keys=keys)
+        yield from self._removed(at, changes.removed, expired=False)
+        yield from self._removed(at, changes.expired, expired=True)
         for runs in portions(changes.stored):
             yield self._stored(at, runs)
 
@@ -49,6 +47,18 @@ class Ledger:
         yield CacheSnapshot(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=first)
         for portion in rest:
             yield self._stored(at, portion)
+
+    def _removed(self, at: Seconds, keys: list[BlockKey], *, expired: bool) -> Iterator[BlocksRemoved]:
+        keys_max = EVENT_KEY_BYTES_MAX // KEY_BYTES
+        for start in range(0, len(keys), keys_max):
+            yield BlocksRemoved(
+                at=at,
+                instance=self.instance,
+                epoch=self.epoch,
+                sequence=self._next(),
+                keys=pack_keys(keys[start : start + keys_max]),
+                expired=expired,
+            )
 
     def _stored(self, at: Seconds, runs: list[Run]) -> BlocksStored:
         return BlocksStored(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=runs)

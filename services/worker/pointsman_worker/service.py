@@ -14,6 +14,10 @@ replay socket no longer has. The second kind keeps what is believed and says it 
 `unknown`, because blocks may have come and gone unseen; only a cleared cache makes it known again. The log says so with
 a CacheGap. Within a life that is unknown anyway, a further gap is only written down, once a report at most. When the
 log itself was recreated, lost its tail or dropped what this life began with, the same cache begins a new life, too.
+
+What is in doubt and not confirmed again within UNCONFIRMED_WALL_SECONDS is believed no longer: blocks from before a gap,
+and all blocks where removals may be lost unnoticed. That is so without a replay socket, while it does not answer, and for the
+rest of an engine's life once it has contradicted its own events.
 """
 
 import asyncio
@@ -70,6 +74,11 @@ APPEND_RETRY_SECONDS_MAX = 2.0
 LOG_CHECK_SECONDS = 5.0
 """How often the writer looks whether the log still has what this life began with."""
 LEAVE_SECONDS_MAX = 1.5
+UNCONFIRMED_WALL_SECONDS = 45.0
+"""How long a block is believed in whose removal may have been missed, unless something confirms it. With the time that it takes to
+notice a loss, below a minute."""
+PARKED_SECONDS_MAX = 3.0
+"""How long a store may wait for the block before it in a cache of which nothing was missed."""
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
 
@@ -85,6 +94,16 @@ class Engine(Protocol):
 class EventSource(Protocol):
     """The engine's KV events, in order, gaps and restarts marked; for ever."""
 
+    @property
+    def replays(self) -> bool:
+        """Whether missed events can be asked for, so that a new engine is told from the old one by them."""
+        ...
+
+    @property
+    def certain(self) -> bool:
+        """Whether all that was missed so far was had again, or will be."""
+        ...
+
     def items(self) -> AsyncGenerator[EngineItem, None]: ...
 
 
@@ -96,6 +115,10 @@ class Life:
     facts: EngineFacts
     cache: CacheKnown
     translator: BlockTranslator | None
+    detail: str = ""
+    """Why the contents are unknown."""
+    distrusted: bool = False
+    """Whether the engine has contradicted its own events."""
     joined_at: Sequence = 0
     """Where in the log this life began; 0 before it has."""
     log_identity: str = ""
@@ -125,6 +148,7 @@ class WorkerService:
         engine: Engine,
         events: EventSource | None,
         calibration: Calibration | None = None,
+        unconfirmed_wall_seconds: Seconds = UNCONFIRMED_WALL_SECONDS,
     ) -> None:
         """`events` None: the engine publishes none, and the instance joins as one whose cache nobody knows. `calibration`:
         what the engine was measured to cost; without it, what its profile says."""
@@ -137,6 +161,7 @@ class WorkerService:
         self._engine = engine
         self._events = events
         self._calibration = calibration
+        self._unconfirmed_wall_seconds = unconfirmed_wall_seconds
         self._life: Life | None = None
         self._last_epoch = Epoch(0)
         self._load = EngineLoad()
@@ -144,6 +169,8 @@ class WorkerService:
         self._contradiction = ""
         """Why the engine cannot be followed as it describes itself now; empty while it can."""
         self._serving = False
+        self._refused = False
+        """Whether nothing listens where the engine was."""
         self._answered_at: Seconds = 0.0
         self._returned = asyncio.Event()
         """Set when an engine that was away serves again."""
@@ -217,7 +244,9 @@ class WorkerService:
             case EngineAttached() | EngineRestarted():
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
                 facts, translator = await self._engine_to_follow()
-                self._begin_life(facts, "empty" if item.exact else "unknown", translator)
+                socket = "" if self._events is not None and self._events.replays else ", and there is no replay socket"
+                detail = "" if item.exact else f"the engine's first events may have been missed{socket}"
+                self._begin_life(facts, "empty" if item.exact else "unknown", translator, detail=detail)
             case EngineBatch():
                 self._on_batch(item)
             case EngineGap():
@@ -234,17 +263,25 @@ class WorkerService:
     def _on_batch(self, batch: EngineBatch) -> None:
         life = self._life
         assert life is not None
-        assert life.translator is not None
+        translator = life.translator
+        assert translator is not None
+        now, dropped_before = self._clock.wall(), translator.tally.dropped
         for event in batch.events:
             telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
-            life.translator.apply(event)
+            translator.apply(event, now)
         if batch.unknown:
             telemetry.ENGINE_EVENTS.labels("unknown").inc(batch.unknown)
             log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
         if batch.undecodable:
             self._on_undecodable(batch.undecodable, batch.problem)
             self._on_missed(batch.undecodable, f"not understood: {batch.problem}"[:200])
-        if life.translator.changed:
+        dropped = translator.tally.dropped - dropped_before
+        if dropped:
+            telemetry.ENGINE_STORES_DROPPED.inc(dropped)
+            self._on_missed(dropped, translator.tally.problem)
+        if translator.blocks_over:
+            self._on_overflow(translator)
+        if translator.changed:
             self._wake.set()
 
     def _on_undecodable(self, count: int, problem: str) -> None:
@@ -257,19 +294,72 @@ class WorkerService:
         life = self._life
         assert life is not None
         assert life.translator is not None
-        life.translator.doubt()
+        life.translator.doubt(self._clock.wall())
+        self._contents_unknown(life, missed, reason)
+
+    def _on_overflow(self, translator: BlockTranslator) -> None:
+        """More is believed to be held than the engine has room for: removals were lost. Where none is known to be, nothing that
+        the events say is certain any more."""
+        over, life = translator.blocks_over, self._life
+        reason = f"more blocks were stored and not removed than the cache has room for, by {over}: removals were lost"
+        if translator.trim():
+            self._distrust(reason, forget=False)
+        elif life is not None and life.cache == "empty":
+            self._contents_unknown(life, 0, reason)
+
+    def _contents_unknown(self, life: Life, missed: int, reason: str) -> None:
         if life.cache == "empty":
             log.warning("engine_events_lost", missed=missed, reason=reason)
-            life = self._begin_life(life.facts, "unknown", life.translator)
+            life = self._begin_life(life.facts, "unknown", life.translator, detail=reason, distrusted=life.distrusted)
             life.snapshot_due = True
         life.missed += missed
         life.missed_reason = reason
         self._wake.set()
 
-    def _begin_life(self, facts: EngineFacts, cache: CacheKnown, translator: BlockTranslator | None) -> Life:
+    def _distrust(self, reason: str, *, forget: bool) -> None:
+        """The engine's events are not what is in its cache. From here on everything must be confirmed again and again."""
+        life = self._life
+        assert life is not None
+        assert life.translator is not None
+        log.warning("engine_events_distrusted", reason=reason)
+        translator = self._new_translator(life.facts) if forget else life.translator
+        translator.fade(self._clock.wall(), fading=True)
+        life = self._begin_life(life.facts, "unknown", translator, detail=reason, distrusted=True)
+        life.snapshot_due = True
+
+    def _believe_no_longer(self) -> None:
+        """Give up what nothing has confirmed for too long."""
+        life, now = self._life, self._clock.wall()
+        if life is None or life.translator is None:
+            return
+        translator = life.translator
+        translator.fade(now, fading=not self._certain(life))
+        parked_since = translator.parked_since
+        if parked_since is not None and life.cache == "empty" and now - parked_since > PARKED_SECONDS_MAX:
+            self._on_missed(0, "blocks were stored that follow one which never was")
+        given_up = translator.expire(now - self._unconfirmed_wall_seconds)
+        if given_up:
+            telemetry.ENGINE_BLOCKS_EXPIRED.inc(given_up)
+            if life.cache == "empty":
+                self._contents_unknown(life, 0, "blocks could not be confirmed in time")
+
+    def _certain(self, life: Life) -> bool:
+        """Whether missed events can be had again, and what they say is true."""
+        return not life.distrusted and (self._events is None or self._events.certain)
+
+    def _begin_life(
+        self,
+        facts: EngineFacts,
+        cache: CacheKnown,
+        translator: BlockTranslator | None,
+        *,
+        detail: str = "",
+        distrusted: bool = False,
+    ) -> Life:
         unix_ms = int(wall_time_of(self._clock.now(), self._clock.speed) * 1000)
         self._last_epoch = Epoch(max(self._last_epoch + 1, unix_ms))
-        self._life = life = Life(Ledger(self._instance, self._last_epoch), facts, cache, translator)
+        ledger = Ledger(self._instance, self._last_epoch)
+        self._life = life = Life(ledger, facts, cache, translator, detail, distrusted)
         self._report_at = self._clock.wall()
         self._wake.set()
         log.info("epoch_begun", instance=self._instance, epoch=life.epoch, cache=cache, model=facts.model)
@@ -282,7 +372,9 @@ class WorkerService:
         settings = self._settings
         chain = KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens)
         try:
-            return BlockTranslator(chain, facts.block_tokens)
+            return BlockTranslator(
+                chain, facts.block_tokens, capacity_blocks=facts.kv_capacity_tokens // facts.block_tokens
+            )
         except ValueError as error:
             msg = (
                 f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "
@@ -341,6 +433,9 @@ class WorkerService:
         try:
             self._load = await self._engine.load()
         except EngineAwayError as error:
+            if error.refused and not self._refused:
+                self._refused = True
+                self._forget_the_gone()
             if self._serving and (error.refused or self._clock.wall() - self._answered_at > SERVING_GRACE_SECONDS):
                 log.warning("engine_away", reason=str(error))
                 self._on_away(str(error))
@@ -386,9 +481,17 @@ class WorkerService:
 
     def _on_answer(self) -> None:
         self._answered_at = self._clock.wall()
+        self._refused = False
         if not self._contradiction:
             self._serving = True
             self._board.restored(ENGINE_PART)
+
+    def _forget_the_gone(self) -> None:
+        """The engine's process has ended, and its cache with it. With a replay socket the events of the next one say so."""
+        life = self._life
+        if life is not None and life.translator is not None and self._events is not None and not self._events.replays:
+            reason = "the engine's process had ended, and there is no replay socket"
+            self._begin_life(life.facts, "unknown", self._new_translator(life.facts), detail=reason)
 
     def _report_now(self) -> None:
         self._report_at = self._clock.wall()
@@ -409,6 +512,10 @@ class WorkerService:
                 self._last_epoch = max(self._last_epoch, command.above)
                 self._begin_again(self._life)
             refusal = ""
+        elif isinstance(command, ResyncCache) and command.distrust:
+            refusal = self._refusal(command)
+            if not refusal and self._life is not None and self._life.epoch <= command.above:
+                self._distrust(command.reason, forget=True)
         else:
             refusal = self._refusal(command) or await self._snapshot_written()
         await reply(ResyncAnswered(instance=self._instance, accepted=not refusal, detail=refusal))
@@ -446,6 +553,7 @@ class WorkerService:
         while not self._leaving:
             await self._until_due()
             self._wake.clear()
+            self._believe_no_longer()
             life = self._life
             reporting = self._clock.wall() >= self._report_at
             if reporting:
@@ -480,7 +588,7 @@ class WorkerService:
         if life.translator is None:
             return
         at = self._clock.now()
-        if life.missed and gaps:
+        if life.missed_reason and gaps:
             yield life.ledger.gap(at, life.missed, life.missed_reason)
             life.missed, life.missed_reason = 0, ""
         if snapshot or life.snapshot_due or life.translator.pending > PENDING_KEYS_MAX:
@@ -489,7 +597,7 @@ class WorkerService:
             return
         changes = life.translator.take_changes()
         if changes.cleared:
-            life.cache = "empty"
+            life.cache, life.detail = "empty", ""
         yield from life.ledger.changes(at, changes)
 
     def _joined(self, life: Life) -> InstanceJoined:
@@ -516,6 +624,8 @@ class WorkerService:
             adapters=list(self._names.adapters),
             aliases=list(self._names.aliases),
             completes=facts.completes,
+            certain=self._certain(life),
+            cache_detail=life.detail if life.cache == "unknown" else "",
         )
 
     async def _report(self, life: Life) -> None:
@@ -535,6 +645,7 @@ class WorkerService:
             undecodable=self._undecodable,
             adapters=list(self._names.adapters),
             aliases=list(self._names.aliases),
+            certain=self._certain(life),
         )
         with contextlib.suppress(LogUnavailableError):
             self._confirm(await self._log.append(report))
@@ -562,7 +673,9 @@ class WorkerService:
     def _begin_again(self, life: Life) -> None:
         """Tell the whole story once more, under a new epoch: the log, or its leader, no longer knows it."""
         self._written, self._went_back = 0, False
-        successor = self._begin_life(life.facts, life.cache, life.translator)
+        successor = self._begin_life(
+            life.facts, life.cache, life.translator, detail=life.detail, distrusted=life.distrusted
+        )
         successor.snapshot_due = life.translator is not None
         successor.missed, successor.missed_reason = life.missed, life.missed_reason
 

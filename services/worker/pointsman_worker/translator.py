@@ -1,7 +1,7 @@
 """From the engine's blocks to pool keys: which keys the engine holds, and what changed since it was last asked.
 
 Engine hashes are opaque and stay here. A key is chained from the token ids in the events, exactly as the ingress
-chains it, so both meet without ever exchanging a hash. No I/O, no clock: events in, net changes out.
+chains it, so both meet without ever exchanging a hash. No I/O, no clock: events and their time in, net changes out.
 
 A pool block may be `m` engine blocks long. It is held while all `m` are, and an engine block inside such a span
 may belong to several pool blocks, where prompts part ways in the middle of a span. So every engine block is a
@@ -11,6 +11,8 @@ Engines say more than a set can hold, and less than one would like:
 - vLLM keeps copies: equal prompts computed side by side give the same block twice, each stored and removed on its
   own. Copies are counted, or a popular prefix would be forgotten when its first copy goes. After `doubt` (removes may
   have been missed) the count of what is held is not trusted: one more remove takes the block away.
+- A removal may be lost. Every block knows when it was last confirmed: stored, or built on by a store. After `doubt`, and all the
+  time while `fading`, what nothing confirms again is dropped by `expire`. What is held never exceeds the capacity: `trim`.
 - A store may build on a block we never saw. It waits, within a bound, for its parent; so does a remove for it.
 - Blocks of images, prompt embeddings and the like are keyed by more than tokens. The ingress cannot know such keys,
   so these blocks and all that follow them are known to exist but never given a key.
@@ -19,7 +21,7 @@ Engines say more than a set can hold, and less than one would like:
 """
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,10 +29,13 @@ from typing import Any, Final
 from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, EngineHash
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.cache import Run
-from pointsman.primitives import BlockKey, Tokens
+from pointsman.primitives import BlockKey, Seconds, Tokens
 
 PARKED_BLOCKS_MAX = 16_384
 """Engine blocks that may wait for their parents; beyond it the oldest stores are given up."""
+
+GIVEN_UP_BLOCKS_MAX = 65_536
+"""Engine blocks that are known though no longer believed in: a store that builds on one of them brings it back."""
 
 DEVICE_MEDIUM = "GPU"
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -39,19 +44,24 @@ PROMPT_START = BlockKey(0)
 """What `Run.parent` says of a block that starts a prompt."""
 DOUBTFUL: Final = -1
 """As a count of copies: held as far as we know, by how many is not known."""
+CERTAIN: Final = -1.0
+"""In place of the time since when a block is in doubt: its removal will be seen."""
+CONFIRMED_LATELY_SECONDS: Final = 5.0
+"""A store confirms the blocks that it builds on up to the first that was confirmed so lately: those above it were, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The difference between what is held now and what was at the last call: first all is `cleared` (if so), then
-    `removed` goes, then `stored` comes, parents before children."""
+    `removed` goes, and what is `expired` because nothing confirmed it, then `stored` comes, parents before children."""
 
     cleared: bool
     removed: list[BlockKey]
     stored: list[Run]
+    expired: list[BlockKey]
 
     def __bool__(self) -> bool:
-        return self.cleared or bool(self.removed) or bool(self.stored)
+        return self.cleared or bool(self.removed) or bool(self.stored) or bool(self.expired)
 
 
 @dataclass(slots=True)
@@ -66,12 +76,21 @@ class Tally:
     """Blocks keyed by more than tokens."""
     passed_over: int = 0
     """Events of other tiers and of groups without full attention."""
+    problem: str = ""
+    """Why a store was dropped last."""
+
+    @property
+    def dropped(self) -> int:
+        """Stores, or blocks of them, that should have counted."""
+        return self.parked_dropped + self.misfits
 
 
 class _Node:
     """One engine block that is held, or that a held one of the same span leans on."""
 
-    __slots__ = ("above", "children", "copies", "counted", "engine_hash", "key", "parent", "place", "tail")
+    __slots__ = (
+        "above", "children", "confirmed", "copies", "counted", "doubted", "engine_hash", "key", "parent", "place", "prior", "tail",
+    )  # fmt: skip
 
     def __init__(self, engine_hash: EngineHash, place: int, key: BlockKey | None, above: BlockKey, tail: "array[int]"):
         self.engine_hash = engine_hash
@@ -87,6 +106,12 @@ class _Node:
         self.children: list[_Node] | None = None
         self.copies = 0
         self.counted = False
+        self.prior: EngineHash | None = None
+        """The block before it, also where that belongs to the span before."""
+        self.confirmed: Seconds = 0.0
+        """When it was last known to be held."""
+        self.doubted: Seconds = CERTAIN
+        """Since when its removal may have been missed."""
 
 
 @dataclass(slots=True)
@@ -94,6 +119,7 @@ class _Parked:
     """A store that waits for its parent, and the removes that already came for it."""
 
     event: BlockStored
+    since: Seconds = 0.0
     removed: set[int] = field(default_factory=set)
     """Indices into the event's blocks."""
 
@@ -105,9 +131,15 @@ class BlockTranslator:
     """Follows one engine's cache. `apply` its events in order, `take_changes` whenever there is someone to tell."""
 
     def __init__(
-        self, key_chain: KeyChain, engine_block_tokens: Tokens, *, parked_blocks_max: int = PARKED_BLOCKS_MAX
+        self,
+        key_chain: KeyChain,
+        engine_block_tokens: Tokens,
+        *,
+        parked_blocks_max: int = PARKED_BLOCKS_MAX,
+        capacity_blocks: int = 0,
     ) -> None:
-        """Raises ValueError when a pool block is no whole number of engine blocks."""
+        """`capacity_blocks`: engine blocks that the cache has room for, 0 where nobody knows. Raises ValueError when a pool
+        block is no whole number of engine blocks."""
         span, rest = divmod(key_chain.block_tokens, engine_block_tokens) if engine_block_tokens > 0 else (0, 1)
         if rest or not span:
             msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
@@ -130,7 +162,21 @@ class BlockTranslator:
         self._further_holders: dict[BlockKey, int] = {}
         """Keys that several engine blocks stand for, with how many beyond the first."""
         self._to_store: dict[BlockKey, None] = {}
-        self._to_remove: dict[BlockKey, None] = {}
+        self._to_remove: dict[BlockKey, bool] = {}
+        """Keys that are gone; true: because they were given up."""
+        self._capacity_blocks = capacity_blocks
+        self._several_groups = False
+        """Whether other groups share the capacity, so that nobody can tell how much of it is for this one."""
+        self._held_blocks = 0
+        """Engine blocks held, each once however many copies it has."""
+        self._now: Seconds = 0.0
+        self._fading = False
+        self._expiring: deque[tuple[Seconds, list[_Node]]] = deque()
+        """Blocks by the time since when they are in doubt; those confirmed or gone since then are passed over."""
+        self._oldest: list[tuple[Seconds, _Node]] = []
+        """Blocks with the time of their confirmation, the last to be given up first."""
+        self._giving_up = False
+        self._given_up: OrderedDict[EngineHash, _Node] = OrderedDict()
         self._cleared = False
         self._count = 0
         self._digest = 0
@@ -158,8 +204,24 @@ class BlockTranslator:
     def parked_blocks(self) -> int:
         return self._parked_blocks
 
-    def apply(self, event: EngineEvent) -> None:
-        """Take in one event of the engine; never raises for what the engine says."""
+    @property
+    def parked_since(self) -> Seconds | None:
+        """Since when the oldest store waits for its parent; None while none waits."""
+        return next(iter(self._parked.values())).since if self._parked else None
+
+    @property
+    def fading(self) -> bool:
+        return self._fading
+
+    @property
+    def blocks_over(self) -> int:
+        """Engine blocks that are held beyond the capacity; 0 where that is not known."""
+        known = self._capacity_blocks and not self._several_groups
+        return max(0, self._held_blocks - self._capacity_blocks) if known else 0
+
+    def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
+        """Take in one event of the engine; never raises for what the engine says. `now` never goes back."""
+        self._now = now
         match event:
             case BlockStored():
                 self._on_stored(event)
@@ -168,23 +230,87 @@ class BlockTranslator:
             case AllBlocksCleared():
                 self._on_cleared()
 
-    def doubt(self) -> None:
-        """Events were missed. What is held stays, but how many copies there are is no longer believed."""
+    def doubt(self, now: Seconds = 0.0) -> None:
+        """Events were missed. What is held stays until it expires, but how many copies there are is no longer believed."""
         for node in self._nodes.values():
             if node.copies:
                 node.copies = DOUBTFUL
+        self._begin_doubt(now)
+
+    def fade(self, now: Seconds, *, fading: bool) -> None:
+        """From now on removals may be lost unnoticed, so that every block must be confirmed again and again; or no longer,
+        and none was lost meanwhile."""
+        if fading == self._fading:
+            return
+        self._fading = fading
+        if fading:
+            self._begin_doubt(now)
+        else:
+            for node in self._nodes.values():
+                if node.copies != DOUBTFUL:
+                    node.doubted = CERTAIN
+
+    def expire(self, until: Seconds) -> int:
+        """Give up what is in doubt since `until` or longer, and was not confirmed again. Returns how many blocks went."""
+        given_up = 0
+        while self._expiring and self._expiring[0][0] <= until:
+            since, nodes = self._expiring.popleft()
+            for node in nodes:
+                if node.copies and node.doubted == since:
+                    self._give_up(node)
+                    given_up += 1
+        return given_up
+
+    def trim(self) -> bool:
+        """Give up the blocks beyond the capacity, the longest unconfirmed first, of equals the end of a prompt before its
+        beginning. Returns whether blocks had to go that were not in doubt: removals were lost unnoticed."""
+        certain = False
+        for _ in range(self.blocks_over):
+            node = self._longest_unconfirmed()
+            certain = certain or node.doubted == CERTAIN
+            self._give_up(node)
+        return certain
+
+    def _longest_unconfirmed(self) -> _Node:
+        while True:
+            while self._oldest:
+                confirmed, node = self._oldest.pop()
+                if node.copies and node.confirmed == confirmed:
+                    return node
+            held = [node for node in self._nodes.values() if node.copies]
+            held.sort(key=lambda node: node.confirmed, reverse=True)
+            self._oldest = [(node.confirmed, node) for node in held]
+
+    def _begin_doubt(self, now: Seconds) -> None:
+        doubted = [node for node in self._nodes.values() if node.copies and node.doubted == CERTAIN]
+        for node in doubted:
+            node.doubted = now
+        if doubted:
+            self._expiring.append((now, doubted))
+
+    def _give_up(self, node: _Node) -> None:
+        node.copies = 0
+        self._held_blocks -= 1
+        self._giving_up = True
+        self._recount(node)
+        self._giving_up = False
+        self._given_up[node.engine_hash] = node
+        if len(self._given_up) > GIVEN_UP_BLOCKS_MAX:
+            self._prune(self._given_up.popitem(last=False)[1])
 
     def take_changes(self) -> Changes:
         """What is different since the last call."""
-        cleared, removed, stored = self._cleared, list(self._to_remove), self._to_store
+        cleared, gone, stored = self._cleared, self._to_remove, self._to_store
         if cleared:
             self._digest = 0
-        for key in removed:
+        for key in gone:
             self._digest ^= key
         for key in stored:
             self._digest ^= key
         self._settle()
-        return Changes(cleared, removed, self._runs(stored) if stored else [])
+        removed = [key for key, given_up in gone.items() if not given_up]
+        expired = [key for key, given_up in gone.items() if given_up]
+        return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
 
     def take_snapshot(self) -> list[Run]:
         """Everything that is held, parents before children. Pending changes are in it and thereby settled."""
@@ -229,7 +355,7 @@ class BlockTranslator:
         if event.block_size != self._engine_block_tokens or (
             len(event.token_ids) != event.block_size * len(event.block_hashes)
         ):
-            self.tally.misfits += 1
+            self._misfit(self._misfit_of(event))
             return
         parent: _Node | None = None
         if event.parent_block_hash is not None:
@@ -239,21 +365,36 @@ class BlockTranslator:
                 return
         try:
             self._store(event, parent)
-        except ValueError:  # a token id that is none
-            self.tally.misfits += 1
+        except ValueError as error:  # a token id that is none
+            self._misfit(f"a store with impossible token ids: {error}")
             return
         if self._parked:
             self._release(event.block_hashes)
+
+    def _misfit(self, problem: str) -> None:
+        self.tally.misfits += 1
+        self.tally.problem = problem
+
+    def _misfit_of(self, event: BlockStored) -> str:
+        if event.block_size != self._engine_block_tokens:
+            return (
+                f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {self._engine_block_tokens}: "
+                f"set --engine-block-tokens {event.block_size}"
+            )
+        return f"a store of {len(event.block_hashes)} blocks of {event.block_size} tokens has {len(event.token_ids)} tokens"
 
     def _counts(self, event: BlockStored) -> bool:
         """Whether a store says that a prefix is in the device's memory."""
         if not _on_device(event.medium):
             return False
         if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
+            self._several_groups = True
             return False
         if event.group_idx is not None and self._group is None:
             self._group = event.group_idx
-        return event.group_idx in (None, self._group)
+        of_ours = event.group_idx in (None, self._group)
+        self._several_groups = self._several_groups or not of_ours
+        return of_ours
 
     def _store(self, event: BlockStored, parent: _Node | None) -> None:
         hashes = event.block_hashes
@@ -267,13 +408,47 @@ class BlockTranslator:
             self._insert(event, parent, plain)
         for engine_hash in hashes[:plain]:
             node = known[engine_hash]
+            if not node.copies:
+                self._take_in(node)
             node.copies = max(node.copies, 0) + 1
             if node.copies == 1:
                 self._recount(node)
         for engine_hash in hashes[plain:]:
             self.tally.keyless += 1
             node = known.get(engine_hash) or self._add_keyless(engine_hash)
+            if not node.copies:
+                self._take_in(node)
             node.copies = max(node.copies, 0) + 1
+        self._confirm([known[engine_hash] for engine_hash in hashes], event.parent_block_hash)
+
+    def _take_in(self, node: _Node) -> None:
+        """It was not held and is now."""
+        self._held_blocks += 1
+        self._given_up.pop(node.engine_hash, None)
+
+    def _confirm(self, stored: list[_Node], prior: EngineHash | None) -> None:
+        """These are held now, and so is every block before them, by which they were computed, also if it was given up."""
+        now = self._now
+        confirmed = stored
+        while prior is not None:
+            node = self._nodes.get(prior)
+            if node is not None and prior in self._given_up:
+                self._take_in(node)
+                node.copies = DOUBTFUL
+                self._recount(node)
+            elif (
+                node is None
+                or not node.copies
+                or (node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.doubted <= node.confirmed)
+            ):
+                break
+            confirmed.append(node)
+            prior = node.prior
+        doubted = now if self._fading else CERTAIN
+        for node in confirmed:
+            node.confirmed, node.doubted = now, doubted
+        if self._fading:
+            self._expiring.append((now, confirmed))
 
     def _insert(self, event: BlockStored, parent: _Node | None, plain: int) -> None:
         """Make the nodes of the event's first `plain` blocks that are not there yet. Raises ValueError, having
@@ -292,7 +467,7 @@ class BlockTranslator:
             assert parent.key is not None
             start, above, place, before = parent.key, parent.above, parent.place + 1, parent
             tokens = parent.tail[:]
-        span_starts = 0
+        span_starts, prior = 0, event.parent_block_hash
         try:
             tokens.extend(event.token_ids[: plain * width])
         except (OverflowError, TypeError) as error:
@@ -305,13 +480,14 @@ class BlockTranslator:
             if place == last_place:
                 key = next(keys)
                 if node is None:
-                    node = self._add(engine_hash, place, key, above, _NO_TOKENS, before)
+                    node = self._add(engine_hash, place, key, above, _NO_TOKENS, before, prior)
                 start = above = key
                 place, before, span_starts = 0, None, end
             else:
                 if node is None:
-                    node = self._add(engine_hash, place, start, above, tokens[span_starts:end], before)
+                    node = self._add(engine_hash, place, start, above, tokens[span_starts:end], before, prior)
                 place, before = place + 1, node
+            prior = engine_hash
 
     def _add(
         self,
@@ -321,8 +497,10 @@ class BlockTranslator:
         above: BlockKey,
         tail: "array[int]",
         before: _Node | None,
+        prior: EngineHash | None,
     ) -> _Node:
         node = self._nodes[engine_hash] = _Node(engine_hash, place, key, above, tail)
+        node.prior = prior
         if before is not None:
             node.parent = before
             if before.children is None:
@@ -331,7 +509,7 @@ class BlockTranslator:
         return node
 
     def _add_keyless(self, engine_hash: EngineHash) -> _Node:
-        return self._add(engine_hash, self._last_place, None, PROMPT_START, _NO_TOKENS, None)
+        return self._add(engine_hash, self._last_place, None, PROMPT_START, _NO_TOKENS, None, None)
 
     # Removes
 
@@ -343,18 +521,22 @@ class BlockTranslator:
             node = self._nodes.get(engine_hash)
             if node is not None and node.copies:
                 self._remove_copy(node)
+            elif node is not None and engine_hash in self._given_up:
+                del self._given_up[engine_hash]
+                self._prune(node)
             elif self._parked:
                 self._remove_parked(engine_hash)
 
     def _remove_copy(self, node: _Node) -> None:
         node.copies = 0 if node.copies == DOUBTFUL else node.copies - 1
         if node.copies == 0:
+            self._held_blocks -= 1
             self._recount(node)
             self._prune(node)
 
     def _prune(self, node: _Node | None) -> None:
         """Forget a node that is neither held nor leant on, then the one it leant on."""
-        while node is not None and not node.copies and not node.children:
+        while node is not None and not (node.copies or node.children or node.engine_hash in self._given_up):
             del self._nodes[node.engine_hash]
             parent = node.parent
             if parent is not None and parent.children is not None:
@@ -363,6 +545,10 @@ class BlockTranslator:
 
     def _on_cleared(self) -> None:
         self._nodes.clear()
+        self._held_blocks = 0
+        self._expiring.clear()
+        self._oldest.clear()
+        self._given_up.clear()
         self._parked.clear()
         self._parked_by_parent.clear()
         self._parked_by_hash.clear()
@@ -417,14 +603,14 @@ class BlockTranslator:
         if key in self._to_store:
             del self._to_store[key]
         else:
-            self._to_remove[key] = None
+            self._to_remove[key] = self._giving_up
 
     # Orphans
 
     def _park(self, event: BlockStored) -> None:
         assert event.parent_block_hash is not None
         self._parked_number += 1
-        self._parked[self._parked_number] = _Parked(event)
+        self._parked[self._parked_number] = _Parked(event, self._now)
         self._parked_by_parent.setdefault(event.parent_block_hash, []).append(self._parked_number)
         for engine_hash in event.block_hashes:
             self._parked_by_hash.setdefault(engine_hash, []).append(self._parked_number)
@@ -432,6 +618,7 @@ class BlockTranslator:
         while self._parked_blocks > self._parked_blocks_max:
             event, _ = self._unpark(next(iter(self._parked)))
             self.tally.parked_dropped += len(event.block_hashes)
+            self.tally.problem = f"{len(event.block_hashes)} blocks follow one that was never stored"
 
     def _unpark(self, number: int) -> tuple[BlockStored, set[int]]:
         parked = self._parked.pop(number)
@@ -454,8 +641,8 @@ class BlockTranslator:
                 event, gone = self._unpark(number)
                 try:
                     self._store(event, self._nodes[parent])
-                except ValueError:
-                    self.tally.misfits += 1
+                except ValueError as error:
+                    self._misfit(f"a store with impossible token ids: {error}")
                     continue
                 waiting.extend(event.block_hashes)
                 removed.extend(event.block_hashes[index] for index in gone)

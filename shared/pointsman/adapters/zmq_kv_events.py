@@ -10,6 +10,9 @@ last batch I saw on". If that batch comes back byte for byte, the engine is stil
 was missed; if it is another, or there is none, the engine is a new one; if the answer begins later, the rest has
 left the engine's buffer. It is asked after a hole, after a reconnect, and whenever the engine is silent for a
 while, because the last batch before a silence may be the one that was dropped.
+
+Without a replay socket none of this can be told: `certain` is then false for good, a lost connection is a gap, and a
+sequence that was passed already is a repetition, a late arrival or a new engine, as its payload tells.
 """
 
 import asyncio
@@ -30,8 +33,9 @@ from pointsman.primitives import Seconds, Sequence
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """A larger ZMQ frame closes the connection; a larger payload does not decode."""
 EVENTS_PER_BATCH_MAX = 65_536
-BLOCKS_PER_EVENT_MAX = 65_536
-TOKENS_PER_EVENT_MAX = 4_194_304
+BLOCKS_PER_EVENT_MAX = 1_048_576
+TOKENS_PER_EVENT_MAX = 16_777_216
+"""Of one prompt, so far beyond any model's length; decoded, so many take 640 MB for a moment."""
 HASH_BYTES_MAX = 64
 
 RECEIVE_QUEUE_MAX = 100_000
@@ -46,6 +50,8 @@ UNPROVEN_RESTS_MAX = 2
 REPLAY_REST_SECONDS = 15.0
 """How long a replay socket that did not answer is left alone, so that live batches do not wait for it."""
 CONNECT_SECONDS_MAX = 5.0
+RECENT_BATCHES_MAX = 4_096
+"""Without a replay socket: batches whose fingerprints are kept, to tell a repetition from a new engine."""
 MESSAGES_PER_TURN_MAX = 16
 """Messages taken before other tasks of the process get their turn."""
 HEARTBEAT_MS = 2_000
@@ -128,7 +134,8 @@ class EngineBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineGap:
-    """`missed` batches are gone for good. What comes next may build on blocks we never heard of."""
+    """`missed` batches are gone for good; 0: perhaps some, nobody knows how many. What comes next may build on blocks we
+    never heard of."""
 
     missed: int
     reason: str
@@ -382,9 +389,23 @@ class ZmqKvEvents:
         self._expected: Sequence | None = None
         """The sequence that comes next; None while not even the first is known."""
         self._last_fingerprint: int | None = None
+        self._recent: dict[Sequence, int] = {}
+        """Without a replay socket: fingerprints of the newest batches, by sequence, in the order in which they came."""
+        self._replay_answers = bool(endpoint.replay)
+        """Whether the replay socket answered when it was last asked."""
         self._last_live: Sequence = -1
         self._unproven = False
         """Whether the connection was lost, and not yet shown to lead to the same engine as before."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether there is a replay socket."""
+        return bool(self._endpoint.replay)
+
+    @property
+    def certain(self) -> bool:
+        """Whether all that was missed up to now has been had again, or will be as soon as it is noticed."""
+        return self._replay_answers and not self._unproven
 
     async def items(self) -> AsyncGenerator[EngineItem, None]:
         """For ever: EngineAttached, then batches in order, with gaps and restarts where they happened.
@@ -409,6 +430,8 @@ class ZmqKvEvents:
                 await asyncio.sleep(0)
             if live.interrupted():
                 self._on_interruption(live)
+                if self._replay is None:
+                    yield EngineGap(0, "the connection was lost, and there is no replay socket", self._rank)
             if (self._unproven or silent) and self._can_replay:
                 async for item in self._resume():
                     yield item
@@ -424,8 +447,9 @@ class ZmqKvEvents:
 
     def _on_interruption(self, live: LiveSocket) -> None:
         """It may be another engine from now on. What is queued may be the old one's; the replay has what is worth having,
-        and is worth asking again when a connection comes up."""
+        and is worth asking again when a connection comes up. Without it what is queued is all that there is."""
         self._last_live = -1
+        self._recent.clear()
         self._replay_rests_until = 0.0
         if self._replay is not None:
             self._unproven = True
@@ -444,8 +468,18 @@ class ZmqKvEvents:
             yield EngineRestarted(exact=sequence == 0, dp_rank=self._rank)
         if self._expected is None:
             self._expected = sequence
-        if sequence <= self._last_live or (self._replay is None and sequence < self._expected):
-            async for item in self._on_step_back(sequence):
+        if self._replay is None and sequence < self._expected:
+            if sequence in self._recent and self._recent[sequence] == hash(payload):
+                return
+            if self._arrives_late(sequence):
+                yield decode_batch(sequence, payload, dp_rank=self._rank)
+                self._remember(sequence, payload)
+                return
+            self._recent.clear()
+            self._expected = sequence
+            yield EngineRestarted(exact=sequence == 0, dp_rank=self._rank)
+        elif sequence <= self._last_live:
+            async for item in self._resume():
                 yield item
         self._last_live = sequence
         if sequence > self._expected:
@@ -457,15 +491,15 @@ class ZmqKvEvents:
         if sequence == self._expected:
             yield self._take(sequence, payload)
 
-    async def _on_step_back(self, sequence: Sequence) -> AsyncIterator[EngineItem]:
-        """A sequence that was passed already: sent twice, or counted anew by an engine that restarted. The replay
-        tells which; without one it is taken for a restart."""
-        if self._replay is not None:
-            async for item in self._resume():
-                yield item
-        else:
-            self._expected = sequence
-            yield EngineRestarted(exact=sequence == 0, dp_rank=self._rank)
+    def _arrives_late(self, sequence: Sequence) -> bool:
+        """Whether a sequence was passed over as missing a short while ago, on this very connection."""
+        return sequence not in self._recent and min(self._recent, default=sequence) < sequence
+
+    def _remember(self, sequence: Sequence, payload: bytes) -> None:
+        if self._replay is None:
+            self._recent[sequence] = hash(payload)
+            if len(self._recent) > RECENT_BATCHES_MAX:
+                del self._recent[next(iter(self._recent))]
 
     async def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> AsyncIterator[EngineItem]:
         """Follow the engine from its first batch, or from the oldest that it still has."""
@@ -485,10 +519,11 @@ class ZmqKvEvents:
                             break
                         yield self._take(sequence, payload)
             except ReplayError:
+                self._replay_answers = False
                 if self._expected is None:
                     continue
             if self._expected is None:
-                self._expected = 0
+                self._expected, self._replay_answers = 0, True
                 yield announcement(exact=True, dp_rank=self._rank)
             else:
                 async for item in self._resume():  # the answer may have had a hole
@@ -515,7 +550,7 @@ class ZmqKvEvents:
                 async for item in self._read_answer(answer):
                     yield item
             except ReplayError:
-                answer.torn = True
+                answer.torn, self._replay_answers = True, False
             if answer.recovered:
                 yield EngineReplayed(answer.recovered, self._rank)
             if not answer.torn:
@@ -551,7 +586,7 @@ class ZmqKvEvents:
     async def _conclude(self, answer: "_Answer", *, ahead: bool) -> AsyncIterator[EngineItem]:
         """What a whole answer says of the engine itself."""
         behind = answer.empty and not ahead and bool(self._expected) and (self._replay_gave or self._unproven)
-        self._unproven, self._rests_unproven = False, 0
+        self._unproven, self._rests_unproven, self._replay_answers = False, 0, True
         if answer.new_engine or behind:  # behind: it has not come as far as we have seen
             async for item in self._begin(EngineRestarted):
                 yield item
@@ -571,6 +606,7 @@ class ZmqKvEvents:
     def _take(self, sequence: Sequence, payload: bytes) -> EngineBatch:
         self._expected = sequence + 1
         self._last_fingerprint = hash(payload)
+        self._remember(sequence, payload)
         return decode_batch(sequence, payload, dp_rank=self._rank)
 
 

@@ -140,6 +140,13 @@ ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total",
 ENGINE_EVENT_GAPS = Counter(
     "pointsman_engine_event_gaps_total", "Gaps in the engine's events, by whether replay filled them.", ["outcome"]
 )
+ENGINE_STORES_DROPPED = Counter(
+    "pointsman_engine_stores_dropped_total",
+    "Stores, or blocks of them, that contradict the engine's block size or follow a block that was never stored.",
+)
+ENGINE_BLOCKS_EXPIRED = Counter(
+    "pointsman_engine_blocks_expired_total", "Engine blocks no longer believed in because nothing confirmed them."
+)
 RECORDER_SEQUENCE = Gauge("pointsman_recorder_sequence", "Last log sequence archived in SQL.")
 
 

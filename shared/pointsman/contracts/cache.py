@@ -44,9 +44,11 @@ class BlocksStored(CacheEvent, frozen=True, kw_only=True):
 
 
 class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
-    """The engine evicted these blocks (`keys`: packed u64)."""
+    """The engine evicted these blocks (`keys`: packed u64). `expired`: no event says so. The cache is not known for certain,
+    and nothing has confirmed these blocks for a while, so the worker believes in them no longer."""
 
     keys: PackedKeys
+    expired: bool = False
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -57,7 +59,8 @@ class CacheCleared(CacheEvent, frozen=True, kw_only=True):
 
 
 class CacheGap(CacheEvent, frozen=True, kw_only=True):
-    """The worker missed engine events and could not get them back: what it says next may be incomplete."""
+    """The worker missed engine events and could not get them back: what it says next may be incomplete. `missed` counts
+    batches or events, 0 where nobody knows how many."""
 
     missed: Count
     reason: Text

@@ -156,12 +156,14 @@ class CancelAnswered(Command, frozen=True, kw_only=True):
 
 class ResyncCache(Command, frozen=True, kw_only=True):
     """`cmd.resync.<instance>`: publish a CacheSnapshot; with `rejoin`, join again under a new epoch first, one above
-    `above`: a worker whose clock was set back does not know that it was here under a later one."""
+    `above`: a worker whose clock was set back does not know that it was here under a later one. With `distrust`, the engine
+    has contradicted its own events under the epoch `above`: begin another one, whose contents are unknown."""
 
     instance: InstanceId
     reason: Text
     rejoin: bool = False
     above: Epoch = Epoch(0)
+    distrust: bool = False
 
 
 class ResyncAnswered(Command, frozen=True, kw_only=True):
@@ -295,6 +297,10 @@ class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "both"
     prediction_error: Number = -1.0
     """Median absolute error of the newest prefill predictions, as a share; -1 before there was one."""
+    knowledge_reason: Text = ""
+    """Why its cache is not known exactly; empty where it is."""
+    knowledge_since: Moment = 0.0
+    """Since when `knowledge` is what it is, engine time."""
 
     def __post_init__(self) -> None:
         check_key(self.digest)

@@ -101,6 +101,11 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """Its further names as of now, as InstanceReported tells them from then on."""
     completes: bool = True
     """Whether it completes prompts. One that makes vectors only is placed by load, and joins as `no_events`."""
+    certain: bool = True
+    """Whether every event of the engine that was missed can be had again. False without a replay socket, or once the engine
+    has contradicted its own events: such a cache is never known exactly."""
+    cache_detail: Text = ""
+    """Why its contents are `unknown`; empty otherwise."""
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):
@@ -108,7 +113,8 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
 
     `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch. `adapters` (LoRA) and
     `aliases` are further names under which the engine takes requests at the moment; an adapter changes what the model
-    computes, and so the keys, an alias does not.
+    computes, and so the keys, an alias does not. `certain` as in InstanceJoined, as of now: false while the replay socket does
+    not answer.
     """
 
     serving: bool
@@ -121,6 +127,7 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     undecodable: Count = 0
     adapters: Annotated[list[Name], Listed] = []
     aliases: Annotated[list[Name], Listed] = []
+    certain: bool = True
 
     def __post_init__(self) -> None:
         check_key(self.digest)

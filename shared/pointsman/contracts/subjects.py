@@ -138,8 +138,10 @@ def message_id(event: Event) -> str | None:
         return f"{event.instance}.{event.epoch}.{event.sequence}"
     if event.stamp is not None:
         return f"{event.stamp.term}.{event.stamp.number}"
-    if isinstance(event, InstanceJoined | InstanceLeft | InstanceProbed):
+    if isinstance(event, InstanceJoined | InstanceLeft):
         return f"{kind}.{event.instance}.{event.epoch}"
+    if isinstance(event, InstanceProbed):  # a later verdict of the same life may be another
+        return f"{kind}.{event.instance}.{event.epoch}.{event.at}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None
     if isinstance(event, RequestGranted | RequestHandedOver):

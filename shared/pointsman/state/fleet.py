@@ -1,7 +1,8 @@
 """Who is in the fleet, and how far what we know of them can be trusted.
 
 An instance that reports a newer epoch has started again with an empty cache; older epochs are ignored. Knowledge
-is `exact` while events flow and digests agree, `degraded` after a gap, a differing digest or a failed probe, and
+is `exact` while events flow, each missed one can be had again and digests agree; `degraded` after a gap, a differing
+digest, a failed probe or deliveries that contradict the events, and where missed events cannot be had again; and
 `blind` where the engine publishes no events.
 
 All instances of a pool serve one model. It is the one that most of them serve, and of several that of the instance that
@@ -96,6 +97,16 @@ class Instance:
     parity: bool | None = None
     doubt: str = ""
     """Why the index may differ from the engine's cache; empty while it does not."""
+    cache_detail: str = ""
+    """Why its contents are unknown."""
+    certain: bool = True
+    """Whether missed events can be had again."""
+    contradicted: str = field(default="", compare=False)
+    """How the engine has contradicted its own events, by what it delivered from its cache; empty while it has not."""
+    known_since: Seconds = field(default=0.0, compare=False)
+    """When `knowledge` last changed."""
+    known_as: "Knowledge | None" = field(default=None, compare=False)
+    """What it changed to."""
     waiting: int = 0
     running: int = 0
     idle_since: Seconds = 0.0
@@ -139,9 +150,29 @@ class Instance:
     def knowledge(self) -> Knowledge:
         if self.cache == "no_events":
             return Knowledge.BLIND
-        if self.doubt or self.cache == "unknown" or not self.parity:
+        if self.doubt or not self.relied_on or not self.parity:
             return Knowledge.DEGRADED
         return Knowledge.EXACT
+
+    @property
+    def relied_on(self) -> bool:
+        """Whether what its events say is taken for all that is in its cache."""
+        return self.cache == "empty" and self.certain and not self.contradicted
+
+    @property
+    def knowledge_reason(self) -> str:
+        """Why its cache is not known exactly; empty where it is."""
+        if self.cache == "no_events":
+            return "the engine publishes no KV events"
+        if self.doubt or self.contradicted:
+            return self.doubt or self.contradicted
+        if self.cache == "unknown":
+            return self.cache_detail or "it joined with unknown contents"
+        if not self.certain:
+            return "missed events cannot be had again: no replay socket answers"
+        if self.parity is None:
+            return "no probe has compared keys yet"
+        return "" if self.parity else "a probe found that keys differ"
 
 
 class Fleet:
@@ -221,6 +252,10 @@ class Fleet:
             transfer_tokens_per_s=event.transfer_tokens_per_s,
             dp_rank=event.dp_rank,
             model_since=known.model_since if known and known.model == event.model else event.epoch,
+            certain=event.certain,
+            cache_detail=event.cache_detail,
+            known_since=known.known_since if known else event.at,
+            known_as=known.known_as if known else None,
         )
         self._instances[event.instance] = instance
         self._changed()
@@ -241,6 +276,7 @@ class Fleet:
         instance.kv_usage = event.kv_usage
         instance.adapters = tuple(event.adapters)
         instance.aliases = tuple(event.aliases)
+        instance.certain = event.certain
         if instance.serving != event.serving or instance.suspected:
             instance.serving = event.serving
             instance.suspected = False
@@ -251,6 +287,12 @@ class Fleet:
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
             known.idle_since = max(known.idle_since, at)
+
+    def note_knowledge(self, instance: InstanceId, at: Seconds) -> None:
+        """Remember since when the instance is known as well as it is now; no-op for one that is not there."""
+        known = self._instances.get(instance)
+        if known is not None and known.known_as is not known.knowledge:
+            known.known_as, known.known_since = known.knowledge, at
 
     def suspect(self, instance: InstanceId) -> None:
         self._instances[instance].suspected = True

@@ -133,6 +133,26 @@ class PrefixIndex:
         holding = self._holdings.get(instance)
         return frozenset(holding.held) if holding else frozenset()
 
+    def holds(self, instance: InstanceId, key: BlockKey) -> bool:
+        """Whether the instance holds this block, anchored or not."""
+        holding = self._holdings.get(instance)
+        return holding is not None and key in holding.held
+
+    def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
+        """How many leading blocks of a prompt this one instance holds."""
+        holding = self._holdings.get(instance)
+        if holding is None:
+            return 0
+        mask_of, bit = self._anchored.get, holding.bit
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) >> 1
+            if mask_of(keys[middle], 0) & bit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """How many leading blocks of a prompt each instance holds; instances that hold none are absent.
 

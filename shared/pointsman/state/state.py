@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from pointsman.contracts.block_keys import unpack_keys
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -28,6 +28,7 @@ from pointsman.contracts.decisions import (
     WritesLost,
 )
 from pointsman.contracts.fleet import (
+    FleetEvent,
     InstanceDraining,
     InstanceJoined,
     InstanceLeft,
@@ -48,6 +49,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence,
 from pointsman.state.conversations import Conversations
 from pointsman.state.dead_letters import DeadLetter, DeadLetters
 from pointsman.state.decided import Decided
+from pointsman.state.deliveries import Contradictions, DeliveredHits
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
@@ -66,6 +68,8 @@ CONFIRMATION_WALL_SECONDS = 2.0
 
 STRANGERS_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
+DELIVERED_WALL_SECONDS = 45.0
+"""How long a prefix that an engine has delivered from its cache counts as held where its events do not say so."""
 
 FOLD_VERSION = 2
 """The rules by which events are folded today. A log says by which its leaders folded it, so that replaying it gives the
@@ -103,6 +107,8 @@ class State:
         self.fleet = Fleet(checks_model=settings.fold_version >= 2)
         self.index = PrefixIndex()
         self.speculation = Speculation()
+        self.delivered = DeliveredHits()
+        self.contradictions = Contradictions()
         self.workload = Workload()
         self.conversations = Conversations()
         self.hotness = Hotness(
@@ -157,6 +163,7 @@ class State:
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
             self.fleet.at_work(event.instance, event.at)
+        self.delivered.settle(event.at)
         match event:
             case BlocksStored():
                 if self._next_cache_event(event):
@@ -166,16 +173,24 @@ class State:
                 if self._next_cache_event(event):
                     removed = unpack_keys(event.keys)
                     self.index.remove(event.instance, removed)
-                    self._forget_computed(event.instance, set(removed))
+                    if not event.expired:
+                        self._forget_computed(event.instance, set(removed))
+                        self.delivered.remove(event.instance, removed)
+                    if self._learns_from_deliveries:
+                        self.contradictions.removed(event.instance, removed, self.sequence)
             case CacheCleared():
                 if self._next_cache_event(event):
                     self.index.clear(event.instance)
                     self._forget_computed(event.instance)
+                    self.delivered.drop(event.instance)
+                    self.contradictions.begin(event.instance, self.sequence)
                     instance = self.fleet[event.instance]
-                    instance.cache = "empty"
+                    instance.cache, instance.cache_detail = "empty", ""
             case CacheGap():
                 if self._next_cache_event(event):
-                    self.fleet[event.instance].doubt = f"engine events missed: {event.reason}"
+                    instance_missing = self.fleet[event.instance]
+                    instance_missing.doubt = f"engine events missed: {event.reason}"
+                    instance_missing.cache_detail = event.reason
             case CacheSnapshot():
                 self._replace_holdings(event)
             case InstanceJoined():
@@ -237,6 +252,8 @@ class State:
                 pass
             case _:
                 assert_never(event)
+        if isinstance(event, CacheEvent | FleetEvent):
+            self.fleet.note_knowledge(event.instance, event.at)
 
     def skip(self, sequence: Sequence, *, subject: str = "", problem: str = "") -> None:
         """Pass over a log entry whose effect is here already, or which nobody can read: then `problem` says why."""
@@ -257,9 +274,10 @@ class State:
         return self._epochs.get(instance, NO_EPOCH)
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Leading blocks of a prompt that each instance holds or is about to hold."""
+        """Leading blocks of a prompt that each instance holds, by its events or by what it delivered, or is about to hold."""
         hits = self.index.hits(keys)
         self.speculation.extend_hits(keys, hits)
+        self.delivered.extend_hits(keys, hits)
         return hits
 
     def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
@@ -306,8 +324,9 @@ class State:
         self.index.clear(event.instance)
         for run in event.runs:
             self.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        self.contradictions.begin(event.instance, self.sequence)
         instance.sequence = event.sequence
-        instance.doubt = ""
+        instance.doubt = instance.contradicted = ""
 
     def _current(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """The instance, if this is its present epoch; what an older life of it says is ignored."""
@@ -332,6 +351,7 @@ class State:
         self._epochs[event.instance] = event.epoch
         self.strangers.pop(event.instance, None)
         self._forget_cache(event.instance)
+        self.contradictions.begin(event.instance, self.sequence)
         known = self.fleet.get(event.instance)
         self.fleet.join(event).arrived_at = known.arrived_at if known is not None else self.sequence
         if event.instance in self.workload.lines:
@@ -359,10 +379,23 @@ class State:
         blocks, digest = self.index.blocks(event.instance), self.index.digest(event.instance)
         same = event.blocks == blocks and event.digest == digest
         instance.doubt = "" if same else f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
+        if same:
+            self._settle_contradictions(instance, event.at)
+
+    def _settle_contradictions(self, instance: Instance, at: Seconds) -> None:
+        found = self.contradictions.settle(
+            instance.id,
+            at / self.settings.speed,
+            lambda key: self.index.holds(instance.id, key),
+        )
+        if found and instance.relied_on:
+            instance.contradicted = found
 
     def _forget_cache(self, instance: InstanceId) -> None:
         self.index.drop(instance)
         self.speculation.drop(instance)
+        self.delivered.drop(instance)
+        self.contradictions.drop(instance)
         self.corrections.pop(instance, None)
 
     # Requests
@@ -423,6 +456,9 @@ class State:
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
         request.prefilled_by = NOWHERE
+        if self._learns_from_deliveries:
+            request.held_blocks = self.index.depth(event.instance, request.keys)
+            request.placed_as_of = event.stamp.as_of if event.stamp is not None else self.sequence
         self._join_line(request, event.at)
         if event.decode:
             self.workload.expect(request, event.decode)
@@ -485,6 +521,7 @@ class State:
         request.stage = Stage.PENDING
         request.instance = instance.id
         request.hit_blocks = 0
+        request.held_blocks, request.placed_as_of = 0, self.sequence
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
         request.prefilled_by = NOWHERE
@@ -582,6 +619,8 @@ class State:
                 Rejection(request.arrived_at, event.attempt, event.reason, event.detail, event.retry_after),
             )
         finished = event if isinstance(event, RequestFinished) else None
+        if finished is not None and self._learns_from_deliveries:
+            self._learn_delivered(request, finished)
         kept = finished is not None and finished.instance == request.rebound_from
         if request.stage in (Stage.PREFILL, Stage.HANDED_OVER) and finished and not kept:
             self._promise_until_confirmed(request, event.at)
@@ -593,6 +632,45 @@ class State:
             if isinstance(event, RequestRejected):
                 memory.refused(request, event.at, event.reason)
             memory.ended(request, event.at, finished)
+
+    @property
+    def _learns_from_deliveries(self) -> bool:
+        return self.settings.fold_version >= 2
+
+    def _learn_delivered(self, request: Request, event: RequestFinished) -> None:
+        """What the engine had of this prompt, against what its events say. Only where both speak of the same: one prompt,
+        whose keys are the engine's, computed whole by the instance where it was placed, in one life of it."""
+        instance = self.fleet.get(request.instance)
+        alike = (
+            event.instance == request.instance
+            and request.exact
+            and not request.rebound_from
+            and not request.prefilled_by
+            and event.prompt_tokens == request.prompt_tokens
+            and event.predicted_cached_tokens >= 0
+            and event.cached_tokens >= 0
+        )
+        if instance is None or instance.epoch != request.epoch or not alike:
+            return
+        keys, name, tokens = request.keys, instance.id, event.cached_tokens
+        delivered = min(tokens // self.settings.block_tokens, len(keys))
+        if not instance.relied_on or instance.doubt or instance.parity is False:
+            self._learn_hit(instance, keys[:delivered], event.at)
+            return
+        held = self.index.depth(name, keys)
+        told = self.cached_tokens(instance, min(held, request.held_blocks), request.prompt_tokens)
+        if told - tokens > self.settings.block_tokens:
+            reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {told}"
+            self.contradictions.suspect(name, keys[delivered], request.placed_as_of, reason, held=True)
+        elif held < delivered and not self.contradictions.explained(name, keys[held], request.placed_as_of):
+            self._learn_hit(instance, keys[:delivered], event.at)
+            told = self.cached_tokens(instance, held, request.prompt_tokens)
+            if tokens - told > self.settings.block_tokens:
+                reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {told}"
+                self.contradictions.suspect(name, keys[held], request.placed_as_of, reason, held=False)
+
+    def _learn_hit(self, instance: Instance, keys: list[BlockKey], at: Seconds) -> None:
+        self.delivered.learn(instance.id, keys, at + DELIVERED_WALL_SECONDS * self.settings.speed)
 
     def _take_back(self, request: Request) -> None:
         self._release(request.instance, request.epoch, request.keys)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Tokens
 
 ENDED_REMEMBERED_MAX = 10_000
 """Requests whose end is remembered, so that a repeated command is answered like the first."""
@@ -57,6 +57,10 @@ class Request:
     instance: InstanceId = NOWHERE
     epoch: Epoch = NO_EPOCH
     hit_blocks: int = 0
+    held_blocks: int = 0
+    """Leading blocks that the instance held, by its own events, when the request was placed there."""
+    placed_as_of: Sequence = 0
+    """Last entry of the log that was known then."""
     uncached_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     predicted_ttft: Seconds = 0.0

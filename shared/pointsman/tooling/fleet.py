@@ -59,9 +59,9 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
     """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
 
     \b
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' (a gap, or a resync under way) or 'blind'. An instance that
-    serves another model than its pool is 'unschedulable'. 'Off by' is how
-    wrong predictions of prefill times were of late (median); pointsman calibrate makes them better.
+    Knowledge is 'exact' (events flow, digests agree), 'degraded' or 'blind'. An instance that serves another model than its
+    pool is 'unschedulable'. Below the table is why. 'Off by' is how wrong predictions of prefill times were of late (median);
+    pointsman calibrate makes them better.
       pointsman fleet                                the fleet that runs on this machine
       pointsman fleet --watch                        the same, live
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
@@ -154,12 +154,19 @@ def fleet_table(fleet: FleetDescribed) -> RenderableType:
         table.add_column(column, justify="right")
     for instance in fleet.instances:
         table.add_row(*_row(instance))
-    return Group(table, *(_unschedulable(instance) for instance in fleet.instances if instance.status == UNSCHEDULABLE))
+    reasons = [_why_not_exact(instance, fleet.speed) for instance in fleet.instances if instance.knowledge_reason]
+    unschedulable = [_unschedulable(instance) for instance in fleet.instances if instance.status == UNSCHEDULABLE]
+    return Group(table, *unschedulable, *reasons)
 
 
 def _unschedulable(instance: InstanceDescribed) -> Text:
     """Why nothing is placed there."""
-    return Text(f"{instance.instance} is {instance.status}: {instance.doubt}", style=STYLES[instance.status])
+    return Text(f"  {instance.instance} is {instance.status}: {instance.doubt}", style=STYLES[instance.status])
+
+
+def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:
+    since = wall_time(instance.knowledge_since, speed)
+    return Text(f"  {instance.instance} is {instance.knowledge} since {since:%H:%M:%S}: {instance.knowledge_reason}")
 
 
 def _status(instance: InstanceDescribed) -> str:

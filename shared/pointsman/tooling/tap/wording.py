@@ -96,13 +96,13 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
         case BlocksStored() | CacheSnapshot():
             return f"{_runs(event.runs, keys=keys)}, seq {event.sequence}"
         case BlocksRemoved():
-            return f"{_blocks(event.keys, keys=keys)}, seq {event.sequence}"
+            return f"{_blocks(event.keys, keys=keys)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
         case CacheCleared():
             return f"seq {event.sequence}"
         case CacheGap():
             return f"{event.missed} engine events missed: {event.reason}"
         case InstanceJoined():
-            return f"{event.url} {event.model}, {event.kv_capacity_tokens:,} tokens of KV, cache {event.cache}, epoch {event.epoch}"
+            return f"{event.url} {event.model}, {event.kv_capacity_tokens:,} tokens of KV, cache {event.cache}{f' ({event.cache_detail})' if event.cache_detail else ''}, epoch {event.epoch}"
         case InstanceReported():
             return _report(event)
         case InstanceProbed():

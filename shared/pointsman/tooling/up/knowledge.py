@@ -48,6 +48,7 @@ async def tell_what_is_known(
 async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], since: Seconds, tell: Tell) -> None:
     async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="up") as link:
         kinds = tuple(f"fleet.{instance}" for instance in open_cases)
+        certain: dict[InstanceId, bool] = {}
         async for entry in link.log.read(1, kinds=kinds):
             if not isinstance(entry, LogEntry):
                 continue
@@ -58,15 +59,18 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
                 or event.instance not in open_cases
             ):
                 continue
-            if (verdict := _verdict(event, open_cases[event.instance])) is not None:
+            if isinstance(event, InstanceJoined):
+                certain[event.instance] = event.certain
+            verdict = _verdict(event, open_cases[event.instance], certain=certain.get(event.instance, True))
+            if verdict is not None:
                 tell(*verdict)
                 del open_cases[event.instance]
             if not open_cases:
                 return
 
 
-def _verdict(event: InstanceJoined | InstanceProbed, url: str) -> tuple[str, str] | None:
-    """A line and its colour, or None where another event will tell."""
+def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:
+    """A line and its colour, or None where another event will tell. `certain`: as the instance has said when it joined."""
     match event:
         case InstanceJoined() if not event.completes:
             return (
@@ -80,6 +84,9 @@ def _verdict(event: InstanceJoined | InstanceProbed, url: str) -> tuple[str, str
             )
         case InstanceJoined():
             return None
+        case InstanceProbed() if event.parity and not certain:
+            text = f"! {event.instance} ({url}): {event.detail}, but no replay socket answers, so its cache is never known exactly"
+            return f"{text}; docs/engines.md has more", "yellow"
         case InstanceProbed() if event.parity:
             return f"✓ {event.instance} ({url}): {event.detail}, so its cache is known", "green"
         case InstanceProbed():

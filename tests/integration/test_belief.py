@@ -1,0 +1,746 @@
+"""What is believed of an engine's cache is what is in it, or is said to be uncertain, whatever the engine does.
+
+An engine of the test's own has a true cache and publishes on real ZMQ sockets. It loses, repeats and reorders messages,
+restarts, offloads and lies, with and without a replay socket. A real worker follows it, a real scheduler folds what the worker
+writes. Beside each case a monitor holds belief against truth all the time; it counts looks, not seconds, so that a machine that
+stands still is no failure. Times of the real thing are shortened about fifty-fold (see BOUNDS). All cases run side by side.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from pointsman.adapters import zmq_kv_events
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import RouteGranted, RouteRequest
+from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
+from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.contracts.subjects import route_subject
+from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant
+from pointsman.state import deliveries, state
+from pointsman.state.fleet import Instance, Knowledge
+from pointsman_scheduler import service as scheduler_service
+from pointsman_scheduler.service import SchedulerService
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
+from tests.support.fake_publisher import BLOCK, Event, FakePublisher, ScriptedCache
+from tests.support.log_reading import events_in
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
+
+POOL = PoolName("default")
+INSTANCE = InstanceId("engine-1")
+SPAN = 2
+"""Engine blocks in a block of the pool."""
+CHAIN = KeyChain(secret=b"pointsman-development", model="m", block_tokens=SPAN * BLOCK)
+
+LOOK_SECONDS = 0.02
+UNCONFIRMED_SECONDS = 1.0
+WRONG_LOOKS_MAX = round(2.0 / LOOK_SECONDS)
+"""How long `exact` may be wrong: in the real thing 5 s, most of them the 2 s of silence and the 3 s in which a contradiction
+settles, here 0.2 s and 0.3 s."""
+PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
+"""How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
+BOUNDS: list[tuple[object, str, float]] = [
+    (state, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
+    (deliveries, "SETTLING_WALL_SECONDS", 0.3),
+    (zmq_kv_events, "REPLAY_FRAME_SECONDS", 0.5),
+    (zmq_kv_events, "REPLAY_REST_SECONDS", 0.5),
+    (scheduler_service, "HEALING_WALL_SECONDS", 0.1),
+]
+
+
+@dataclass
+class Engine:
+    """The HTTP side."""
+
+    capacity_tokens: int = 4_096
+    block_tokens: int = BLOCK
+    gone: bool = False
+
+    async def describe(self) -> EngineFacts:
+        await self.load()
+        return EngineFacts(
+            model="m",
+            max_model_len=2_048,
+            version="1",
+            block_tokens=self.block_tokens,
+            kv_capacity_tokens=self.capacity_tokens,
+        )
+
+    async def load(self) -> EngineLoad:
+        if self.gone:
+            raise EngineAwayError("refused", refused=True)
+        return EngineLoad()
+
+
+class World:
+    """An engine, its worker and a leader; `cache` is the truth."""
+
+    def __init__(self, publisher: FakePublisher, engine: Engine) -> None:
+        self.publisher = publisher
+        self.engine = engine
+        self.cache = ScriptedCache()
+        self.clock = ScaledClock()
+        self.broker = MemoryBroker(POOL)
+        self.client = self.broker.client(self.clock, name="test")
+        self.exact_and_wrong = 0
+        """Most looks in a row at one key about which the index was wrong while it was said to be exact."""
+        self.oldest_phantom = 0
+        """Most looks at one key that was believed and not there."""
+        self.most_believed = 0
+        self.failures: list[Exception] = []
+        """Of the worker, the probe and the monitor."""
+        self._requests = 0
+        self._scheduler: SchedulerService | None = None
+
+    @property
+    def instance(self) -> Instance | None:
+        assert self._scheduler is not None
+        return self._scheduler.state.fleet.get(INSTANCE)
+
+    @property
+    def truth(self) -> set[BlockKey]:
+        return self.cache.keys(CHAIN)
+
+    @property
+    def indexed(self) -> frozenset[BlockKey]:
+        """What is believed by the engine's events."""
+        assert self._scheduler is not None
+        return self._scheduler.state.index.keys(INSTANCE)
+
+    @property
+    def believed(self) -> frozenset[BlockKey]:
+        """The same, and what it delivered."""
+        assert self._scheduler is not None
+        return self.indexed | self._scheduler.state.delivered.keys(INSTANCE)
+
+    @property
+    def knowledge(self) -> tuple[Knowledge, str]:
+        return (self.instance.knowledge, self.instance.knowledge_reason) if self.instance else (Knowledge.BLIND, "")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        events = ZmqKvEvents(
+            KvEndpoint(self.publisher.endpoint, self.publisher.replay_endpoint), idle_check_seconds=0.2
+        )
+        link = self.broker.client(self.clock, name="worker")
+        worker = WorkerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=self.clock,
+            board=HealthBoard(),
+            settings=WorkerSettings(
+                block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=0.1, engine_url="http://e:1"
+            ),
+            instance=INSTANCE,
+            engine=self.engine,
+            events=events,
+            unconfirmed_wall_seconds=UNCONFIRMED_SECONDS,
+        )
+        leader = self.broker.client(self.clock, name="s")
+        async with running_scheduler(leader, self.clock, block_tokens=SPAN * BLOCK) as self._scheduler:
+            tasks = [asyncio.create_task(work) for work in (worker.run(), self._probe(), self._watch())]
+            try:
+                await eventually(lambda: self._scheduler and self._scheduler.leading and self.instance)
+                await self.publisher.subscribed()
+                yield
+            finally:
+                await worker.leave("test over")
+                for task in tasks:
+                    task.cancel()
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+                await self._scheduler.resign()
+                self.failures = [end for end in ends if isinstance(end, Exception)]
+
+    async def _probe(self) -> None:
+        """Every life is probed and found in order, as an ingress would."""
+        probed = 0
+        while True:
+            if self.instance is not None and self.instance.epoch > probed:
+                probed = self.instance.epoch
+                verdict = InstanceProbed(at=self.clock.now(), instance=INSTANCE, epoch=self.instance.epoch, parity=True)
+                await self.client.log.append(verdict)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _watch(self) -> None:
+        wrong, ages = dict[BlockKey, int](), dict[BlockKey, int]()
+        while True:
+            exact = self.knowledge[0] is Knowledge.EXACT
+            wrong = {key: wrong.get(key, 0) + 1 for key in self.indexed ^ self.truth if exact}
+            ages = {key: ages.get(key, 0) + 1 for key in self.believed - self.truth}
+            self.exact_and_wrong = max(self.exact_and_wrong, *wrong.values(), 0)
+            self.oldest_phantom = max(self.oldest_phantom, *ages.values(), 0)
+            self.most_believed = max(self.most_believed, len(self.indexed))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # What the engine does
+
+    async def store(self, *bits: int, blocks: int = SPAN, **how: bool) -> None:
+        """A prompt of `blocks` engine blocks for each bit becomes resident."""
+        await self.publisher.publish(self.cache.store(prompt(*bits, blocks=blocks)), **how)
+
+    async def evict(self, *bits: int, blocks: int = SPAN, **how: bool) -> None:
+        """The last bit's blocks go, the last first."""
+        tokens = prompt(*bits, blocks=blocks)
+        events = [self.cache.evict(tokens[: len(tokens) - BLOCK * gone]) for gone in range(blocks)]
+        await self.publisher.publish(*events, **how)
+
+    async def restart(self, *, seen: bool = True) -> None:
+        """`seen`: it is down for as long as the worker needs to notice."""
+        self.cache = ScriptedCache(life=2)
+        if seen:
+            self.engine.gone = True
+            await eventually(lambda: self.instance is not None and not self.instance.serving)
+        await self.publisher.restart()
+        self.engine.gone = False
+
+    async def ask(self, tokens: Sequence[int], *, told: bool = True, lie: int | None = None) -> int:
+        """A request is placed, computed and finished; how many tokens of it were cached. `told`: its blocks are published. `lie`:
+        as many cached tokens the engine says that it had."""
+        self._requests += 1
+        request, now = RequestId(f"r{self._requests}"), self.clock.now()
+        command = RouteRequest(
+            request=request,
+            ingress="i",
+            arrived_at=now,
+            tenant=Tenant("t"),
+            keys=pack_keys(CHAIN.extend(CHAIN.root(), list(tokens))),
+            prompt_tokens=len(tokens),
+            max_output_tokens=1,
+            slo_ttft=5.0,
+            slo_tpot=0.1,
+            session=SessionId(""),
+        )
+        granted = await self.client.commands.request(route_subject(POOL), command, timeout=5)
+        assert isinstance(granted, RouteGranted)
+        cached = self.cached(tokens)
+        event = self.cache.store(tokens[: len(tokens) // BLOCK * BLOCK])
+        if told:
+            await self.publisher.publish(event)
+        await self.append(
+            PrefillFinished(at=self.clock.now(), request=request, instance=INSTANCE, ttft=0.0, prefill=0.0),
+            RequestFinished(
+                at=self.clock.now(),
+                request=request,
+                instance=INSTANCE,
+                e2e=0.0,
+                prompt_tokens=len(tokens),
+                completion_tokens=1,
+                cached_tokens=cached if lie is None else lie,
+                ttft=0.0,
+                tpot=0.0,
+                predicted_cached_tokens=granted.hit_tokens,
+            ),
+        )
+        return cached
+
+    def cached(self, tokens: Sequence[int]) -> int:
+        """As vLLM reports it: whole blocks, and never the last token."""
+        ends = range(BLOCK, len(tokens), BLOCK)
+        return next((end - BLOCK for end in ends if ("", tuple(tokens[:end])) not in self.cache.held), ends[-1])
+
+    async def append(self, *events: LogEvent) -> None:
+        for event in events:
+            await self.client.log.append(event)
+
+    async def joins(self) -> list[InstanceJoined]:
+        return [event for event in await events_in(self.client.log) if isinstance(event, InstanceJoined)]
+
+    # What is expected
+
+    async def is_exact(self) -> None:
+        await eventually(
+            lambda: self.knowledge[0] is Knowledge.EXACT and self.indexed == self.truth,
+            seconds=6,
+            what="exact knowledge of the truth",
+        )
+
+    async def believes_the_truth(self) -> None:
+        await eventually(lambda: self.indexed == self.truth, seconds=6, what="belief in the truth")
+
+    async def says(self, reason: str) -> None:
+        """It is said that the cache is not known, and why, and what is not there is not believed for long."""
+        await eventually(
+            lambda: self.knowledge[0] is Knowledge.DEGRADED and reason in self.knowledge[1],
+            seconds=6,
+            what=f"that it is said: {reason!r}",
+        )
+        await eventually(lambda: self.believed <= self.truth, seconds=6, what="the end of phantoms")
+
+
+def prompt(*bits: int, blocks: int = SPAN) -> list[int]:
+    return [bit for bit in bits for _ in range(blocks * BLOCK)]
+
+
+Script = Callable[[World], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    script: Script
+    name: str
+    publisher: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: list[Case] = []
+
+REPLAY: dict[str, Any] = {}
+NO_REPLAY: dict[str, Any] = {"replay": False}
+SHORT_REPLAY: dict[str, Any] = {"buffer_steps": 1}
+
+
+def case(*publishers: dict[str, Any], **engine: Any) -> Callable[[Script], Script]:
+    """Add a script to the table, once for each kind of publisher."""
+
+    def add(script: Script) -> Script:
+        for kind in publishers or (REPLAY,):
+            words = [
+                "without_replay" if kind == NO_REPLAY else "",
+                *(f"{k}_{v}" for k, v in kind.items() if k != "replay"),
+            ]
+            CASES.append(Case(script, "-".join(filter(None, [script.__name__, *words])), kind, engine))
+        return script
+
+    return add
+
+
+NO_SOCKET = "no replay socket"
+
+
+@case(REPLAY, {"by_position": True})
+async def stores_branches_and_evictions(world: World) -> None:
+    await world.store(1, 2, 3)
+    await world.store(1, 2, 4)
+    await world.evict(1, 2, 3)
+    await world.is_exact()
+
+
+@case(NO_REPLAY)
+async def a_removal_is_lost_and_the_next_batch_shows_the_gap(world: World) -> None:
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.evict(1, 2, lost=True)
+    await world.store(3)
+    await world.says("not replayed")
+
+
+@case(NO_REPLAY)
+async def a_removal_is_lost_before_silence(world: World) -> None:
+    await world.publisher.publish(world.cache.clear())
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.evict(1, 2, lost=True)
+    await world.says(NO_SOCKET)
+
+
+@case()
+async def a_dropped_removal_is_had_again(world: World) -> None:
+    await world.store(1, 2, 3)
+    await world.evict(1, 2, 3, dropped=True)
+    await world.store(3)
+    await world.is_exact()
+    await world.evict(1, 2, dropped=True)
+    await world.is_exact()
+
+
+@case(SHORT_REPLAY)
+async def removals_have_left_the_buffer(world: World) -> None:
+    await world.is_exact()
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.evict(1, 2, lost=True)
+    await world.store(3, lost=True)
+    await world.store(4)
+    await world.says("left the engine's buffer")
+    await world.publisher.publish(world.cache.clear())
+    await world.store(5)
+    await world.is_exact()
+
+
+@case()
+async def the_engine_restarts(world: World) -> None:
+    await world.store(1, 2)
+    await world.is_exact()
+    await world.restart()
+    await world.is_exact()
+    await world.store(3)
+    await world.is_exact()
+
+
+@case()
+async def the_engine_restarts_so_quickly_that_nobody_sees_it(world: World) -> None:
+    await world.store(1, 2)
+    await world.is_exact()
+    await world.restart(seen=False)
+    await world.is_exact()
+
+
+@case(NO_REPLAY)
+async def the_engine_restarts_and_is_idle(world: World) -> None:
+    await world.publisher.publish(world.cache.clear())
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.restart()
+    await eventually(lambda: not world.indexed, seconds=0.4, what="a fresh start without waiting for the decay")
+    await world.says(NO_SOCKET)
+
+
+@case(NO_REPLAY)
+async def the_engine_restarts_unseen_and_its_next_sequence_fits(world: World) -> None:
+    await world.publisher.publish(world.cache.clear())
+    await world.store(1, 2)
+    await world.store(1, 3)
+    await world.believes_the_truth()
+    await world.restart(seen=False)
+    for bit in (4, 5, 6):
+        await world.store(bit, dropped=True)
+    await world.publisher.subscribed()
+    await world.store(7)
+    await world.says(NO_SOCKET)
+
+
+@case(NO_REPLAY)
+async def another_engine_takes_over_behind_a_proxy(world: World) -> None:
+    await world.store(1, 2)
+    await world.store(1, 3)
+    await world.believes_the_truth()
+    world.cache = ScriptedCache(life=2)
+    world.publisher.begin_again()
+    await world.store(4)
+    await world.believes_the_truth()
+    await world.says(NO_SOCKET)
+
+
+@case(REPLAY, NO_REPLAY)
+async def the_connection_breaks_and_the_engine_lives_on(world: World) -> None:
+    await world.publisher.publish(world.cache.clear())
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.publisher.reconnect()
+    await world.publisher.subscribed()
+    await world.store(1, 3)
+    if world.publisher.replay_endpoint:
+        await world.is_exact()
+    else:
+        await world.says("the connection was lost")
+
+
+@case()
+async def hashes_are_bytes_and_prompts_are_salted(world: World) -> None:
+    world.cache = ScriptedCache(bytes_hashes=True)
+    for salt in ("", "one", "two"):
+        await world.publisher.publish(world.cache.store(prompt(1, 2), salt=salt))
+    await world.publisher.publish(world.cache.evict(prompt(1, 2), salt="one"))
+    await world.is_exact()
+    assert len(world.indexed) == 5
+
+
+@case()
+async def blocks_in_the_middle_go_and_come_back(world: World) -> None:
+    await world.store(1, 2, 3, 4)
+    await world.evict(1)
+    await world.is_exact()
+    await world.evict(1, 2, 3)
+    await world.is_exact()
+    await world.publisher.publish(world.cache.store(prompt(1)), world.cache.store(prompt(1, 2, 3)))
+    await world.is_exact()
+    assert len(world.indexed) == 4
+
+
+@case()
+async def messages_are_none_of_the_engines(world: World) -> None:
+    await world.store(1, 2)
+    await world.publisher.publish_frames(b"kv", b"short", b"")
+    await world.publisher.publish_frames(b"two", b"frames")
+    await world.publisher.publish({"type": "BlockPromoted", "block_hashes": [1]})
+    await world.store(1, 3)
+    await world.is_exact()
+
+
+@case(REPLAY, NO_REPLAY)
+async def payloads_are_garbage(world: World) -> None:
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    for payload in (b"\xc1", b"\x91" * 100_000, b""):
+        await world.publisher.publish_raw(payload)
+    await world.says("not understood")
+    await world.store(1, 3)
+    await eventually(lambda: world.truth & world.indexed, what="belief in what came afterwards")
+
+
+@case()
+async def a_clear_stands_between_two_stores(world: World) -> None:
+    await world.publisher.publish(world.cache.store(prompt(1, 2)), world.cache.clear(), world.cache.store(prompt(1, 3)))
+    await world.is_exact()
+    assert len(world.indexed) == 2
+
+
+@case()
+async def batches_come_faster_than_they_are_written(world: World) -> None:
+    for bit in range(600):
+        await world.store(bit, dropped=bit % 50 == 7)
+        if bit >= 100:
+            await world.evict(bit - 100, dropped=bit % 70 == 9)
+    await world.is_exact()
+
+
+@case(REPLAY, NO_REPLAY)
+async def everything_happens_at_random(world: World) -> None:
+    chance, lives = Random(3), 1
+    for _ in range(150):
+        what = chance.random()
+        dropped = chance.random() < 0.15
+        if what < 0.6:
+            await world.store(*(chance.randrange(4) for _ in range(chance.randrange(1, 5))), dropped=dropped)
+        elif what < 0.85 and world.cache.held:
+            longest = max(world.cache.held, key=lambda block: (len(block[1]), block))[1]
+            await world.publisher.publish(world.cache.evict(longest), dropped=dropped)
+        elif what < 0.9:
+            await world.publisher.publish(world.cache.clear(), dropped=dropped)
+        elif what < 0.98:
+            await world.publisher.repeat_newest()
+        else:
+            lives += 1
+            await world.publisher.restart()
+            world.cache = ScriptedCache(life=lives)
+        await asyncio.sleep(chance.random() * 0.01)
+    if world.publisher.replay_endpoint:
+        await world.is_exact()
+    else:
+        await world.says("")
+
+
+@case()
+async def children_come_before_their_parents(world: World) -> None:
+    parent = world.cache.store(prompt(1))
+    child = world.cache.store(prompt(1, 2))
+    await world.publisher.publish(child)
+    await world.publisher.publish(parent)
+    await world.is_exact()
+
+
+@case()
+async def a_parent_is_never_stored(world: World) -> None:
+    await world.is_exact()
+    world.cache.store(prompt(1))
+    await world.store(1, 2)
+    await eventually(lambda: world.knowledge[0] is not Knowledge.EXACT, seconds=6, what="uncertainty")
+    await world.says("follow one which never was")
+
+
+@case(REPLAY, NO_REPLAY)
+async def batches_are_repeated(world: World) -> None:
+    await world.store(1, 2)
+    await world.store(1, 3)
+    await world.publisher.repeat(0)
+    await world.publisher.repeat(1)
+    await world.publisher.repeat(0)
+    await world.store(1, 4)
+    await world.believes_the_truth()
+    assert len(await world.joins()) == 1
+
+
+@case(NO_REPLAY)
+async def batches_are_reordered(world: World) -> None:
+    await world.store(1, 2)
+    await world.store(1, 3, dropped=True)
+    await world.store(1, 4)
+    await world.publisher.repeat(1)
+    await world.believes_the_truth()
+    assert len(await world.joins()) == 1
+
+
+@case()
+async def batches_are_reordered_and_can_be_had_again(world: World) -> None:
+    await world.store(1, 2)
+    await world.store(1, 3, dropped=True)
+    await world.evict(1, 2)
+    await world.publisher.repeat(1)
+    await world.is_exact()
+
+
+@case()
+async def blocks_are_offloaded(world: World) -> None:
+    event = world.cache.store(prompt(1, 2))
+    assert event is not None
+    await world.publisher.publish(event)
+    for medium in ("CPU", "STORAGE"):
+        await world.publisher.publish(event | {"medium": medium, "token_ids": []})
+        await world.publisher.publish(
+            {"type": "BlockRemoved", "block_hashes": event["block_hashes"], "medium": medium, "group_idx": 0}
+        )
+    await world.is_exact()
+    await world.evict(1, 2)
+    await world.is_exact()
+
+
+@case()
+async def copies_are_stored_twice_and_removed_once(world: World) -> None:
+    event = world.cache.store(prompt(1))
+    assert event is not None
+    await world.publisher.publish(event, event)
+    await world.publisher.publish({"type": "BlockRemoved", "block_hashes": event["block_hashes"], "medium": "GPU"})
+    await world.is_exact()
+    assert world.indexed
+
+
+@case(REPLAY, NO_REPLAY)
+async def a_clear_is_lost(world: World) -> None:
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    await world.publisher.publish(world.cache.clear(), dropped=True)
+    if world.publisher.replay_endpoint:
+        await world.is_exact()
+    else:
+        await world.says("")
+    assert not world.indexed
+
+
+@case(REPLAY, NO_REPLAY, capacity_tokens=16 * BLOCK)
+async def no_removal_is_ever_told(world: World) -> None:
+    """The engine evicts, the oldest prompt first, and says nothing of it."""
+    for bit in range(40):
+        if bit >= 8:
+            tokens = prompt(bit - 8)
+            for end in (len(tokens), BLOCK):
+                world.cache.evict(tokens[:end])
+        await world.store(bit)
+        await asyncio.sleep(0.01)
+    await world.says("")
+    assert world.most_believed <= 16 // SPAN
+
+
+@case(block_tokens=SPAN * BLOCK)
+async def block_sizes_differ(world: World) -> None:
+    await world.is_exact()
+    await world.store(1, 2)
+    await world.says(f"the engine's events have blocks of {BLOCK} tokens, its /metrics say {SPAN * BLOCK}")
+    assert f"set --engine-block-tokens {BLOCK}" in world.knowledge[1]
+
+
+@case(REPLAY, NO_REPLAY)
+async def an_event_is_not_understood(world: World) -> None:
+    await world.store(1, 2)
+    await world.believes_the_truth()
+    world.cache.evict(prompt(1, 2))
+    await world.publisher.publish({"type": "BlockRemoved", "block_hashes": "none"})
+    await world.says("not understood")
+
+
+@case()
+async def the_replay_socket_stops_answering(world: World) -> None:
+    await world.store(1, 2)
+    await world.is_exact()
+    world.publisher.answers_replays = False
+    await world.evict(1, 2, dropped=True)
+    await world.says(NO_SOCKET)
+    await eventually(lambda: not world.indexed, seconds=6, what="the decay of what nobody can confirm")
+    world.publisher.answers_replays = True
+    await world.says("could not be confirmed")
+
+
+@case()
+async def blocks_are_told_of_that_are_not_there(world: World) -> None:
+    lies = ScriptedCache()
+    await world.publisher.publish(lies.store(prompt(1, 2, 3, 4)))
+    await eventually(lambda: len(world.indexed) == 4, what="belief in the lie")
+    for bit in (5, 6):
+        assert await world.ask(prompt(1, 2, 3, 4, bit), told=False) == 0 or bit == 6
+        world.cache = ScriptedCache()
+    await world.says("the engine had 0 tokens of a prompt cached, its events tell of 32")
+    assert world.oldest_phantom * LOOK_SECONDS < UNCONFIRMED_SECONDS, "what was a lie is forgotten, not left to decay"
+
+
+@case()
+async def blocks_are_there_that_are_not_told_of(world: World) -> None:
+    for _ in range(3):
+        await world.ask(prompt(1, 2, 3, 4), told=False)
+    await world.says("its events tell of 0")
+
+
+@case()
+async def it_is_told_that_nothing_was_cached_though_it_was(world: World) -> None:
+    for bit in (5, 6, 7):
+        await world.ask([*prompt(1, 2, 3, 4), *prompt(bit)], lie=0)
+        await world.believes_the_truth()
+    await world.says("the engine had 0 tokens of a prompt cached")
+
+
+@case(NO_REPLAY)
+async def hits_teach_what_events_do_not(world: World) -> None:
+    shared = prompt(1, 2, 3)
+    await world.ask(shared)
+    for bit in range(10, 22):  # for longer than anything is believed that nothing confirms
+        assert await world.ask([*shared, *prompt(bit)], told=False) == len(shared)
+        await asyncio.sleep(UNCONFIRMED_SECONDS / 5)
+        assert set(CHAIN.extend(CHAIN.root(), shared)) <= world.believed
+    assert not world.indexed
+    await world.says("")
+
+
+@case()
+async def honest_evictions_under_load_are_no_contradiction(world: World) -> None:
+    chance, prompts = Random(7), [prompt(1, 2, 3, bit) for bit in range(10, 20)]
+    for _ in range(60):
+        tokens = chance.choice(prompts)
+        await asyncio.gather(world.ask(tokens), world.ask(tokens))
+        if chance.random() < 0.5:
+            gone = sorted(world.cache.held, key=lambda block: (len(block[1]), block[1]))[-2:]
+            events: list[Event] = [world.cache.evict(tokens) for _, tokens in reversed(gone)]
+            await world.publisher.publish(*events, dropped=chance.random() < 0.3)
+    await world.is_exact()
+    assert len(await world.joins()) == 1
+
+
+async def _outcome(tried: Case) -> str:
+    """What is wrong with a case; empty where nothing is."""
+    async with FakePublisher(**tried.publisher) as publisher:
+        world = World(publisher, Engine(**tried.engine))
+        try:
+            async with world.running():
+                try:
+                    await tried.script(world)
+                except AssertionError as error:
+                    return f"{error!r}; what is known: {world.knowledge}"
+                await asyncio.sleep(5 * LOOK_SECONDS)  # for the monitor to see how it ended
+        except AssertionError as error:
+            return f"{error!r}"
+        if world.failures:
+            return repr(world.failures)
+        if world.exact_and_wrong > WRONG_LOOKS_MAX:
+            return f"said to be exact and wrong for {world.exact_and_wrong * LOOK_SECONDS:.1f} s"
+        if world.oldest_phantom > PHANTOM_LOOKS_MAX:
+            return f"a phantom lived for {world.oldest_phantom * LOOK_SECONDS:.1f} s"
+        return ""
+
+
+async def _all_outcomes() -> dict[str, str]:
+    outcomes = await asyncio.gather(*map(_outcome, CASES))
+    return {tried.name: outcome for tried, outcome in zip(CASES, outcomes, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[str, str]]:
+    with pytest.MonkeyPatch.context() as shortened:
+        for module, name, seconds in BOUNDS:
+            shortened.setattr(module, name, seconds)
+        shortened.setattr("pointsman_worker.service.PARKED_SECONDS_MAX", 0.3)
+        yield asyncio.run(_all_outcomes())
+
+
+@pytest.mark.parametrize("name", [tried.name for tried in CASES])
+def test_belief_is_the_truth_or_is_said_to_be_uncertain(name: str, outcomes: dict[str, str]) -> None:
+    assert not outcomes[name]
