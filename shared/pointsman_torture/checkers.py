@@ -30,6 +30,7 @@ from pointsman.state.state import State
 from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
 from pointsman_torture.network import Stored
+from pointsman_torture.pool_model import PoolModel
 from pointsman_torture.twin import FoldTwin
 from pointsman_torture.world import World
 
@@ -190,7 +191,7 @@ def one_leader_a_term(world: World) -> Iterator[str]:
 
 def the_fold_equals_its_twin(world: World) -> Iterator[str]:
     """State, entry by entry, is what slow and obvious code makes of the same log."""
-    twin = FoldTwin(empty_state(world))
+    twin = FoldTwin(empty_state(world), empty_model(world))
     for stored in world.network.history:
         yield from twin.apply(stored)
 
@@ -370,6 +371,12 @@ def leading(world: World) -> State | None:
 def empty_state(world: World) -> State:
     """What a scheduler of this world folds the log into."""
     return chosen.empty_state(world.plan.scheduler, chosen.chosen_policies(world.plan.scheduler))
+
+
+def empty_model(world: World) -> PoolModel:
+    """What the model of the pool begins with."""
+    settings = world.plan.scheduler
+    return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed)
 
 
 def fold_in(state: State, stored: Stored) -> None:
