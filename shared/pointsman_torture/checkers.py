@@ -29,6 +29,7 @@ from pointsman.state.fleet import Status
 from pointsman.state.state import State
 from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
+from pointsman_torture.audit import audit
 from pointsman_torture.network import Stored
 from pointsman_torture.pool_model import PoolModel
 from pointsman_torture.twin import FoldTwin
@@ -196,6 +197,12 @@ def the_fold_equals_its_twin(world: World) -> Iterator[str]:
         yield from twin.apply(stored)
 
 
+def decisions_keep_the_rules(world: World) -> Iterator[str]:
+    """Every decision is allowed by rules of their own, on figures that were computed anew: who may be placed, granted, moved
+    and handed over where, the window, the budget, and that nothing waits while there is room."""
+    yield from audit(world.network.history, lambda: empty_model(world), lapses=world.lapses)
+
+
 def index_equals_engines(world: World) -> Iterator[str]:
     """What the leader believes of each engine's cache is what is in it."""
     leader = leading(world)
@@ -350,6 +357,7 @@ SAFETY: tuple[Checker, ...] = (
     one_answer_a_client,
     one_leader_a_term,
     decisions_are_recomputed,
+    decisions_keep_the_rules,
     the_fold_equals_its_twin,
 )
 QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)

@@ -133,6 +133,8 @@ class Network:
         """The entry of the newest checkpoint: from there on the log must be kept."""
         self.ambush: Callable[[Link], None] = lambda _link: None
         """Called when a process has taken a lease for a new term, before it knows."""
+        self.reads: Callable[[Link, Sequence], None] = lambda _link, _sequence: None
+        """Called when a process is about to be given an entry of the log."""
         self.links: list[Link] = []
         self.chance = chance
         self._served: dict[str, list[_Served]] = {}
@@ -615,6 +617,8 @@ class SimulatedLog(EventLog):
                 self._link.term = max(self._link.term, found.event.term)
             elif begins:
                 self._link.term = Term(0)
+            if isinstance(found, LogEntry):
+                self._link.network.reads(self._link, found.sequence)
             yield found
 
 

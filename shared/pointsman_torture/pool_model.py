@@ -46,6 +46,9 @@ CONFIRMED_SECONDS: Seconds = 2.0
 FADE = 0.97
 PRIOR_SECONDS: Seconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
+STALL_SECONDS: Seconds = 3.0
+FORSAKEN_SECONDS: Seconds = 10.0
+"""For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
 
 NOBODY = InstanceId("")
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
@@ -78,6 +81,7 @@ class BookedRequest:
     instance: InstanceId = NOBODY
     uncached: Tokens = 0
     seconds: Seconds = 0.0
+    placed_at: Seconds = 0.0
     granted_at: Seconds = 0.0
     engine_seconds: Seconds = 0.0
     """Prefill work up to its first token when it was granted, its own included."""
@@ -232,6 +236,8 @@ class PoolModel:
         self.learned: dict[InstanceId, Learned] = {}
         self.working_since: dict[InstanceId, Seconds] = {}
         """When the engine began the prefill it is at."""
+        self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
+        """When a request was last taken out of the engine, and since when it had finished no prefill then."""
         self._newest: dict[InstanceId, Epoch] = {}
         self._decided: set[tuple[int, int]] = set()
         self._promises: list[Promise] = []
@@ -349,6 +355,21 @@ class PoolModel:
             instance, seconds + sum(r.seconds for r in waiting), tokens + sum(r.uncached for r in waiting)
         )
 
+    def stalled(self, instance: InstanceId, now: Seconds) -> Seconds:
+        """How long the engine has finished no prefill though one was due; 0 up to STALL_SECONDS."""
+        inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)
+        since = now
+        if inside:
+            seen = [request for request in inside if request.streaming]
+            if seen and now > seen[0].granted_at + seen[0].engine_seconds:
+                since = self.working_since[instance]
+        elif waiting:
+            since = max(self.working_since.get(instance, 0.0), waiting[0].placed_at)
+        taken_at, idle_since = self._forsaken.get(instance, (0.0, 0.0))
+        if taken_at and now - taken_at <= FORSAKEN_SECONDS:
+            since = min(since, idle_since)
+        return now - since if now - since > STALL_SECONDS else 0.0
+
     def has_room(self, instance: InstanceId, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
         """Whether the engine may be given so many more uncached tokens. One prefill may always be in it."""
         inside = self.at(instance, PREFILL)
@@ -386,6 +407,7 @@ class PoolModel:
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
+        self._forsaken.pop(event.instance, None)
         before = self.instances.get(event.instance)
         self.instances[event.instance] = ModelledInstance(
             epoch=event.epoch,
@@ -468,7 +490,7 @@ class PoolModel:
         self._withdraw(request)
         request.attempt, request.excluded = event.attempt, tuple(event.excluded)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
-        request.decode = event.decode
+        request.decode, request.placed_at = event.decode, event.at
 
     def _migrate(self, event: RequestMigrated) -> None:
         request = self.requests.get(event.request)
@@ -477,9 +499,13 @@ class PoolModel:
             event.source,
         ):
             return
+        if event.rebound:
+            since = self.working_since.get(event.source, 0.0)
+            idle = min(since, self._forsaken.get(event.source, (0.0, since))[1])
+            self._forsaken[event.source] = (event.at, idle)
         self._withdraw(request)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
-        request.decode = event.decode
+        request.decode, request.placed_at = event.decode, event.at
         request.rebound_from = event.source if event.rebound else request.rebound_from
 
     def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
@@ -545,6 +571,8 @@ class PoolModel:
         if request.stage == PREFILL:
             self.working_since[event.instance] = event.at
             request.decode = NOBODY
+            if event.stamp is None:
+                self._forsaken.pop(event.instance, None)
             if learnable:
                 self._learn(request, event.at)
         request.stage = DECODING
