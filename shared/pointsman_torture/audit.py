@@ -204,7 +204,8 @@ class _Term:
             return
         if request.stage != ARRIVED and event.attempt <= request.attempt:
             yield f"{event.request} has its place for attempt {request.attempt}"
-        if request.stage not in (ARRIVED, PENDING) and request.instance not in event.excluded:
+        sent_to = {request.instance, request.rebound_from}  # its ingress may not have heard that it was re-bound
+        if request.stage not in (ARRIVED, PENDING) and sent_to.isdisjoint(event.excluded):
             yield f"attempt {event.attempt} may go to {request.instance}, which has failed {event.request}"
         if missing := set(request.excluded).difference(event.excluded):
             yield f"{event.request} may go to {sorted(missing)} again, which failed it before"

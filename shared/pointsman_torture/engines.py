@@ -15,7 +15,7 @@ from typing import cast
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.zmq_kv_events import (
     RECEIVE_QUEUE_MAX,
@@ -30,7 +30,14 @@ from pointsman.chassis.health import AsgiApp
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
-from pointsman.simulation.block_cache import BlockHash, BlocksEvicted, CacheChange, CacheReset, RunCached
+from pointsman.simulation.block_cache import (
+    BlockHash,
+    BlocksEvicted,
+    CacheChange,
+    CacheReset,
+    PromptIdentity,
+    RunCached,
+)
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.engine_sim.app import EngineApp, ServedModel
@@ -62,6 +69,7 @@ class Truth:
         self._chain = chain
         self._block_size = block_size
         self._tokens: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+        self._identity: dict[BlockHash, PromptIdentity] = {}
         self._keys: set[BlockKey] | None = None
 
     def apply(self, change: CacheChange) -> None:
@@ -70,6 +78,7 @@ class Truth:
             parent, size = change.parent, self._block_size
             for position, block in enumerate(change.hashes):
                 self._tokens[block] = (parent, tuple(change.tokens[position * size : (position + 1) * size]))
+                self._identity[block] = change.identity
                 parent = block
         elif isinstance(change, BlocksEvicted):
             for block in change.hashes:
@@ -91,7 +100,9 @@ class Truth:
             path = self._path(block)
             if len(path) % per_key == 0:
                 tokens = [token for part in path for token in self._tokens[part][1]]
-                found.add(self._chain.extend(self._chain.root(), tokens)[-1])
+                identity = self._identity[block]
+                root = self._chain.root(lora=identity.lora, cache_salt=identity.cache_salt)
+                found.add(self._chain.extend(root, tokens)[-1])
         return found
 
     def _path(self, block: BlockHash) -> list[BlockHash]:
@@ -163,6 +174,7 @@ class EngineLife:
         seed: int,
         url: str,
         to_others: Session | None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
         self.truth = Truth(chain, shape.block_size)
@@ -185,7 +197,11 @@ class EngineLife:
         self.engine = SimulatedEngine(
             self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
         )
-        served = ServedModel(name=MODEL, max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size))
+        served = ServedModel(
+            name=MODEL,
+            max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size),
+            adapters=dict.fromkeys(adapters, "somewhere"),
+        )
         transfer: KvTransfer | None = None
         if to_others is not None:
             transfer = KvTransfer(
@@ -216,7 +232,18 @@ def vocabulary() -> tuple[Tokenizer, Wording]:
 class EngineHost:
     """A place where an engine runs, or not, and how it can be reached by its worker."""
 
-    def __init__(self, instance: InstanceId, role: Role, loop: VirtualLoop, chance: Random) -> None:
+    def __init__(
+        self,
+        instance: InstanceId,
+        role: Role,
+        loop: VirtualLoop,
+        chance: Random,
+        *,
+        replays: bool = True,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
+        self.replays = replays
+        self.names = FurtherNames(adapters=adapters)
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
@@ -266,11 +293,14 @@ class HostProbe:
             version="simulated",
             block_tokens=self._block_size,
             kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+            further_names=self._host.names,
         )
 
     async def load(self) -> EngineLoad:
         counts = (await self._life()).model.counts
-        return EngineLoad(waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage)
+        return EngineLoad(
+            waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage, further_names=self._host.names
+        )
 
     async def _life(self) -> EngineLife:
         host = self._host
@@ -291,7 +321,7 @@ class MemorySockets(EngineSockets):
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self.live: MemoryLiveSocket = MemoryLiveSocket(host)
-        self.replay = MemoryReplaySocket(host)
+        self.replay = MemoryReplaySocket(host) if host.replays else None
         host.sockets = [self]
         if host.life is not None:
             host.reconnect()

@@ -301,6 +301,7 @@ class EngineProcess(HttpProcess):
             seed=self.lives,
             url=self.host.url,
             to_others=way if world.plan.split else None,
+            adapters=self.host.names.adapters,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -390,5 +391,12 @@ class ScalerProcess(Process):
 
 
 def engine_host(world: "World", number: int) -> EngineHost:
-    role = world.plan.roles[number - 1]
-    return EngineHost(InstanceId(f"engine-{number}"), role, world.loop, world.chance(f"host {number}"))
+    plan, instance = world.plan, InstanceId(f"engine-{number}")
+    return EngineHost(
+        instance,
+        plan.roles[number - 1],
+        world.loop,
+        world.chance(f"host {number}"),
+        replays=plan.replays[number - 1],
+        adapters=plan.adapters[number - 1],
+    )
