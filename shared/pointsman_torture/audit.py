@@ -26,7 +26,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
 from pointsman_torture.network import Stored
 from pointsman_torture.pool_model import ARRIVED, NOBODY, PENDING, PREFILL, BookedRequest, PoolModel
 
@@ -97,6 +97,7 @@ class _Term:
         self._term = elected.term
         self._leader = elected.scheduler
         self._lapses = lapses
+        self._served = model.model
         self._stall_counts = elected.policy == "dualmap"
         """Whether a queue was weighed with the time for which its engine has been stalled."""
         self._bounds = _Bounds.told(elected.settings)
@@ -249,7 +250,9 @@ class _Term:
                 yield f"it is refused as late, and would be on time everywhere: {budget} s are left"
             elif self._bounds.admission != "predicted_ttft" and len(late) < len(event.candidates):
                 yield f"it is refused as late, and would be on time somewhere: {budget} s are left"
-            if event.reason == "slo_unreachable" and any(c.prefill_seconds <= request.slo_ttft for c in event.candidates):
+            if event.reason == "slo_unreachable" and any(
+                c.prefill_seconds <= request.slo_ttft for c in event.candidates
+            ):
                 yield f"its objective of {request.slo_ttft} s is called out of reach, and is not"
         elif event.reason == "queue_full" and self._full_line_allows():
             yield f"the line is called full with {self._waiting()} of {self._bounds.pending_max}"
@@ -271,7 +274,9 @@ class _Term:
         if event.attempt != request.attempt:
             yield f"{event.request} is at attempt {request.attempt}, not {event.attempt}"
         if not self._fits(request):
-            inside = [(r.id, r.uncached, r.stage) for r in self._model.requests.values() if r.instance == event.instance]
+            inside = [
+                (r.id, r.uncached, r.stage) for r in self._model.requests.values() if r.instance == event.instance
+            ]
             yield f"{event.instance} has no room for {request.uncached} tokens beside {inside} ({self._bounds})"
         first = self._first(event.instance)
         if first is not None and first is not request and not request.rebound_from:
@@ -376,7 +381,9 @@ class _Term:
         elif event.reason == "too_many_rebound" and self._under_way() < REBOUND_MAX:
             yield f"{self._under_way()} are re-bound"
         elif event.reason == "target_late":
-            uncached = model.uncached(request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance)
+            uncached = model.uncached(
+                request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
+            )
             work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
             ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
             if ttft < request.deadline - event.at - 1e-6:
@@ -423,6 +430,8 @@ class _Term:
         self, instance: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         known = self._model.instances.get(instance)
+        if known is not None and known.model != self._served:
+            yield f"{instance} serves {known.model}, not {self._served}"
         if instance not in self._model.ready(request.adapter, excluded):
             why = "left" if known is None else f"{known.status}, {known.role}, {sorted(known.adapters)}"
             yield f"{instance} does not take {request.id} ({why}; excluded: {excluded})"
@@ -459,7 +468,9 @@ class _Term:
                 continue
             queue = model.queued(instance, now) + (model.stalled(instance, now) if self._stall_counts else 0.0)
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
-            if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(candidate.prefill_seconds, prefill, **SAME):
+            if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
+                candidate.prefill_seconds, prefill, **SAME
+            ):
                 yield (
                     f"{instance} was weighed with {candidate.queue_seconds} + {candidate.prefill_seconds} s, not "
                     f"{queue} + {prefill}"

@@ -30,6 +30,7 @@ from pointsman.state.state import State
 from pointsman.state.workload import Stage
 from pointsman_scheduler import chosen
 from pointsman_torture.audit import audit
+from pointsman_torture.engines import MODEL
 from pointsman_torture.network import Stored
 from pointsman_torture.pool_model import PoolModel
 from pointsman_torture.twin import FoldTwin
@@ -111,6 +112,8 @@ def one_answer_a_client(world: World) -> Iterator[str]:
     for order in world.traffic.orders:
         if order.outcome == "waits":
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
+        elif order.status == 400:
+            yield f"order {order.number} was called a bad request ({order.code}), and is none"
         elif order.problem:
             yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
 
@@ -386,7 +389,7 @@ def empty_state(world: World) -> State:
 def empty_model(world: World) -> PoolModel:
     """What the model of the pool begins with."""
     settings = world.plan.scheduler
-    return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed)
+    return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
 
 
 def fold_in(state: State, stored: Stored) -> None:

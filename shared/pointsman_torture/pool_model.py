@@ -113,6 +113,7 @@ class ModelledInstance:
     cost: PrefillCost
     engine_block_tokens: Tokens
     role: str
+    model: str
     cache: str
     adapters: frozenset[str]
     heard_at: Seconds
@@ -224,7 +225,9 @@ class Learned:
 class PoolModel:
     """Everything that the log says, up to the last entry that was applied."""
 
-    def __init__(self, *, block_tokens: Tokens, speed: float) -> None:
+    def __init__(self, *, block_tokens: Tokens, speed: float, model: str) -> None:
+        """`model`: what the pool serves."""
+        self.model = model
         self.block_tokens = block_tokens
         self.speed = speed
         self.sequence: Sequence = 0
@@ -415,6 +418,7 @@ class PoolModel:
             cost=event.prefill,
             engine_block_tokens=event.engine_block_tokens,
             role=event.role,
+            model=event.model,
             cache=event.cache,
             adapters=frozenset(event.adapters),
             heard_at=event.at,

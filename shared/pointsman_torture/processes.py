@@ -302,6 +302,7 @@ class EngineProcess(HttpProcess):
             url=self.host.url,
             to_others=way if world.plan.split else None,
             adapters=self.host.names.adapters,
+            lies=self.host.lies,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app

@@ -7,6 +7,7 @@ from pointsman.ports import Clock
 from pointsman.primitives import InstanceId, PoolName, Seconds, Sequence
 from pointsman_torture.clients import Traffic
 from pointsman_torture.engines import MODEL, EngineHost
+from pointsman_torture.ghosts import GhostWatch
 from pointsman_torture.http import Site
 from pointsman_torture.loop import Mortal, VirtualLoop
 from pointsman_torture.network import Link, Network
@@ -62,6 +63,7 @@ class World:
         self.scalers = [ScalerProcess(self, f"scaler-{n}", self.provider) for n in range(1, plan.scalers + 1)]
         self.sites: dict[str, Site] = {engine.name: engine for engine in self.engines}
         self.operator = Operator(self)
+        self.ghosts = GhostWatch(self)
         self.traffic = Traffic(plan, self.chance("traffic"))
 
     @property
@@ -108,9 +110,9 @@ class World:
 
     def _read(self, link: Link, sequence: Sequence) -> None:
         for scheduler in self.schedulers:
-            if scheduler.life is not None and scheduler.life.link is link:
-                if scheduler.service.leading is None:
-                    self.lapses.add((link.name, sequence))
+            own = scheduler.life is not None and scheduler.life.link is link
+            if own and scheduler.service.leading is None:
+                self.lapses.add((link.name, sequence))
 
     def _handler_failed(self, subject: str, error: Exception) -> None:
         self.violation(f"a handler of {subject} raised {error!r}")
