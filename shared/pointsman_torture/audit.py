@@ -205,9 +205,6 @@ class _Term:
             return
         if request.stage != ARRIVED and event.attempt <= request.attempt:
             yield f"{event.request} has its place for attempt {request.attempt}"
-        sent_to = {request.instance, request.rebound_from}  # its ingress may not have heard that it was re-bound
-        if request.stage not in (ARRIVED, PENDING) and sent_to.isdisjoint(event.excluded):
-            yield f"attempt {event.attempt} may go to {request.instance}, which has failed {event.request}"
         if missing := set(request.excluded).difference(event.excluded):
             yield f"{event.request} may go to {sorted(missing)} again, which failed it before"
         yield from self._may_take(event.instance, request, tuple(event.excluded))
@@ -443,9 +440,9 @@ class _Term:
         known, other = self._model.instances.get(instance), self._model.instances.get(decode)
         if known is not None and known.role == "prefill" and decode == NOBODY:
             yield f"{instance} only prefills, and nobody decodes"
-        if decode != NOBODY and decode != request.decode:
-            if other is None or other.status != "ready" or other.role == "prefill" or decode in excluded:
-                yield f"{decode} decodes nothing for {request.id}"
+        takes = other is not None and other.status == "ready" and other.role != "prefill" and decode not in excluded
+        if decode not in (NOBODY, request.decode) and not takes:
+            yield f"{decode} decodes nothing for {request.id}"
 
     def _candidates(
         self, candidates: list[Candidate], request: BookedRequest, now: Seconds, excluded: tuple[InstanceId, ...]

@@ -250,6 +250,8 @@ class IngressProcess(HttpProcess):
         super().__init__(world, name)
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
+        self.tried: dict[str, list[str]] = {}
+        """By life and request: where it was sent so far."""
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -271,9 +273,13 @@ class IngressProcess(HttpProcess):
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
-    def _sends(self, headers: dict[str, str]) -> None:
-        """A request goes to an engine: on whose word?"""
+    def _sends(self, host: str, headers: dict[str, str]) -> None:
+        """A request goes to an engine: on whose word, and for the first time?"""
         request = RequestId(headers.get("x-request-id", ""))
+        tried = self.tried.setdefault(f"{self.link.name} {request}", [])
+        if host in tried and not self.world.plan.split:
+            self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
+        tried.append(host)
         heeded = self.link.heeds(request)
         if heeded:
             self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
@@ -290,7 +296,7 @@ class EngineProcess(HttpProcess):
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         world = self.world
         way = Session(
-            world.sites, world.loop, world.chance("transfers"), can_reach=lambda _: True, sends=lambda _: None
+            world.sites, world.loop, world.chance("transfers"), can_reach=lambda _: True, sends=lambda _host, _headers: None
         )
         engine = EngineLife(
             world.loop,
