@@ -4,7 +4,8 @@ In comes the history of a log. Each leader's order is made anew: the log up to i
 numbers, before each of them whatever else it had applied by then (`as_of`). Before each decision the model of the pool
 (`pool_model`) says what was known; a rule for that kind of decision says what is wrong with it. After each turn, nothing may
 wait at an engine that has room. Nothing here asks `pointsman.policies`: which instance a policy should prefer is not judged,
-only what holds for all of them. A term is judged up to the first decision that the log lacks.
+only what holds for all of them. A term is judged up to the first decision that the log lacks,
+or that was made on entries which the log has lost.
 """
 
 from collections import Counter, defaultdict
@@ -117,6 +118,8 @@ class _Term:
             event, stamp = stored.event, stored.stamp
             assert event is not None
             assert stamp is not None
+            if stamp.as_of >= stored.sequence:
+                return  # it was made on what the log has lost
             if (event.at, stamp.as_of) != self._moment:
                 yield from self._conclude_turn(f"before decision {number} of term {self._term}")
                 self._moment = (event.at, stamp.as_of)

@@ -34,10 +34,31 @@ SECONDS_MAX = 150
 """Real time that the tests and seeds of one mutant may take; who takes longer was found, too."""
 TORTURE_SEEDS = (1, 8, 26, 50, 100, 101)
 SHOWN_MAX = 110
-LIBRARIES = ("pytest", "hypothesis", "msgspec", "fastapi", "aiohttp", "structlog", "prometheus_client", "rich", "zmq", "nats")
+LIBRARIES = (
+    "pytest",
+    "hypothesis",
+    "msgspec",
+    "fastapi",
+    "aiohttp",
+    "structlog",
+    "prometheus_client",
+    "rich",
+    "zmq",
+    "nats",
+)
 """What every child needs, and has nothing of ours in it."""
 
-STATE_TESTS = ("state", "checkpoint", "decided", "prefix_index", "scaling", "fencing", "rebalancing", "rebinding", "pairing")
+STATE_TESTS = (
+    "state",
+    "checkpoint",
+    "decided",
+    "prefix_index",
+    "scaling",
+    "fencing",
+    "rebalancing",
+    "rebinding",
+    "pairing",
+)
 DISPATCH_TESTS = ("draining", "fencing", "pairing", "rebalancing", "rebinding", "routing", "scaling", "admission")
 POLICIES_OF_MEMORIES = ("fairness", "ordering", "routing_baselines", "admission")
 
@@ -112,18 +133,8 @@ class Outcome:
     seconds: float
 
 
-def mutants_of(file: str, source: str) -> list[Mutant]:
-    """Every mutant of a module, in its order."""
-    tree = ast.parse(source)
-    return [mutant for number in range(_count(tree)) if (mutant := _mutant(file, source, number)) is not None]
-
-
-def _count(tree: ast.Module) -> int:
-    return sum(1 for _ in _sites(tree))
-
-
-def _mutant(file: str, source: str, number: int) -> Mutant | None:
-    """The mutant at that site, or None where it is the same program."""
+def mutant_of(file: str, source: str, number: int) -> Mutant:
+    """The mutant of a module at the site of that number."""
     tree = ast.parse(source)
     statement, change = next(site for at, site in enumerate(_sites(tree)) if at == number)
     before = ast.unparse(statement)
@@ -131,8 +142,6 @@ def _mutant(file: str, source: str, number: int) -> Mutant | None:
     change.make()
     ast.fix_missing_locations(tree)
     after = ast.unparse(statement) if not change.dropped else "(dropped)"
-    if after == before:
-        return None
     return Mutant(file, line, change.what, before.split("\n")[0], after.split("\n")[0], ast.unparse(tree))
 
 
@@ -237,7 +246,7 @@ class _Planted(MetaPathFinder, Loader):
 
     @override
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._source, str(self._path), "exec"), module.__dict__)  # noqa: S102 - that is what it is for
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
 
 
 def module_name(file: str) -> str:
@@ -298,7 +307,19 @@ def _found(mutant: Mutant, root: Path, seeds: tuple[int, ...]) -> tuple[Fate, st
     sys.meta_path.insert(0, _Planted(module_name(mutant.file), root / mutant.file, mutant.source))
     pytest = importlib.import_module("pytest")
     files = [str(root / f"tests/unit/test_{name}.py") for name in TARGETS[mutant.file]]
-    options = ["-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=1", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", f"--rootdir={root}"]
+    options = [
+        "-x",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+        "--hypothesis-seed=1",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--assert=plain",
+        f"--rootdir={root}",
+    ]
     first = _FirstFailure()
     if pytest.main([*options, *files], plugins=[first]) != 0:
         return "killed by tests", first.name
@@ -322,15 +343,13 @@ class _FirstFailure:
 
 def sampled(root: Path, count: int, seed: int, files: tuple[str, ...]) -> list[Mutant]:
     """So many of all mutants, chosen by the seed; in the order of files and lines."""
+    sources = {file: (root / file).read_text() for file in TARGETS if not files or any(part in file for part in files)}
     everything = [
-        mutant
-        for file in TARGETS
-        if not files or any(part in file for part in files)
-        for mutant in mutants_of(file, (root / file).read_text())
+        (file, number) for file, source in sources.items() for number, _ in enumerate(_sites(ast.parse(source)))
     ]
     chosen = Random(f"mutants {seed}").sample(range(len(everything)), min(count, len(everything)))
     click.echo(f"{len(chosen)} of {len(everything)} mutants")
-    return [everything[at] for at in sorted(chosen)]
+    return [mutant_of(file, sources[file], number) for file, number in (everything[at] for at in sorted(chosen))]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
