@@ -60,7 +60,17 @@ STATE_TESTS = (
     "rebinding",
     "pairing",
 )
-DISPATCH_TESTS = ("draining", "fencing", "pairing", "rebalancing", "rebinding", "routing", "scaling", "admission")
+DISPATCH_TESTS = (
+    "dispatch",
+    "draining",
+    "fencing",
+    "pairing",
+    "rebalancing",
+    "rebinding",
+    "routing",
+    "scaling",
+    "admission",
+)
 POLICIES_OF_MEMORIES = ("fairness", "ordering", "routing_baselines", "admission")
 
 SHARED = "shared/pointsman/"
