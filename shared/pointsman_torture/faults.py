@@ -43,7 +43,10 @@ class Trouble:
     def __init__(self, world: World) -> None:
         self.world = world
         self.chance = world.chance("faults")
-        self.over = False
+
+    @property
+    def over(self) -> bool:
+        return self.world.healed
 
     def schedule(self) -> None:
         """Plan all of it now, so that it depends on the seed alone."""
@@ -75,8 +78,8 @@ class Trouble:
 
     def heal(self) -> None:
         """End all trouble: everything runs, everything can be reached, the dates are right."""
-        self.over = True
         world = self.world
+        world.healed = True
         world.note("all faults end")
         world.network.echoes = world.network.damage = 0.0
         world.network.server_up()
@@ -142,7 +145,7 @@ class Trouble:
 
     def pause_engine(self) -> None:
         """It keeps what it was given, and answers nothing."""
-        engine, seconds = self.chance.choice(self.world.engines), 2.0 + self._seconds(6.0)
+        engine, seconds = self.chance.choice(self.world.engines), 4.0 + self._seconds(6.0)
         if engine.life is None or engine.paused:
             return
         self.world.note(f"SIGSTOP {engine.name} for {seconds:.2f} s")
@@ -265,7 +268,9 @@ class Trouble:
         self.world.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
 
     def drop_events(self) -> None:
-        engine = self.chance.choice(self.world.engines)
+        """Most often of an engine that cannot tell again what was missed, where there is one."""
+        forgetful = [engine for engine in self.world.engines if not engine.host.replays]
+        engine = self.chance.choice([*self.world.engines, *forgetful * 4])
         share, seconds = self.chance.choice((0.1, 0.5, 1.0)), self._seconds(6.0)
         self.world.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
         engine.host.replay_trouble = self.chance.choice((0.0, 0.3, 0.9))
@@ -504,7 +509,7 @@ FAULTS: dict[str, Fault] = {
     "weather": Fault(3.0, Trouble.bad_weather),
     "server away": Fault(1.0, Trouble.server_away),
     "clock": Fault(1.0, Trouble.clock_jump),
-    "drop events": Fault(2.0, Trouble.drop_events),
+    "drop events": Fault(3.0, Trouble.drop_events),
     "worker cut from engine": Fault(1.0, Trouble.cut_worker_from_engine),
     "ingress cut from engine": Fault(1.0, Trouble.cut_ingress_from_engine),
     "drain": Fault(1.0, Trouble.drain),
@@ -515,7 +520,7 @@ FAULTS: dict[str, Fault] = {
     "archive": Fault(0.5, Trouble.archive_away),
     "kill ingress": Fault(1.5, Trouble.kill_ingress),
     "kill two": Fault(1.0, Trouble.kill_two),
-    "pause engine": Fault(1.5, Trouble.pause_engine),
+    "pause engine": Fault(2.5, Trouble.pause_engine),
     "slow rebalancer": Fault(1.0, Trouble.slow_rebalancer),
     "lie about load": Fault(0.7, Trouble.lie_about_load),
     "lie about cache": Fault(0.7, Trouble.lie_about_cache),

@@ -134,8 +134,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        task = _Task(coro, loop=self, name=None if name is None else str(name), context=context)
-        task.number = len(self._tasks)
+        task: _Task[T] = _Task.__new__(_Task)
+        task.number = len(self._tasks)  # first: asyncio puts it into a set while it is made
+        task.__init__(coro, loop=self, name=None if name is None else str(name), context=context)  # type: ignore[misc]
         self._tasks.append(task)
         return task
 

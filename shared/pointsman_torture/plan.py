@@ -64,6 +64,8 @@ class Plan:
     adapters: tuple[tuple[str, ...], ...]
     """Of each host: LoRA adapters that its engine has."""
     overload: bool
+    rebalancer_delay: Seconds
+    """Mean time of its messages, while there are faults: a rebalancer that is behind plans what is refused."""
     engine: EngineShape
     flush_ms: float
     window_max: int
@@ -100,6 +102,7 @@ def plan_of(seed: int) -> Plan:
     adapted = mix.random() < ADAPTER_SHARE and not split
     adapters = tuple((ADAPTER,) if adapted and (host == 0 or mix.random() < 0.5) else () for host in range(hosts))
     overload = mix.random() < OVERLOAD_SHARE
+    delay = mix.choice((0.0, 0.1, 0.5)) if overload else 0.0
     return Plan(
         seed=seed,
         speed=speed,
@@ -112,6 +115,7 @@ def plan_of(seed: int) -> Plan:
         replays=replays,
         adapters=adapters,
         overload=overload,
+        rebalancer_delay=delay,
         engine=EngineShape(
             block_size=block_size,
             blocks=chance.choice((40, 80, 160)) * 32 // block_size,
@@ -125,7 +129,7 @@ def plan_of(seed: int) -> Plan:
         scheduler=SchedulerSettings(
             **fleet,
             policy=chance.choice(ROUTING),
-            admission=chance.choice(ADMISSION),
+            admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
             running_max=chance.choice((1, 2, 8, 256)),

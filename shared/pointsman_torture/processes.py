@@ -37,7 +37,7 @@ from pointsman_torture.clocks import SkewedClock
 from pointsman_torture.engines import EngineHost, EngineLife, HostProbe, MemorySockets
 from pointsman_torture.http import Exchange, Session, Site
 from pointsman_torture.loop import OWNER, Mortal
-from pointsman_torture.network import Link
+from pointsman_torture.network import Link, Weather
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
@@ -363,6 +363,8 @@ class RebalancerProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         plan = self.world.plan
+        if plan.rebalancer_delay and not self.world.healed:
+            self.link.weather = Weather(delay=plan.rebalancer_delay)
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.log,

@@ -40,6 +40,8 @@ class World:
         self.chain = KeyChain(secret=SECRET.encode(), model=MODEL, block_tokens=POOL_BLOCK_TOKENS)
         self.trace: list[tuple[Seconds, str]] = []
         self.violations: list[str] = []
+        self.healed = False
+        """Whether all faults have ended."""
         self.lapses: set[tuple[str, Sequence]] = set()
         """By the name of its link: log entries that a scheduler read while it did not lead, or could not be sure of its lease."""
         self.network.reads = self._read

@@ -85,6 +85,7 @@ def test_who_decodes_counts_in_running_max_until_it_ends() -> None:
 def test_an_instance_that_failed_a_request_is_not_tried_again_and_where_none_is_left_it_is_refused() -> None:
     dispatcher = leader("a", "b")
     tried = [event.instance for event in arrives(dispatcher, "one", SMALL) if isinstance(event, RequestPlaced)]
+    events: list[LogEvent] = []
     for attempt in (2, 3):
         events = arrives(dispatcher, "one", SMALL, attempt=attempt, excluded=list(tried))
         tried += [event.instance for event in events if isinstance(event, RequestPlaced)]
@@ -97,7 +98,7 @@ def test_a_request_that_is_tried_elsewhere_makes_room_where_it_was_in_the_same_t
     dispatcher = leader("a", "b")
     arrives(dispatcher, "one", MIDDLE)
     arrives(dispatcher, "two", MIDDLE)
-    waits = [event for event in arrives(dispatcher, "three", LARGE) if isinstance(event, RequestPlaced)][0]
+    waits = next(event for event in arrives(dispatcher, "three", LARGE) if isinstance(event, RequestPlaced))
     inside = next(r.id for r in dispatcher.state.workload.lines[waits.instance].prefill.values())
 
     events = arrives(dispatcher, inside, MIDDLE, 1.0, attempt=2, excluded=[waits.instance])
