@@ -187,8 +187,8 @@ def test_a_loop_where_nothing_can_happen_any_more_says_so(loop: VirtualLoop) -> 
 
 def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_service: SchedulerService) -> None:
-        while True:
-            await asyncio.sleep(0.0)  # noqa: ASYNC110 - to spin is the point
+        while True:  # noqa: ASYNC110 - to spin is the point
+            await asyncio.sleep(0.0)
 
     async def again_and_again(service: SchedulerService) -> None:
         while True:

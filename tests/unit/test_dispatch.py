@@ -4,10 +4,11 @@ from typing import Any
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import InstanceId, RequestId
-from tests.support.events import BLOCK, finished, first_token, route
+from tests.support.events import BLOCK, finished, first_token, reported, route
 from tests.support.leading import leader_of
 
 WINDOW_TOKENS = 200
@@ -147,3 +148,35 @@ def test_a_request_inside_an_engine_is_not_cancelled_by_the_leader() -> None:
     arrives(dispatcher, "inside", SMALL)
 
     assert dispatcher.cancel(RequestId("inside"), "client_gone", 1.0) == []
+
+
+def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
+    dispatcher = leader("a", "b")
+
+    def look(now: float, heard_since: float = 0.0) -> list[LogEvent]:
+        dispatcher.state.apply(reported("b", 0, [], at=now))
+        return dispatcher.check_liveness(now, heard_since=heard_since, suspect_after=3.0, leave_after=30.0)
+
+    assert look(3.0) == []
+    assert look(29.0, heard_since=28.0) == []  # nobody was there to hear before
+    (suspected,) = look(29.5)
+    assert isinstance(suspected, InstanceSuspected)
+    assert (suspected.instance, suspected.silent_seconds) == ("a", 29.5)
+    assert look(29.7) == []
+    (left,) = look(30.5)
+    assert isinstance(left, InstanceLeft)
+    assert left.instance == "a"
+    assert look(40.0) == []
+
+
+def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:
+    dispatcher = leader("a", "b")
+    dispatcher.state.apply(reported("b", 0, [], at=10.0))
+    dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+
+    def placed(name: str) -> str:
+        return next(e.instance for e in arrives(dispatcher, name, SMALL, 10.0) if isinstance(e, RequestPlaced))
+
+    assert {placed("one"), placed("two")} == {"b"}
+    dispatcher.state.apply(reported("a", 0, [], at=11.0))
+    assert placed("three") == "a"
