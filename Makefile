@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup up test test-clients test-vllm lint results lock clean
+.PHONY: setup up test test-clients test-vllm mutation lint results lock clean
 
 setup: .venv/.ready
 
@@ -34,6 +34,11 @@ test: lint
 # the one in POINTSMAN_VLLM_DIR; a part of it: make test-vllm ARGS="-k chat".
 test-vllm: setup
 	$(BIN)/pytest -m vllm tests/vllm $(ARGS)
+
+# Small defects, planted one at a time: which of them do tests and torture find? (docs/testing.md) About a quarter of an hour;
+# another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
+mutation: setup
+	$(BIN)/python -m pointsman_torture.mutation $(ARGS)
 
 # Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
 # `vllm bench serve`, where the environment of make test-vllm is there.

@@ -15,12 +15,22 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.tooling.engine_sim.engine import prompt_hash
 from pointsman_torture.engines import MODEL, vocabulary
 from pointsman_torture.http import Exchange, post_scope
-from pointsman_torture.plan import POOL_BLOCK_TOKENS, Plan
+from pointsman_torture.plan import ADAPTER, OVERLOAD_OBJECTIVES_MS, POOL_BLOCK_TOKENS, Plan
 from pointsman_torture.processes import IngressProcess
 
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
 HANG_UP_SHARE = 0.08
 STEMS = 6
+"""System prompts, each of which many requests share."""
+CONTINUED_SHARE = 0.3
+"""Of the requests, that continue a conversation: all that was said so far, and something new."""
+CONVERSATION_TOKENS_MAX = 700
+SALTED_SHARE = 0.12
+SALTS = ("red", "blue")
+ADAPTED_SHARE = 0.25
+"""Of the requests, where there is an adapter, that ask for it."""
+HURRIED_SHARE = 0.7
+"""Of the requests of an overload, that have an objective of their own."""
 COMPLETIONS = "/v1/completions"
 
 
@@ -34,6 +44,10 @@ class Order:
     stream: bool
     hangs_up_after: Seconds | None
     own_id: str = ""
+    session: str = ""
+    salt: str = ""
+    adapter: str = ""
+    objective_ms: int = 0
     begun_at: Seconds = 0.0
     ended_at: Seconds = 0.0
     outcome: Outcome = "waits"
@@ -47,7 +61,9 @@ class Order:
 
     @property
     def body(self) -> bytes:
-        asked: dict[str, Any] = {"model": MODEL, "prompt": self.prompt, "max_tokens": self.max_tokens}
+        asked: dict[str, Any] = {"model": self.adapter or MODEL, "prompt": self.prompt, "max_tokens": self.max_tokens}
+        if self.salt:
+            asked["cache_salt"] = self.salt
         if self.stream:
             asked |= {"stream": True, "stream_options": {"include_usage": True}}
         return msgspec.json.encode(asked)
@@ -68,10 +84,11 @@ class Traffic:
     def __post_init__(self) -> None:
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
-    def order(self, *, may_hang_up: bool = True) -> Order:
+    def order(self, *, last: bool = False) -> Order:
+        """One more. `last`: one that must be served."""
         chance = self.chance
-        prompt = [*chance.choice(self._stems), *self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))]
-        hangs_up = may_hang_up and chance.random() < HANG_UP_SHARE
+        hangs_up = not last and chance.random() < HANG_UP_SHARE
+        session, prompt, salt, adapter = self._asked(last=last)
         number = len(self.orders) + 1
         order = Order(
             number=number,
@@ -80,9 +97,26 @@ class Traffic:
             stream=chance.random() < 0.7,
             hangs_up_after=chance.expovariate(2.0) if hangs_up else None,
             own_id=f"mine-{number}" if chance.random() < 0.5 else "",
+            session=session,
+            salt=salt,
+            adapter=adapter,
         )
+        if self.plan.overload and not last and chance.random() < HURRIED_SHARE:
+            order.objective_ms = chance.choice(OVERLOAD_OBJECTIVES_MS)
         self.orders.append(order)
         return order
+
+    def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
+        """Session, prompt, salt and adapter: of a new conversation, or of one that goes on."""
+        chance = self.chance
+        going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
+        new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
+        if going_on and chance.random() < CONTINUED_SHARE:
+            before = chance.choice(going_on)
+            return before.session, [*before.prompt, *self._tokens(before.max_tokens), *new], before.salt, ""
+        salt = chance.choice(SALTS) if chance.random() < SALTED_SHARE else ""
+        adapted = not last and any(self.plan.adapters) and chance.random() < ADAPTED_SHARE
+        return f"talk-{len(self.orders)}", [*chance.choice(self._stems), *new], salt, ADAPTER if adapted else ""
 
     def _tokens(self, count: Tokens) -> list[int]:
         return [self.chance.randint(300, 4000) for _ in range(count)]
@@ -99,6 +133,10 @@ async def ask(order: Order, ingress: IngressProcess) -> None:
     headers = {"content-type": "application/json"}
     if order.own_id:
         headers["x-request-id"] = order.own_id
+    if order.session:
+        headers["x-session-id"] = order.session
+    if order.objective_ms:
+        headers["x-slo-ttft-ms"] = str(order.objective_ms)
     exchange = order.exchange = Exchange(
         ingress, world.loop, world.chance("clients"), post_scope(COMPLETIONS, headers), order.body
     )

@@ -8,14 +8,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.zmq_kv_events import (
     RECEIVE_QUEUE_MAX,
@@ -26,11 +26,17 @@ from pointsman.adapters.zmq_kv_events import (
     ReplayError,
     ReplaySocket,
 )
-from pointsman.chassis.health import AsgiApp
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
-from pointsman.simulation.block_cache import BlockHash, BlocksEvicted, CacheChange, CacheReset, RunCached
+from pointsman.simulation.block_cache import (
+    BlockHash,
+    BlocksEvicted,
+    CacheChange,
+    CacheReset,
+    PromptIdentity,
+    RunCached,
+)
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman.tooling.engine_sim.app import EngineApp, ServedModel
@@ -62,6 +68,7 @@ class Truth:
         self._chain = chain
         self._block_size = block_size
         self._tokens: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+        self._identity: dict[BlockHash, PromptIdentity] = {}
         self._keys: set[BlockKey] | None = None
 
     def apply(self, change: CacheChange) -> None:
@@ -70,6 +77,7 @@ class Truth:
             parent, size = change.parent, self._block_size
             for position, block in enumerate(change.hashes):
                 self._tokens[block] = (parent, tuple(change.tokens[position * size : (position + 1) * size]))
+                self._identity[block] = change.identity
                 parent = block
         elif isinstance(change, BlocksEvicted):
             for block in change.hashes:
@@ -91,7 +99,9 @@ class Truth:
             path = self._path(block)
             if len(path) % per_key == 0:
                 tokens = [token for part in path for token in self._tokens[part][1]]
-                found.add(self._chain.extend(self._chain.root(), tokens)[-1])
+                identity = self._identity[block]
+                root = self._chain.root(lora=identity.lora, cache_salt=identity.cache_salt)
+                found.add(self._chain.extend(root, tokens)[-1])
         return found
 
     def _path(self, block: BlockHash) -> list[BlockHash]:
@@ -102,6 +112,26 @@ class Truth:
             path.append(at)
             at = self._tokens[at][0]
         return path[::-1]
+
+
+@dataclass(slots=True)
+class Lies:
+    """What an engine says of itself that is not so. Its KV events: a share of batches tell of other blocks."""
+
+    idle: bool = False
+    """It runs nothing."""
+    busy: bool = False
+    """It runs a million requests."""
+    cached_tokens: bool = False
+    """Each answer was cached whole, or not at all."""
+    events: float = 0.0
+    max_model_len: Tokens = 0
+    model: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        return self != Lies()
 
 
 class MemoryPublisher:
@@ -126,17 +156,31 @@ class MemoryPublisher:
         self.buffer: deque[tuple[Sequence, bytes]] = deque(maxlen=buffer_steps)
         self.dropping = 0.0
         """Share of batches that do not reach a subscriber."""
+        self.lies = Lies()
         self.subscriber: MemoryLiveSocket | None = None
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
         changes = list(changes)
         for change in changes:
             self._truth.apply(change)
+        if self.lies.events and self._chance.random() < self.lies.events:
+            changes = self._falsified(changes)
         sequence, payload = self._sequence, self._encoder.payload(changes, self._clock.unix)
         self._sequence += 1
         self.buffer.append((sequence, payload))
         if self.subscriber is not None and self._chance.random() >= self.dropping:
             self.subscriber.carry([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
+
+    def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
+        """Blocks that it stored are not told of, or others are; evictions are kept quiet."""
+        told: list[CacheChange] = []
+        for change in changes:
+            if isinstance(change, RunCached) and self._chance.random() < 0.5:
+                tokens = [token % 3000 + 1000 for token in change.tokens]
+                told.append(RunCached(change.parent, change.hashes, tokens, change.identity))
+            elif isinstance(change, CacheReset):
+                told.append(change)
+        return told
 
 
 @dataclass(slots=True)
@@ -163,12 +207,15 @@ class EngineLife:
         seed: int,
         url: str,
         to_others: Session | None,
+        adapters: tuple[str, ...] = (),
+        lies: Lies | None = None,
     ) -> None:
         """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
         self.truth = Truth(chain, shape.block_size)
         self.publisher = MemoryPublisher(
             loop, chance, clock, self.truth, block_size=shape.block_size, buffer_steps=shape.buffer_steps
         )
+        self.publisher.lies = lies or Lies()
         self.model = EngineModel(
             PROFILES[PROFILE],
             EngineSettings(
@@ -185,7 +232,11 @@ class EngineLife:
         self.engine = SimulatedEngine(
             self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
         )
-        served = ServedModel(name=MODEL, max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size))
+        served = ServedModel(
+            name=MODEL,
+            max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size),
+            adapters=dict.fromkeys(adapters, "somewhere"),
+        )
         transfer: KvTransfer | None = None
         if to_others is not None:
             transfer = KvTransfer(
@@ -197,9 +248,20 @@ class EngineLife:
                 session=cast(aiohttp.ClientSession, to_others),
             )
             transfer.url = url
-        self.app: AsgiApp = EngineApp(
-            self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer
-        )
+        self.app = LyingApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
+        self.app.lies = self.publisher.lies
+
+
+class LyingApp(EngineApp):
+    """The engine's server, whose answers may say wrongly how much of the prompt was cached."""
+
+    lies = Lies()
+
+    @override
+    def _usage(self, answer: Any) -> dict[str, object]:
+        if self.lies.cached_tokens:
+            answer.generation.cached_tokens = 0 if answer.generation.cached_tokens else answer.prompt_tokens
+        return super()._usage(answer)
 
 
 _vocabulary: list[tuple[Tokenizer, Wording]] = []
@@ -216,7 +278,20 @@ def vocabulary() -> tuple[Tokenizer, Wording]:
 class EngineHost:
     """A place where an engine runs, or not, and how it can be reached by its worker."""
 
-    def __init__(self, instance: InstanceId, role: Role, loop: VirtualLoop, chance: Random) -> None:
+    def __init__(
+        self,
+        instance: InstanceId,
+        role: Role,
+        loop: VirtualLoop,
+        chance: Random,
+        *,
+        replays: bool = True,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
+        self.replays = replays
+        self.names = FurtherNames(adapters=adapters)
+        self.lies = Lies()
+        """Of the engine that runs here, whichever."""
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
@@ -259,18 +334,28 @@ class HostProbe:
         self._block_size = block_size
 
     async def describe(self) -> EngineFacts:
-        life = await self._life()
+        life, lies = await self._life(), self._host.lies
         return EngineFacts(
-            model=MODEL,
-            max_model_len=MAX_MODEL_LEN,
+            model=lies.model or MODEL,
+            max_model_len=lies.max_model_len or MAX_MODEL_LEN,
             version="simulated",
             block_tokens=self._block_size,
             kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+            further_names=self._names,
         )
 
     async def load(self) -> EngineLoad:
         counts = (await self._life()).model.counts
-        return EngineLoad(waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage)
+        load = EngineLoad(
+            waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage, further_names=self._names
+        )
+        if self._host.lies.idle:
+            return replace(load, waiting=0, running=0, kv_usage=0.0)
+        return replace(load, waiting=10**6, running=10**6, kv_usage=1.0) if self._host.lies.busy else load
+
+    @property
+    def _names(self) -> FurtherNames:
+        return replace(self._host.names, aliases=self._host.lies.aliases)
 
     async def _life(self) -> EngineLife:
         host = self._host
@@ -291,7 +376,7 @@ class MemorySockets(EngineSockets):
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self.live: MemoryLiveSocket = MemoryLiveSocket(host)
-        self.replay = MemoryReplaySocket(host)
+        self.replay = MemoryReplaySocket(host) if host.replays else None
         host.sockets = [self]
         if host.life is not None:
             host.reconnect()

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_scheduler.service import WAITING
+from pointsman_torture.engines import Lies
 from pointsman_torture.network import CALM, Link, Weather
 from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS
 from pointsman_torture.processes import EngineProcess, Process, SchedulerProcess
@@ -18,6 +21,12 @@ LOG_LOSSES = (0, 0, 0, 0, 1, 2)
 """How often a log without retention loses what it had confirmed, each as likely."""
 EXPIRY_SECONDS: Seconds = 1.0
 """How often retention looks for what it may drop."""
+
+
+GHOSTS = "granted requests of an ingress that was killed"
+PENDING: frozenset[str] = frozenset({GHOSTS, "lie about length", "lie about name", "poison"})
+"""Kinds of faults that the fleet does not survive yet, and GHOSTS, which is no fault but a bound of seconds that is not kept
+yet. A kind is struck from here once it is survived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,10 @@ class Trouble:
     def __init__(self, world: World) -> None:
         self.world = world
         self.chance = world.chance("faults")
-        self.over = False
+
+    @property
+    def over(self) -> bool:
+        return self.world.healed
 
     def schedule(self) -> None:
         """Plan all of it now, so that it depends on the seed alone."""
@@ -48,7 +60,7 @@ class Trouble:
             self._expire(kept)
         else:
             self._schedule_log_losses()
-        kinds = list(FAULTS)
+        kinds = [kind for kind in FAULTS if kind not in PENDING]
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
             loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, FAULTS[name])
@@ -66,8 +78,8 @@ class Trouble:
 
     def heal(self) -> None:
         """End all trouble: everything runs, everything can be reached, the dates are right."""
-        self.over = True
         world = self.world
+        world.healed = True
         world.note("all faults end")
         world.network.echoes = world.network.damage = 0.0
         world.network.server_up()
@@ -86,6 +98,7 @@ class Trouble:
             self._mend_engine_way(host.instance)
         for engine in world.engines:
             self._calm_events(engine)
+            self._end_lies(engine)
         world.recorder.archive.failing = 0.0
         if world.provider is not None:
             world.provider.failing = 0.0
@@ -98,6 +111,17 @@ class Trouble:
 
     def kill_engine(self) -> None:
         self._kill(self.chance.choice(self.world.engines), self.chance.expovariate(0.7))
+
+    def kill_ingress(self) -> None:
+        ingress = self.chance.choice(self.world.ingresses)
+        if ingress.life is not None and PENDING.isdisjoint({GHOSTS}):
+            self.world.ghosts.watch(ingress.link.name)
+        self._kill(ingress, self.chance.expovariate(0.7))
+
+    def kill_two(self) -> None:
+        """Two processes die at the same moment."""
+        for process in self.chance.sample(self.world.processes, 2):
+            self._kill(process, self.chance.expovariate(0.7))
 
     def kill_scheduler(self) -> None:
         self._kill(self.chance.choice(self.world.schedulers), self.chance.expovariate(0.7))
@@ -118,6 +142,23 @@ class Trouble:
         self.world.note(f"SIGSTOP {process.name} for {seconds:.2f} s")
         process.pause()
         self._later(seconds, self._resume, process)
+
+    def pause_engine(self) -> None:
+        """It keeps what it was given, and answers nothing."""
+        engine, seconds = self.chance.choice(self.world.engines), 4.0 + self._seconds(6.0)
+        if engine.life is None or engine.paused:
+            return
+        self.world.note(f"SIGSTOP {engine.name} for {seconds:.2f} s")
+        engine.pause()
+        self._later(seconds, self._resume, engine)
+
+    def slow_rebalancer(self) -> None:
+        """It plans on what was long ago, and its plans come late."""
+        rebalancer, seconds = self.world.rebalancer, self._seconds(10.0)
+        if rebalancer.life is not None:
+            self.world.note(f"the rebalancer is slow for {seconds:.2f} s")
+            rebalancer.link.weather = Weather(delay=self.chance.choice((0.1, 0.3, 1.0)))
+            self._later(seconds, self._clear_up, rebalancer)
 
     def suspend(self) -> None:
         """A machine is suspended: who ran on it takes up where it stood, a leader with a lease that ended long ago."""
@@ -227,7 +268,9 @@ class Trouble:
         self.world.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
 
     def drop_events(self) -> None:
-        engine = self.chance.choice(self.world.engines)
+        """Most often of an engine that cannot tell again what was missed, where there is one."""
+        forgetful = [engine for engine in self.world.engines if not engine.host.replays]
+        engine = self.chance.choice([*self.world.engines, *forgetful * 4])
         share, seconds = self.chance.choice((0.1, 0.5, 1.0)), self._seconds(6.0)
         self.world.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
         engine.host.replay_trouble = self.chance.choice((0.0, 0.3, 0.9))
@@ -288,6 +331,84 @@ class Trouble:
         self.world.note(f"the recorder's database fails often for {seconds:.2f} s")
         self.world.recorder.archive.failing = self.chance.choice((0.3, 1.0))
         self._later(seconds, self._archive_back)
+
+    # Engines that lie
+
+    def lie_about_load(self) -> None:
+        self._lie("load", **{self.chance.choice(("idle", "busy")): True})
+
+    def lie_about_cache(self) -> None:
+        self._lie("cache", events=self.chance.choice((0.2, 1.0)), cached_tokens=self.chance.random() < 0.5)
+
+    def lie_about_length(self) -> None:
+        self._lie("length", restart=True, max_model_len=1)
+
+    def lie_about_name(self) -> None:
+        named = {"model": "another-model"} if self.chance.random() < 0.5 else {"aliases": ("another-model",)}
+        self._lie("name", restart=True, **named)
+
+    def _lie(self, about: str, *, restart: bool = False, **lies: Any) -> None:
+        """An engine says what is not so, until it is started anew. `restart`: it says so as it starts."""
+        engine = self.chance.choice(self.world.engines)
+        self.world.note(f"{engine.name} lies about its {about}: {lies}")
+        for name, said in lies.items():
+            setattr(engine.host.lies, name, said)
+        if restart:
+            self._kill(engine, 0.5)
+        else:
+            self._later(self._seconds(8.0), self._end_lies, engine)
+
+    def _end_lies(self, engine: EngineProcess) -> None:
+        """Somebody replaces an engine that lies by one that does not."""
+        if engine.host.lies.any:
+            engine.host.lies = Lies()
+            self._kill(engine, 0.5)
+
+    # Strangers who write into the log
+
+    def garbage(self) -> None:
+        self._write_raw(
+            (b"", b"\x00", b'{"type":"InstanceReported","at":', b'{"type":"Unheard","at":1.0}', b"[" * 40, b"null")
+        )
+
+    def poison(self) -> None:
+        """What decoders and folds may stumble over."""
+        host, chance = self.chance.choice(list(self.world.hosts.values())), self.chance
+        known = next(
+            (s.service.state.fleet.get(host.instance) for s in self.world.schedulers if s.life is not None), None
+        )
+        epoch, sequence = (known.epoch, known.sequence + 1) if known is not None else (1, 1)
+        of_cache = f'"at":1.0,"instance":"{host.instance}","epoch":{epoch},"sequence":{sequence}'
+        of_fleet = f'"at":1.0,"instance":"{host.instance}","epoch":{epoch}'
+        report = '"serving":true,"waiting":0,"running":0,"kv_usage":%s,"sequence":1,"blocks":0,"digest":0'
+        name = f"poison-{chance.randrange(10**6)}"
+        arrived = f'"at":1.0,"request":"{name}","arrived_at":1.0,"ingress":"x","tenant":"t"'
+        numbers = '"prompt_tokens":%s,"max_output_tokens":1,"slo_ttft":1.0,"slo_tpot":1.0'
+        self._write_raw(
+            (
+                b'{"type":"InstanceReported","x":' + b"[" * 3000 + b"]" * 3000 + b"}",
+                f'{{"type":"BlocksRemoved",{of_cache},"keys":"AAAAAAAAAA=="}}'.encode(),
+                f'{{"type":"BlocksStored",{of_cache},"runs":[{{"keys":"AAAAAAAAAA=="}}]}}'.encode(),
+                f'{{"type":"RequestArrived",{arrived},"keys":"AAAAAAAAAA==",{numbers % 9}}}'.encode(),
+                f'{{"type":"RequestArrived",{arrived},"keys":"",{numbers % -5}}}'.encode(),
+                f'{{"type":"InstanceReported",{of_fleet},{report % "1e999"}}}'.encode(),
+                f'{{"type":"InstanceReported",{of_fleet},{report % "NaN"}}}'.encode(),
+                f'{{"type":"InstanceReported",{of_fleet},{report % "0.1"},"x":"'.encode() + b'\xff\xfe"}',
+                f'{{"type":"InstanceProbed","at":1e999,"instance":"{host.instance}","epoch":{epoch},"parity":true}}'.encode(),
+            ),
+        )
+
+    def _write_raw(self, payloads: tuple[bytes, ...]) -> None:
+        network, chance = self.world.network, self.chance
+        if not network.broker.available:
+            return
+        payload = chance.choice(payloads)
+        pool, host = network.pool, chance.choice(list(self.world.hosts.values()))
+        subject = chance.choice(
+            (cache_subject(pool, host.instance), fleet_subject(pool, host.instance), leader_subject(pool))
+        )
+        self.world.note(f"a stranger writes {payload[:60]!r} to {subject}")
+        network.store_raw(subject, payload)
 
     # What ends it
 
@@ -388,7 +509,7 @@ FAULTS: dict[str, Fault] = {
     "weather": Fault(3.0, Trouble.bad_weather),
     "server away": Fault(1.0, Trouble.server_away),
     "clock": Fault(1.0, Trouble.clock_jump),
-    "drop events": Fault(2.0, Trouble.drop_events),
+    "drop events": Fault(3.0, Trouble.drop_events),
     "worker cut from engine": Fault(1.0, Trouble.cut_worker_from_engine),
     "ingress cut from engine": Fault(1.0, Trouble.cut_ingress_from_engine),
     "drain": Fault(1.0, Trouble.drain),
@@ -397,5 +518,15 @@ FAULTS: dict[str, Fault] = {
     "clear cache": Fault(0.5, Trouble.clear_cache),
     "damage": Fault(1.0, Trouble.damage_entries),
     "archive": Fault(0.5, Trouble.archive_away),
+    "kill ingress": Fault(1.5, Trouble.kill_ingress),
+    "kill two": Fault(1.0, Trouble.kill_two),
+    "pause engine": Fault(2.5, Trouble.pause_engine),
+    "slow rebalancer": Fault(1.0, Trouble.slow_rebalancer),
+    "lie about load": Fault(0.7, Trouble.lie_about_load),
+    "lie about cache": Fault(0.7, Trouble.lie_about_cache),
+    "lie about length": Fault(0.5, Trouble.lie_about_length),
+    "lie about name": Fault(0.5, Trouble.lie_about_name),
+    "garbage": Fault(0.7, Trouble.garbage),
+    "poison": Fault(0.7, Trouble.poison),
 }
 """By name. A worker may be stopped politely; nobody else is."""

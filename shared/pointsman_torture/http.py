@@ -172,10 +172,10 @@ class Session:
         chance: Random,
         *,
         can_reach: Callable[[str], bool],
-        sends: Callable[[dict[str, str]], None],
+        sends: Callable[[str, dict[str, str]], None],
     ) -> None:
-        """`sites` by host. `can_reach`: whether the way from here to a host is open. `sends`: told of the headers of each
-        request."""
+        """`sites` by host. `can_reach`: whether the way from here to a host is open. `sends`: told of the host and
+        the headers of each request."""
         self._sites = sites
         self._loop = loop
         self._chance = chance
@@ -193,7 +193,7 @@ class Session:
     ) -> Asking:
         del allow_redirects
         headers = headers or {}
-        self._sends(headers)
+        self._sends(str(URL(url).host), headers)
         body = data if isinstance(data, bytes) else data.read()
         return Asking(lambda: self._post(URL(url), body, headers))
 

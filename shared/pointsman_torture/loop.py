@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -28,8 +28,14 @@ MOMENT_SECONDS = 1e-6
 """What comes in an order is so far apart at least."""
 STEP_CPU_SECONDS_MAX = 1.0
 """Real time of the processor that a step may take, or a little more. The longest, the checkers', takes a fifth of it."""
-STEPS_MAX = 20_000_000
-"""More callbacks than any sane run takes: somebody spins."""
+STEPS_MAX = 400_000
+"""More callbacks than any sane run takes, which are up to 100,000: somebody spins."""
+STEPS_AT_ONE_MOMENT_MAX = 20_000
+"""More callbacks than any sane run takes without that time passes."""
+CPU_SECONDS_MAX = 90.0
+"""Real time of the processor that a run may take; a common one takes one."""
+WATCHED_STEPS = 2_000
+"""The last callbacks before the end, of which a report tells who ran them."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -84,6 +90,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
         """Callbacks that were run."""
+        self._moment = 0
+        """Callbacks that were run before time passed last."""
+        self._ran: Counter[str] = Counter()
+        """Of the last WATCHED_STEPS, who ran how many."""
 
     @override
     def time(self) -> Seconds:
@@ -124,8 +134,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        task = _Task(coro, loop=self, name=None if name is None else str(name), context=context)
-        task.number = len(self._tasks)
+        task: _Task[T] = _Task.__new__(_Task)
+        task.number = len(self._tasks)  # first: asyncio puts it into a set while it is made
+        task.__init__(coro, loop=self, name=None if name is None else str(name), context=context)  # type: ignore[misc]
         self._tasks.append(task)
         return task
 
@@ -162,9 +173,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             yield
             return
         seen = -1
+        looks = 0
 
         def look(_signal: int, frame: FrameType | None) -> None:
-            nonlocal seen
+            nonlocal seen, looks
+            looks += 1
+            if looks * STEP_CPU_SECONDS_MAX > CPU_SECONDS_MAX:
+                endless = f"{CPU_SECONDS_MAX:g} s of the processor and no end, at step {self.steps}"
+                tell(endless)
+                raise EndlessStepError(endless)
             if self.steps == seen:
                 where = frame.f_code.co_qualname if frame is not None else "nobody knows where"
                 endless = f"a step does not come to an end, in {where}"
@@ -189,13 +206,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not scheduled:
                 stalled = "everybody waits and nothing is due"
                 raise StalledError(stalled)
-            self._now = max(self._now, scheduled[0].when())
+            if scheduled[0].when() > self._now:
+                self._now, self._moment = scheduled[0].when(), self.steps
         while scheduled and scheduled[0].when() <= self._now:
             ready.append(self._drop_timer())
         for _ in range(len(ready)):
             self._step(ready.popleft())
-        if self.steps > STEPS_MAX:
-            endless = f"{STEPS_MAX} steps and no end"
+        here = self.steps - self._moment
+        if self.steps > STEPS_MAX or here > STEPS_AT_ONE_MOMENT_MAX:
+            who = ", ".join(f"{count} times {name}" for name, count in self._ran.most_common(3))
+            what = f"{here} without that time passes" if here > STEPS_AT_ONE_MOMENT_MAX else "no end"
+            endless = f"{self.steps} steps and {what}, at {self._now:.3f}; of the last {WATCHED_STEPS} {who}"
             raise StalledError(endless)
 
     def _step(self, handle: asyncio.Handle) -> None:
@@ -206,6 +227,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             owner.held.append(handle)
             return
         self.steps += 1
+        if min(STEPS_MAX - self.steps, STEPS_AT_ONE_MOMENT_MAX - self.steps + self._moment) < WATCHED_STEPS:
+            self._ran[_told(handle)] += 1
+        elif self._ran:
+            self._ran.clear()
         handle._run()
 
     def _drop_timer(self) -> asyncio.TimerHandle:
@@ -218,6 +243,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, event_list: object) -> None:
         """There are none."""
+
+
+def _told(handle: asyncio.Handle) -> str:
+    """Whose callback this is, for people."""
+    callback = cast(Any, handle)._callback
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        coroutine: Any = owner.get_coro()
+        while getattr(coroutine, "cr_await", None) is not None and hasattr(coroutine.cr_await, "cr_code"):
+            coroutine = coroutine.cr_await
+        return f"the task {owner.get_name()} in {getattr(coroutine, '__qualname__', coroutine)}"
+    return str(getattr(callback, "__qualname__", callback))
 
 
 def _context_of(handle: asyncio.Handle) -> Context:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, decode_event, encode
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver, WritesLost
 from pointsman.contracts.envelope import Stamp
@@ -100,7 +100,8 @@ CALM = Weather()
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One entry as it came into the log. `event` is None where nobody can read it. `echo`: it is a second copy. `first`: what
+    """One entry as it came into the log. `event` is None where nobody can read it. `echo`: it is a second copy, or no
+    process of ours wrote it. `first`: what
     retention had left of the log by then."""
 
     sequence: Sequence
@@ -136,6 +137,8 @@ class Network:
         """The entry of the newest checkpoint: from there on the log must be kept."""
         self.ambush: Callable[[Link], None] = lambda _link: None
         """Called when a process has taken a lease for a new term, before it knows."""
+        self.reads: Callable[[Link, Sequence], None] = lambda _link, _sequence: None
+        """Called when a process is about to be given an entry of the log."""
         self.links: list[Link] = []
         self.chance = chance
         self._served: dict[str, list[_Served]] = {}
@@ -234,6 +237,15 @@ class Network:
             self.carry(asker.weather, asker.hear_nobody, subject, answer)
         for served in listening:
             self.carry(served.link.weather, served.offer, payload, _Answer(self, served.link, asker, answer))
+
+    def store_raw(self, subject: str, payload: bytes) -> None:
+        """Somebody who is no process of ours writes these bytes."""
+        sequence = self.broker.store_raw(subject, payload)
+        try:
+            event: LogEvent | None = decode_event(payload)
+        except (UndecodableError, RecursionError):
+            event = None
+        self.history.append(Stored(sequence, self.loop.time(), "a stranger", event, echo=True))
 
     def _note(self, sequence: Sequence, writer: str, event: LogEvent) -> None:
         self.history.append(Stored(sequence, self.loop.time(), writer, event, first=self.broker.extent.first))
@@ -620,6 +632,8 @@ class SimulatedLog(EventLog):
                 self._link.term = max(self._link.term, found.event.term)
             elif begins:
                 self._link.term = Term(0)
+            if isinstance(found, LogEntry):
+                self._link.network.reads(self._link, found.sequence)
             yield found
 
 

@@ -15,7 +15,7 @@ POOL = "torture"
 ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "least_loaded", "preble")
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
-REBIND_SHARE = 0.3
+REBIND_SHARE = 0.5
 """Of the seeds, in which requests may be taken out of engines that keep them waiting."""
 
 SPLIT_SHARE = 0.25
@@ -27,6 +27,18 @@ ROLES: tuple[tuple[Role, ...], ...] = (
     ("decode", "prefill", "prefill", "both", "decode", "decode"),
 )
 """Of the hosts in their order: the first two can do all of a request between them."""
+
+WITHOUT_REPLAY_SHARE = 0.4
+"""Of the seeds, in which some engines have no replay socket: about half of them."""
+ADAPTER_SHARE = 0.3
+"""Of the seeds without roles, in which some engines have a LoRA adapter."""
+ADAPTER = "torture-lora"
+OVERLOAD_SHARE = 0.35
+"""Of the seeds, in which more is asked than can be served within the objectives."""
+OVERLOAD_REQUESTS = 60
+"""How many more are asked then."""
+OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
+"""On the first token, engine time: of most requests then."""
 
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
@@ -47,6 +59,13 @@ class Plan:
     schedulers: int
     roles: tuple[Role, ...]
     """Of each host."""
+    replays: tuple[bool, ...]
+    """Of each host: whether its engine has a replay socket."""
+    adapters: tuple[tuple[str, ...], ...]
+    """Of each host: LoRA adapters that its engine has."""
+    overload: bool
+    rebalancer_delay: Seconds
+    """Mean time of its messages, while there are faults: a rebalancer that is behind plans what is refused."""
     engine: EngineShape
     flush_ms: float
     window_max: int
@@ -76,6 +95,14 @@ def plan_of(seed: int) -> Plan:
     engines = chance.randint(2, 4)
     parts = Random(f"roles {seed}")
     split = parts.random() < SPLIT_SHARE
+    hosts = engines + spare
+    mix = Random(f"mix {seed}")
+    lossy = mix.random() < WITHOUT_REPLAY_SHARE
+    replays = tuple(not lossy or mix.random() < 0.5 for _ in range(hosts))
+    adapted = mix.random() < ADAPTER_SHARE and not split
+    adapters = tuple((ADAPTER,) if adapted and (host == 0 or mix.random() < 0.5) else () for host in range(hosts))
+    overload = mix.random() < OVERLOAD_SHARE
+    delay = mix.choice((0.0, 0.1, 0.5)) if overload else 0.0
     return Plan(
         seed=seed,
         speed=speed,
@@ -84,7 +111,11 @@ def plan_of(seed: int) -> Plan:
         scalers=2 if spare else 1,
         ingresses=chance.randint(1, 2),
         schedulers=chance.choice((1, 2, 2, 3)),
-        roles=(parts.choice(ROLES) if split else ("both",) * 6)[: engines + spare],
+        roles=(parts.choice(ROLES) if split else ("both",) * 6)[:hosts],
+        replays=replays,
+        adapters=adapters,
+        overload=overload,
+        rebalancer_delay=delay,
         engine=EngineShape(
             block_size=block_size,
             blocks=chance.choice((40, 80, 160)) * 32 // block_size,
@@ -93,12 +124,12 @@ def plan_of(seed: int) -> Plan:
         ),
         flush_ms=chance.choice((2.0, 10.0, 50.0)),
         window_max=chance.choice((10_000, 10_000, 10_000, 25)),
-        requests=chance.randint(40, 90),
+        requests=chance.randint(40, 90) + OVERLOAD_REQUESTS * overload,
         fleet_settings=fleet,
         scheduler=SchedulerSettings(
             **fleet,
             policy=chance.choice(ROUTING),
-            admission=chance.choice(ADMISSION),
+            admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
             running_max=chance.choice((1, 2, 8, 256)),
@@ -113,7 +144,7 @@ def plan_of(seed: int) -> Plan:
         ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
         scaler_settings={
             "min_instances": 2 if split else 1,
-            "max_instances": engines + spare,
+            "max_instances": hosts,
             "drain_seconds_max": 10.0,
             "start_seconds_max": 15.0,
             "pause_up_seconds": 1.0,

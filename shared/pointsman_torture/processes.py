@@ -37,12 +37,16 @@ from pointsman_torture.clocks import SkewedClock
 from pointsman_torture.engines import EngineHost, EngineLife, HostProbe, MemorySockets
 from pointsman_torture.http import Exchange, Session, Site
 from pointsman_torture.loop import OWNER, Mortal
-from pointsman_torture.network import Link
+from pointsman_torture.network import Link, Weather
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from pointsman_torture.world import World
+
+
+PROBES = "probe-"
+"""How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
 
 
 class Life(Mortal):
@@ -250,6 +254,8 @@ class IngressProcess(HttpProcess):
         super().__init__(world, name)
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
+        self.tried: dict[str, list[str]] = {}
+        """By life and request: where it was sent so far."""
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -271,9 +277,13 @@ class IngressProcess(HttpProcess):
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
-    def _sends(self, headers: dict[str, str]) -> None:
-        """A request goes to an engine: on whose word?"""
+    def _sends(self, host: str, headers: dict[str, str]) -> None:
+        """A request goes to an engine: on whose word, and for the first time?"""
         request = RequestId(headers.get("x-request-id", ""))
+        tried = self.tried.setdefault(f"{self.link.name} {request}", [])
+        if host in tried and not self.world.plan.split and not request.startswith(PROBES):
+            self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
+        tried.append(host)
         heeded = self.link.heeds(request)
         if heeded:
             self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
@@ -290,7 +300,11 @@ class EngineProcess(HttpProcess):
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         world = self.world
         way = Session(
-            world.sites, world.loop, world.chance("transfers"), can_reach=lambda _: True, sends=lambda _: None
+            world.sites,
+            world.loop,
+            world.chance("transfers"),
+            can_reach=lambda _: True,
+            sends=lambda _host, _headers: None,
         )
         engine = EngineLife(
             world.loop,
@@ -301,6 +315,8 @@ class EngineProcess(HttpProcess):
             seed=self.lives,
             url=self.host.url,
             to_others=way if world.plan.split else None,
+            adapters=self.host.names.adapters,
+            lies=self.host.lies,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -347,6 +363,8 @@ class RebalancerProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         plan = self.world.plan
+        if plan.rebalancer_delay and not self.world.healed:
+            self.link.weather = Weather(delay=plan.rebalancer_delay)
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.log,
@@ -390,5 +408,12 @@ class ScalerProcess(Process):
 
 
 def engine_host(world: "World", number: int) -> EngineHost:
-    role = world.plan.roles[number - 1]
-    return EngineHost(InstanceId(f"engine-{number}"), role, world.loop, world.chance(f"host {number}"))
+    plan, instance = world.plan, InstanceId(f"engine-{number}")
+    return EngineHost(
+        instance,
+        plan.roles[number - 1],
+        world.loop,
+        world.chance(f"host {number}"),
+        replays=plan.replays[number - 1],
+        adapters=plan.adapters[number - 1],
+    )

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from pointsman.contracts.codec import encode
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestRejected,
+)
+from pointsman.contracts.requests import RequestFailed
 from pointsman.primitives import Seconds
 from pointsman_torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
 from pointsman_torture.clients import Order, ask
@@ -48,6 +56,8 @@ class Verdict:
     steps: int
     virtual_seconds: Seconds
     outcomes: dict[str, int] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    """Log entries by kind, with the reason where there are several (`kind_of`)."""
     trace: list[tuple[Seconds, str]] = field(default_factory=list)
 
 
@@ -83,6 +93,7 @@ def _judged(world: World, loop: VirtualLoop) -> Verdict:
         entries=len(world.network.history),
         steps=loop.steps,
         virtual_seconds=loop.time(),
+        events=dict(sorted(Counter(kind_of(s.event) for s in world.network.history if not s.echo).items())),
         outcomes=dict(sorted(Counter(order.outcome for order in world.traffic.orders).items())),
         trace=list(world.trace),
     )
@@ -101,6 +112,21 @@ def log_digest(world: World) -> str:
     return digest.hexdigest()
 
 
+REASONED = (RequestRejected, MigrationRefused, RequestFailed, HandOverRefused)
+
+
+def kind_of(event: LogEvent | None) -> str:
+    """What an entry is counted as."""
+    if event is None:
+        return "unreadable"
+    name = type(event).__name__
+    if isinstance(event, REASONED):
+        return f"{name} {event.reason}"
+    if isinstance(event, RequestMigrated):
+        return f"{name} {'re-bound' if event.rebound else 'planned' if event.plan else 'relocated'}"
+    return f"{name} by its ingress" if isinstance(event, RequestGranted) and event.stamp is None else name
+
+
 async def _acts(world: World) -> list[str]:
     chance = world.chance("start")
     for process in world.processes:
@@ -113,7 +139,7 @@ async def _acts(world: World) -> list[str]:
     trouble.heal()
     await _quiet(world, trouble, clients)
     world.note("last orders")
-    last = [world.traffic.order(may_hang_up=False) for _ in range(LAST_ORDERS)]
+    last = [world.traffic.order(last=True) for _ in range(LAST_ORDERS)]
     await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
     await _quiet(world, trouble, clients)
     problems = [problem for checker in (*SAFETY, *AGREEMENT) for problem in _findings(checker, world)]

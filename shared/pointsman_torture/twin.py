@@ -1,258 +1,135 @@
-"""Slow, obvious twins of what State keeps, folded from the same entries and compared after each.
+"""State beside a model of the pool in plain arithmetic (`pool_model`), folded from the same entries and compared after each.
 
 A fleet heals: whatever the index has wrong, a digest tells within a second and a snapshot puts right. A defect of the fold
 would hide behind that at the end of a run, so it is looked for entry by entry.
 """
 
 from collections.abc import Iterator
-from functools import reduce
-from operator import xor
+from math import isclose
 
-from pointsman.contracts.block_keys import unpack_keys
-from pointsman.contracts.cache import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheCleared,
-    CacheEvent,
-    CacheGap,
-    CacheSnapshot,
-)
+from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import HandOverRefused, LeaderElected, RequestHandedOver
-from pointsman.contracts.fleet import (
-    FleetEvent,
-    InstanceDraining,
-    InstanceJoined,
-    InstanceLeft,
-    InstanceReported,
-    InstanceSuspected,
-    InstanceUndrained,
-)
-from pointsman.contracts.requests import PrefillFinished, RequestEvent
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, State
-from pointsman.state.workload import Request, Stage
+from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.fleet import FleetEvent
+from pointsman.contracts.requests import RequestArrived, RequestEvent
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.state import State
 from pointsman_torture.network import Stored
+from pointsman_torture.pool_model import DECODING, HANDED_OVER, PENDING, PREFILL, PoolModel
 
 WHOLE_CHECK_EVERY = 64
-"""Entries between two looks at every request."""
-WITHOUT_TOKEN = (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
-PREFILLED = (PrefillFinished, RequestHandedOver, HandOverRefused)
-DECIDED = (InstanceSuspected, InstanceDraining, InstanceUndrained)
-
-
-class HoldingTwin:
-    """What one life of an instance holds, as a set, and how it stands."""
-
-    def __init__(self, epoch: Epoch, arrived_at: Sequence, *, draining: bool = False) -> None:
-        """`arrived_at`: where the first life began of those that followed each other without a break."""
-        self.epoch = epoch
-        self.arrived_at = arrived_at
-        self.suspected = False
-        self.draining = draining
-        self.sequence: Sequence = 0
-        self.keys: set[BlockKey] = set()
-        self.doubtful = False
-        """Whether something is missing that no snapshot has replaced since."""
-
-    def apply(self, event: CacheEvent) -> None:
-        if event.epoch != self.epoch:
-            return
-        again = event.sequence < self.sequence if isinstance(event, CacheSnapshot) else event.sequence <= self.sequence
-        if again:
-            return
-        self.doubtful = self.doubtful or event.sequence > self.sequence + 1
-        self.sequence = event.sequence
-        match event:
-            case BlocksStored():
-                self.keys.update(key for run in event.runs for key in unpack_keys(run.keys))
-            case BlocksRemoved():
-                self.keys.difference_update(unpack_keys(event.keys))
-            case CacheCleared():
-                self.keys.clear()
-            case CacheSnapshot():
-                self.keys = {key for run in event.runs for key in unpack_keys(run.keys)}
-                self.doubtful = False
-            case CacheGap():
-                self.doubtful = True
-            case _:
-                pass
-
-    def decide(self, decision: InstanceSuspected | InstanceDraining | InstanceUndrained) -> None:
-        """What a leader says of how it stands."""
-        if isinstance(decision, InstanceSuspected):
-            self.suspected = self.suspected or decision.epoch == self.epoch
-        elif decision.stamp is not None and decision.stamp.as_of >= self.arrived_at:
-            self.draining = isinstance(decision, InstanceDraining)
-
-    def let_go(self, as_of: Sequence) -> None:
-        """The leader let go of an earlier life, before it knew of this one."""
-        if as_of >= self.arrived_at:
-            self.arrived_at, self.draining = as_of + 1, False
-
-    def hear(self, report: InstanceReported) -> None:
-        """A report settles every doubt, either way."""
-        if report.epoch == self.epoch:
-            self.suspected = False
-        if report.epoch == self.epoch and report.sequence >= self.sequence:
-            same = report.sequence == self.sequence and report.blocks == len(self.keys)
-            self.doubtful = not (same and report.digest == reduce(xor, self.keys, 0))
+"""Entries between two looks at every instance."""
+SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
+"""How far two sums of the same seconds in another order may differ."""
 
 
 class FoldTwin:
-    """Folds the log beside a State and says where the two part."""
+    """Folds the log into a State and into the model and says where the two part."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, model: PoolModel) -> None:
         self._state = state
-        self._holdings: dict[InstanceId, HoldingTwin] = {}
-        self._newest: dict[InstanceId, Epoch] = {}
-        self._decided: set[tuple[int, int]] = set()
-        self._unconfirmed: list[tuple[Seconds, Request, InstanceId, Epoch]] = []
-        """Prompts whose first token has come: until when they are promised, and in which life of which instance, unless a
-        block of theirs is evicted before."""
-        self._term = 0
-        self._fenced = 0
+        self._model = model
         self._folded = 0
 
     def apply(self, stored: Stored) -> Iterator[str]:
         """Fold one entry on both sides. Gives what differs afterwards."""
-        event, state = stored.event, self._state
+        for difference in self._differences(stored):
+            yield f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.echo else ''}): {difference}"
+
+    def _differences(self, stored: Stored) -> Iterator[str]:
+        event, state, model = stored.event, self._state, self._model
         self._folded += 1
+        before = self._where(event)
+        model.apply(event, stored.sequence)
         if event is None:
-            state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
+            state.skip(stored.sequence)
             return
-        first_token = self._first_token(event)
         state.apply(event, stored.sequence)
-        if isinstance(event, CacheCleared) or (isinstance(event, BlocksRemoved) and not event.expired):
-            self._evict(event)
-        if first_token is not None:
-            self._unconfirmed.append(first_token)
-            yield from self._compare_promises(stored)
-        if event.stamp is not None and event.stamp.term < self._term:
-            self._fenced += 1
-            if state.fenced != self._fenced:
-                yield f"{_of(stored)}: a decision of term {event.stamp.term} counts in term {self._term}"
-            return
-        if event.stamp is not None:
-            decision = (event.stamp.term, event.stamp.number)
-            if decision in self._decided:
-                if isinstance(event, FleetEvent):
-                    yield from self._compare(event.instance, stored)
-                return
-            self._decided.add(decision)
-        if isinstance(event, LeaderElected):
-            self._term = max(self._term, event.term)
-        instance, leaves = getattr(event, "instance", None), False
-        if isinstance(event, InstanceJoined):
-            if event.epoch > self._newest.get(event.instance, Epoch(-1)):
-                self._newest[event.instance] = event.epoch
-                before = self._holdings.get(event.instance)
-                self._holdings[event.instance] = HoldingTwin(
-                    event.epoch,
-                    before.arrived_at if before is not None else stored.sequence,
-                    draining=before is not None and before.draining,
-                )
-        elif isinstance(event, InstanceLeft):
-            known = self._holdings.get(event.instance)
-            if known is not None and known.epoch == event.epoch:
-                del self._holdings[event.instance]
-                leaves = True
-            elif known is not None and event.stamp is not None and event.epoch < known.epoch:
-                known.let_go(event.stamp.as_of)
-        elif isinstance(event, CacheEvent) and event.instance in self._holdings:
-            self._holdings[event.instance].apply(event)
-        elif isinstance(event, InstanceReported) and event.instance in self._holdings:
-            self._holdings[event.instance].hear(event)
-        elif isinstance(event, DECIDED) and event.instance in self._holdings:
-            self._holdings[event.instance].decide(event)
-        if instance and isinstance(event, CacheEvent | FleetEvent):
-            yield from self._compare(InstanceId(instance), stored, leaves=leaves)
+        if state.fenced != model.fenced:
+            term = event.stamp.term if event.stamp is not None else 0
+            yield f"a decision of term {term} counts in term {model.term}"
+        if isinstance(event, CacheEvent | FleetEvent):
+            yield from self._compare_instance(event.instance)
+            yield from self._compare_promises(event.instance)
         if isinstance(event, RequestEvent):
-            request = state.workload.requests.get(event.request)
-            if request is not None:
-                yield from self._compare_request(request, stored)
+            yield from self._compare_request(event)
+            for instance in dict.fromkeys((before, self._where(event))):
+                if instance:
+                    yield from self._compare_line(instance, event.at)
         if self._folded % WHOLE_CHECK_EVERY == 0:
-            yield from self._compare_promises(stored)
+            for instance in model.instances:
+                yield from self._compare_line(instance, event.at)
 
-    def _first_token(self, event: LogEvent) -> tuple[Seconds, Request, InstanceId, Epoch] | None:
-        """What is promised for a while yet, if this event is the first token of a request, or the end of a prefill that is
-        decoded elsewhere; asked before it is applied."""
-        if not isinstance(event, PREFILLED) or (event.stamp is not None and event.stamp.term < self._term):
-            return None
-        request = self._state.workload.requests.get(event.request)
-        if request is None:
-            return None
-        if isinstance(event, PrefillFinished):
-            counts = request.stage in (Stage.PREFILL, Stage.HANDED_OVER) and request.instance == event.instance
-        else:
-            counts = request.stage is Stage.PREFILL and request.instance == event.source
-        if not counts or (isinstance(event, RequestHandedOver | HandOverRefused) and event.attempt < request.attempt):
-            return None
-        until = event.at + CONFIRMATION_WALL_SECONDS * self._state.settings.speed
-        return until, request, request.instance, request.epoch
+    def _where(self, event: LogEvent | None) -> InstanceId | None:
+        """Where the request of this event is."""
+        request = self._model.requests.get(event.request) if isinstance(event, RequestEvent) else None
+        return request.instance if request is not None else None
 
-    def _evict(self, event: BlocksRemoved | CacheCleared) -> None:
-        """What was computed and is gone again is promised no longer. (Nor looked at, where this is an old copy.)"""
-        removed = set(unpack_keys(event.keys)) if isinstance(event, BlocksRemoved) else None
-        self._unconfirmed = [
-            kept
-            for kept in self._unconfirmed
-            if kept[2] != event.instance or (removed is not None and removed.isdisjoint(kept[1].keys))
-        ]
+    def _compare_instance(self, instance: InstanceId) -> Iterator[str]:
+        mine, known = self._model.instances.get(instance), self._state.fleet.get(instance)
+        if (mine is None) != (known is None):
+            yield f"{instance} is {'not ' if known is None else ''}in the fleet"
+            return
+        if mine is None or known is None:
+            if self._state.index.blocks(instance):
+                yield f"something is still known of the cache of {instance}, which has left"
+            return
+        if (known.epoch, known.sequence) != (mine.epoch, mine.sequence):
+            yield f"{instance} is at {known.epoch}, {known.sequence}, not {mine.epoch}, {mine.sequence}"
+        elif mine.doubtful != bool(known.doubt) and known.cache != "no_events":
+            yield f"{instance} is {'not ' if mine.doubtful else ''}in doubt ({known.doubt})"
+        elif known.status != mine.status or known.draining != mine.draining:
+            yield f"{instance} is {known.status}, draining: {known.draining}, not {mine.status}, {mine.draining}"
+        elif known.knowledge != mine.knowledge:
+            yield f"the cache of {instance} is said to be known as {known.knowledge}, not {mine.knowledge}"
+        elif self._state.index.keys(instance) != mine.keys:
+            yield f"the index of {instance} is not what was stored there"
+        elif self._state.index.digest(instance) != mine.digest:
+            yield f"the digest of {instance} is not that of its keys"
 
-    def _compare(self, instance: InstanceId, stored: Stored, *, leaves: bool = False) -> Iterator[str]:
-        twin, known = self._holdings.get(instance), self._state.fleet.get(instance)
-        if (twin is None) != (known is None):
-            yield f"{_of(stored)}: {instance} is {'not ' if known is None else ''}in the fleet"
-        elif twin is None:
-            promised = leaves and self._state.speculation.blocks(instance)
-            if self._state.index.blocks(instance) or promised:  # a leader may promise later, who has not heard of it
-                yield f"{_of(stored)}: something is still known of {instance}, which has left"
-        elif known is not None:
-            if (known.epoch, known.sequence) != (twin.epoch, twin.sequence):
-                yield f"{_of(stored)}: {instance} is at {known.epoch}, {known.sequence}, not {twin.epoch}, {twin.sequence}"
-            elif twin.doubtful != bool(known.doubt) and known.cache != "no_events":
-                yield f"{_of(stored)}: {instance} is {'not ' if twin.doubtful else ''}in doubt ({known.doubt})"
-            elif (known.suspected, known.draining) != (twin.suspected, twin.draining):
-                stands = f"suspected: {known.suspected}, draining: {known.draining}"
-                yield f"{_of(stored)}: {instance} is {stands}, not {twin.suspected}, {twin.draining}"
-            elif self._state.index.keys(instance) != twin.keys:
-                yield f"{_of(stored)}: the index of {instance} is not what was stored there"
+    def _compare_request(self, event: RequestEvent) -> Iterator[str]:
+        mine, known = self._model.requests.get(event.request), self._state.workload.requests.get(event.request)
+        if (mine is None) != (known is None):
+            yield f"{event.request} is {'not ' if known is None else ''}under way"
+        elif mine is not None and known is not None:
+            theirs = (known.stage.value, known.instance, known.attempt, known.uncached_tokens, known.rebound_from)
+            ours = (mine.stage, mine.instance, mine.attempt, mine.uncached, mine.rebound_from)
+            if theirs != ours:
+                yield f"{event.request} is {theirs}, not {ours}"
+            if isinstance(event, RequestArrived | RequestPlaced):
+                hits = {i: blocks for i in self._model.instances if (blocks := self._model.hit_blocks(mine.keys, i))}
+                told = {i: blocks for i, blocks in self._state.hits(mine.keys).items() if i in self._model.instances}
+                if told != hits:
+                    yield f"{event.request} hits {told} blocks, not {hits}"
 
-    def _compare_request(self, request: Request, stored: Stored) -> Iterator[str]:
-        """A request stands in one line, and its blocks count as held there."""
-        lines = self._state.workload.lines
-        stands = [
-            (instance, stage)
-            for instance, line in lines.items()
-            for stage, part in (
-                (Stage.PENDING, line.pending),
-                (Stage.PREFILL, line.prefill),
-                (request.stage if request.stage is Stage.HANDED_OVER else Stage.DECODING, line.decoding),
-            )
-            if request.id in part
-        ]
-        expected = [] if request.stage is Stage.ARRIVED else [(request.instance, request.stage)]
-        if stands != expected:
-            yield f"{_of(stored)}: {request.id} stands in {stands}, not {expected}"
+    def _compare_line(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
+        """Who waits and runs there, in which order, and what that comes to."""
+        line, model = self._state.workload.line(instance), self._model
+        pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
+        running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}
+        expected = {request.id for request in model.requests.values() if request.decode == instance}
+        if [*line.pending] != [r.id for r in pending] or [*line.prefill] != [r.id for r in inside]:
+            yield f"at {instance} wait {[*line.pending]}, in prefill {[*line.prefill]}, not {pending}, {inside}"
+        elif set(line.decoding) != running or set(line.expected) != expected:
+            yield f"{instance} decodes {[*line.decoding]}, expects {[*line.expected]}, not {running}, {expected}"
+        sums = {
+            "pending seconds": (line.pending_seconds, sum(r.seconds for r in pending)),
+            "pending tokens": (line.pending_tokens, sum(r.uncached for r in pending)),
+            "prefill seconds": (line.prefill_seconds, sum(r.seconds for r in inside)),
+            "prefill tokens": (line.prefill_tokens, sum(r.uncached for r in inside)),
+            "seconds left in the engine": (line.engine_left(now)[0], model.engine_work(instance, now)[0]),
+            "tokens left in the engine": (line.engine_left(now)[1], model.engine_work(instance, now)[1]),
+            "expected seconds": (
+                self._state.expected_seconds(instance, *line.queue(now)),
+                model.queued(instance, now),
+            ),
+        }
+        for what, (told, right) in sums.items():
+            if not isclose(told, right, **SAME):
+                yield f"{instance} has {told} {what}, not {right}"
+        yield from self._compare_promises(instance)
 
-    def _compare_promises(self, stored: Stored) -> Iterator[str]:
-        """Whatever waits or is in prefill is promised where it is, and what was prefilled until the engine can have said
-        so, unless the instance began anew since."""
-        state = self._state
-        due = [(r, r.instance, r.epoch) for r in state.workload.requests.values() if r.stage in WITHOUT_TOKEN]
-        self._unconfirmed = [kept for kept in self._unconfirmed if kept[0] > state.last_at]
-        due += [(request, instance, epoch) for _, request, instance, epoch in self._unconfirmed]
-        for request, instance, epoch in due:
-            known = state.fleet.get(instance)
-            if known is None or known.epoch != epoch:
-                continue
-            promised: dict[InstanceId, int] = {}
-            state.speculation.extend_hits(request.keys, promised)
-            short = len(request.keys) - promised.get(instance, 0)
-            if short:
-                yield f"{_of(stored)}: {short} blocks of {request.id} are not promised at {instance}"
-
-
-def _of(stored: Stored) -> str:
-    return f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.echo else ''})"
+    def _compare_promises(self, instance: InstanceId) -> Iterator[str]:
+        told, promised = self._state.speculation.blocks(instance), len(self._model.promised(instance))
+        if told != promised:
+            yield f"{told} blocks are promised at {instance}, not {promised}"

@@ -4,9 +4,10 @@ from random import Random
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, Sequence
 from pointsman_torture.clients import Traffic
 from pointsman_torture.engines import MODEL, EngineHost
+from pointsman_torture.ghosts import GhostWatch
 from pointsman_torture.http import Site
 from pointsman_torture.loop import Mortal, VirtualLoop
 from pointsman_torture.network import Link, Network
@@ -39,6 +40,11 @@ class World:
         self.chain = KeyChain(secret=SECRET.encode(), model=MODEL, block_tokens=POOL_BLOCK_TOKENS)
         self.trace: list[tuple[Seconds, str]] = []
         self.violations: list[str] = []
+        self.healed = False
+        """Whether all faults have ended."""
+        self.lapses: set[tuple[str, Sequence]] = set()
+        """By the name of its link: log entries that a scheduler read while it did not lead, or could not be sure of its lease."""
+        self.network.reads = self._read
         self.lives: list[Mortal] = []
         """Of all processes, the dead ones too."""
         self.hosts: dict[InstanceId, EngineHost] = {}
@@ -59,6 +65,7 @@ class World:
         self.scalers = [ScalerProcess(self, f"scaler-{n}", self.provider) for n in range(1, plan.scalers + 1)]
         self.sites: dict[str, Site] = {engine.name: engine for engine in self.engines}
         self.operator = Operator(self)
+        self.ghosts = GhostWatch(self)
         self.traffic = Traffic(plan, self.chance("traffic"))
 
     @property
@@ -102,6 +109,12 @@ class World:
         everything that hangs on it."""
         for part in (*self.network.links, *self.lives, *self.processes, self.network, self):
             vars(part).clear()
+
+    def _read(self, link: Link, sequence: Sequence) -> None:
+        for scheduler in self.schedulers:
+            own = scheduler.life is not None and scheduler.life.link is link
+            if own and scheduler.service.leading is None:
+                self.lapses.add((link.name, sequence))
 
     def _handler_failed(self, subject: str, error: Exception) -> None:
         self.violation(f"a handler of {subject} raised {error!r}")

@@ -159,6 +159,22 @@ def test_a_hole_in_the_numbers_is_named_and_nothing_behind_it_is_called_identica
     assert verdict.unchecked.total() > 10
 
 
+def test_a_decision_that_knew_more_than_the_log_has_before_it_ends_what_can_be_verified(
+    entries: list[LogEntry],
+) -> None:
+    at, event = decisions(entries, RequestPlaced)[50]
+    assert event.stamp is not None
+    stamp = msgspec.structs.replace(event.stamp, as_of=at + 3)
+
+    verdict = verify(rewritten(entries, at, msgspec.structs.replace(event, stamp=stamp)))
+
+    assert verdict.problems == [
+        f"decision {event.stamp.number} of term 1 was made on entry {at + 3}, which the log has lost"
+    ]
+    assert not verdict.differences
+    assert verdict.unchecked.total() > 1
+
+
 def test_of_a_log_whose_beginning_or_middle_is_gone_nothing_later_is_claimed(entries: list[LogEntry]) -> None:
     beheaded, gapped = verify(entries[100:]), verify(_without(entries, 400))
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pointsman.contracts.block_keys import pack_keys
-from pointsman.contracts.cache import CacheCleared, CacheSnapshot, Run
+from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
@@ -47,6 +47,18 @@ def test_a_gap_leaves_a_doubt_that_an_equal_digest_heals() -> None:
 
     assert doubted == "cache events 2 to 2 are missing"
     assert state.fleet[A].doubt == ""
+
+
+def test_a_gap_that_the_worker_tells_of_is_doubted_and_no_longer_exact() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1, 2]), reported("a", 1, [1, 2]))
+    state.apply(InstanceProbed(at=1.0, instance=InstanceId("a"), epoch=Epoch(1), parity=True))
+    before = state.fleet[InstanceId("a")].knowledge
+
+    gap = CacheGap(at=1.0, instance=InstanceId("a"), epoch=Epoch(1), sequence=2, missed=3, reason="left the buffer")
+    state.apply(gap)
+
+    assert (before, state.fleet[InstanceId("a")].knowledge) == (Knowledge.EXACT, Knowledge.DEGRADED)
+    assert "left the buffer" in state.fleet[InstanceId("a")].doubt
 
 
 def test_a_digest_that_differs_is_doubted_until_a_snapshot_replaces_all() -> None:

@@ -246,6 +246,10 @@ class _Tenure:
         assert event.stamp is not None
         number = event.stamp.number
         self._summary.decisions = max(self._summary.decisions, number)
+        if not self._hole and event.stamp.as_of >= entry.sequence:
+            self._stop(
+                f"decision {number} of term {self._term} was made on entry {event.stamp.as_of}, which the log has lost"
+            )
         if self._hole:
             self._pass_over(event)
         elif number > self._next_number:
@@ -290,10 +294,14 @@ class _Tenure:
             if first == self._next_number + 1
             else f"decisions {self._next_number} to {first - 1} of term {self._term} are missing"
         )
+        self._stop(missing)
+
+    def _stop(self, why: str) -> None:
+        """Judge what came before, and nothing more of this term."""
         self._ends = True
         self._judge_moment()
-        self._hole = f"{missing}: nothing behind them in that term can be recomputed"
-        self._verdict.problems.append(missing)
+        self._hole = f"{why}: nothing behind them in that term can be recomputed"
+        self._verdict.problems.append(why)
         for _, event in self._early.values():
             self._pass_over(event)
         self._early.clear()

@@ -1,0 +1,626 @@
+"""A model of the pool in plain arithmetic: what the log says of instances and requests, written a second time.
+
+In come log entries, in the log's order or in a leader's. Out come sets, sums and predictions, each computed anew from single
+requests and blocks when it is asked for. It shares no code with `pointsman.state` and `pointsman.policies`: the rules are those of
+docs/events.md and docs/policies.md. `twin` compares State with it, `audit` the decisions. It does not model what single
+policies remember (hotness, tenants, conversations), nor how fast instances decode.
+"""
+
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import xor
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    LeaderElected,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceProbed,
+    InstanceReported,
+    InstanceSuspected,
+    InstanceUndrained,
+    PrefillCost,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
+
+CONFIRMED_SECONDS: Seconds = 2.0
+"""Wall seconds after its first token for which a prompt is still promised."""
+FADE = 0.97
+PRIOR_SECONDS: Seconds = 2.0
+FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
+STALL_SECONDS: Seconds = 3.0
+FORSAKEN_SECONDS: Seconds = 10.0
+"""For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
+
+NOBODY = InstanceId("")
+ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
+ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
+
+
+@dataclass(eq=False)
+class Promise:
+    """Blocks that an instance is about to hold. `until`: set by the first token."""
+
+    instance: InstanceId
+    keys: list[BlockKey]
+    until: Seconds | None = None
+
+
+@dataclass(eq=False)
+class BookedRequest:
+    """A request without an end. Numbers are those of its newest placement or move."""
+
+    id: RequestId
+    keys: list[BlockKey]
+    prompt_tokens: Tokens
+    arrived_at: Seconds
+    slo_ttft: Seconds
+    streaming: bool
+    adapter: str
+    stage: str = ARRIVED
+    attempt: int = 1
+    excluded: tuple[InstanceId, ...] = ()
+    instance: InstanceId = NOBODY
+    uncached: Tokens = 0
+    seconds: Seconds = 0.0
+    placed_at: Seconds = 0.0
+    granted_at: Seconds = 0.0
+    engine_seconds: Seconds = 0.0
+    """Prefill work up to its first token when it was granted, its own included."""
+    engine_tokens: Tokens = 0
+    decode: InstanceId = NOBODY
+    prefilled_by: InstanceId = NOBODY
+    rebind: bool = False
+    rebound_from: InstanceId = NOBODY
+    turn: int = 0
+    """Grows with everything that queues or enters an engine: lower is earlier."""
+    promise: Promise | None = None
+
+    @property
+    def deadline(self) -> Seconds:
+        return self.arrived_at + self.slo_ttft
+
+    @property
+    def with_nobody(self) -> bool:
+        """Prefilled, and nobody could take it."""
+        return self.stage == HANDED_OVER and self.instance == self.prefilled_by
+
+
+@dataclass(eq=False)
+class ModelledInstance:
+    """One life of an instance. `arrived_at`: the entry where the first life began of those that followed without a break."""
+
+    epoch: Epoch
+    arrived_at: Sequence
+    cost: PrefillCost
+    engine_block_tokens: Tokens
+    role: str
+    model: str
+    cache: str
+    adapters: frozenset[str]
+    heard_at: Seconds
+    draining: bool = False
+    suspected: bool = False
+    serving: bool = True
+    parity: bool | None = None
+    sequence: Sequence = 0
+    keys: set[BlockKey] = field(default_factory=set)
+    doubtful: bool = False
+    """Whether something is missing that neither a snapshot nor an equal digest has settled since."""
+
+    @property
+    def status(self) -> str:
+        if self.suspected:
+            return "suspected"
+        if not self.serving:
+            return "down"
+        return "draining" if self.draining else "ready"
+
+    @property
+    def knowledge(self) -> str:
+        """`exact` only with events from the engine's start, without a gap or a difference since, and proven keys."""
+        if self.cache == "no_events":
+            return "blind"
+        return "exact" if self.parity is True and not self.doubtful and self.cache == "empty" else "degraded"
+
+    @property
+    def digest(self) -> int:
+        return reduce(xor, self.keys, 0)
+
+    def serves(self, adapter: str) -> bool:
+        return adapter == "" or adapter in self.adapters
+
+    def apply(self, event: CacheEvent) -> bool:
+        """Take in a cache event; whether it counts."""
+        snapshot = isinstance(event, CacheSnapshot)
+        if event.epoch != self.epoch or event.sequence < self.sequence + (not snapshot):
+            return False
+        if event.sequence > self.sequence + 1:
+            self.doubtful = True
+        self.sequence = event.sequence
+        match event:
+            case BlocksStored():
+                self.keys.update(key for run in event.runs for key in unpack_keys(run.keys))
+            case BlocksRemoved():
+                self.keys.difference_update(unpack_keys(event.keys))
+            case CacheCleared():
+                self.keys.clear()
+                self.cache = "empty"
+            case CacheSnapshot():
+                self.keys = {key for run in event.runs for key in unpack_keys(run.keys)}
+                self.doubtful = False
+            case CacheGap():
+                self.doubtful = True
+            case _:
+                pass
+        return True
+
+    def hear(self, event: InstanceReported) -> None:
+        """A report of this life: it lives, and its digest settles every doubt, either way."""
+        self.heard_at = max(self.heard_at, event.at)
+        self.suspected = False
+        self.serving = event.serving
+        self.adapters = frozenset(event.adapters)
+        if event.sequence >= self.sequence and self.cache != "no_events":
+            told = (event.sequence, event.blocks, event.digest)
+            self.doubtful = told != (self.sequence, len(self.keys), self.digest)
+
+
+@dataclass(eq=False)
+class Learned:
+    """What prefills on one instance took, against what its cost model said: two fading sums, and a second opinion by tokens."""
+
+    observed: Seconds = PRIOR_SECONDS
+    predicted: Seconds = PRIOR_SECONDS
+    by_tokens: Seconds = 0.0
+    tokens: float = 0.0
+    squares_of_cost: float = 0.0
+    squares_of_tokens: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        return sorted((FACTOR_MIN, self.observed / self.predicted, FACTOR_MAX))[1]
+
+    def expect(self, seconds: Seconds, tokens: Tokens) -> Seconds:
+        by_cost = seconds * self.factor
+        cost_error, token_error = self.squares_of_cost**2, self.squares_of_tokens**2
+        if self.tokens == 0 or cost_error == 0:
+            return by_cost
+        return (token_error * by_cost + cost_error * tokens * self.by_tokens / self.tokens) / (cost_error + token_error)
+
+    def learn(self, predicted: Seconds, observed: Seconds, tokens: Tokens) -> None:
+        if predicted <= 0 or observed < 0:
+            return
+        observed = min(observed, 2 * FACTOR_MAX * predicted)
+        by_tokens = tokens * self.by_tokens / self.tokens if self.tokens else None
+        self.squares_of_cost = FADE * self.squares_of_cost + (observed - predicted * self.factor) ** 2
+        if by_tokens is None:
+            self.squares_of_tokens = self.squares_of_cost
+        else:
+            self.squares_of_tokens = FADE * self.squares_of_tokens + (observed - by_tokens) ** 2
+        self.observed = FADE * self.observed + observed
+        self.predicted = FADE * self.predicted + predicted
+        self.by_tokens = FADE * self.by_tokens + observed
+        self.tokens = FADE * self.tokens + tokens
+
+
+class PoolModel:
+    """Everything that the log says, up to the last entry that was applied."""
+
+    def __init__(self, *, block_tokens: Tokens, speed: float, model: str) -> None:
+        """`model`: what the pool serves."""
+        self.model = model
+        self.block_tokens = block_tokens
+        self.speed = speed
+        self.sequence: Sequence = 0
+        self.term = 0
+        self.fenced = 0
+        self.instances: dict[InstanceId, ModelledInstance] = {}
+        self.requests: dict[RequestId, BookedRequest] = {}
+        self.ended: set[RequestId] = set()
+        self.learned: dict[InstanceId, Learned] = {}
+        self.working_since: dict[InstanceId, Seconds] = {}
+        """When the engine began the prefill it is at."""
+        self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
+        """When a request was last taken out of the engine, and since when it had finished no prefill then."""
+        self._newest: dict[InstanceId, Epoch] = {}
+        self._decided: set[tuple[int, int]] = set()
+        self._promises: list[Promise] = []
+        self._confirming: list[Promise] = []
+        """Promises whose first token has come, in the order of those."""
+        self._turn = 0
+
+    def apply(self, event: LogEvent | None, sequence: Sequence = 0) -> bool:
+        """Take in an entry (None: nobody can read it), or with `sequence` 0 a decision before it is in the log. Whether it
+        counts: not what a deposed leader says, nor a decision that was had before."""
+        self.sequence = sequence or self.sequence
+        if event is None:
+            return False
+        if event.stamp is not None:
+            if event.stamp.term < self.term:
+                self.fenced += 1
+                return False
+            decision = (event.stamp.term, event.stamp.number)
+            if decision in self._decided:
+                return False
+            self._decided.add(decision)
+        self._settle(event.at)
+        match event:
+            case InstanceJoined():
+                self._join(event)
+            case InstanceLeft():
+                self._leave(event)
+            case InstanceReported():
+                if (instance := self._life(event.instance, event.epoch)) is not None:
+                    instance.hear(event)
+            case InstanceProbed():
+                if (instance := self._life(event.instance, event.epoch)) is not None:
+                    instance.parity = event.parity
+            case InstanceSuspected():
+                if (instance := self._life(event.instance, event.epoch)) is not None:
+                    instance.suspected = True
+            case InstanceDraining() | InstanceUndrained():
+                if self._means_present(event):
+                    self.instances[event.instance].draining = isinstance(event, InstanceDraining)
+            case CacheEvent():
+                instance = self.instances.get(event.instance)
+                if instance is not None and instance.apply(event):
+                    self._evict(event)
+            case RequestArrived():
+                self._arrive(event)
+            case RequestPlaced():
+                self._place(event)
+            case RequestMigrated():
+                self._migrate(event)
+            case RequestGranted():
+                self._grant(event)
+            case PrefillFinished():
+                self._first_token(event)
+            case RequestHandedOver():
+                self._hand_over(event, event.instance)
+            case HandOverRefused():
+                self._hand_over(event, event.source)
+            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+                self._end(event)
+            case LeaderElected():
+                self.term = max(self.term, event.term if sequence else 0)
+            case _:
+                pass
+        return True
+
+    # What can be asked
+
+    def at(self, instance: InstanceId, *stages: str) -> list[BookedRequest]:
+        """The requests there in these stages, first come first."""
+        found = [r for r in self.requests.values() if r.instance == instance and r.stage in stages]
+        return sorted(found, key=lambda request: request.turn)
+
+    def hit_blocks(self, keys: list[BlockKey], instance: InstanceId) -> int:
+        """Leading blocks of a prompt that the instance holds, or, where that is more, that it will."""
+        known = self.instances.get(instance)
+        held = _leading(keys, known.keys if known is not None else set())
+        promised = {key for promise in self._promises if promise.instance == instance for key in promise.keys}
+        return max(held, _leading(keys, promised))
+
+    def promised(self, instance: InstanceId) -> set[BlockKey]:
+        return {key for promise in self._promises if promise.instance == instance for key in promise.keys}
+
+    def uncached(self, prompt_tokens: Tokens, hit_blocks: int, instance: InstanceId) -> Tokens:
+        """Tokens to compute: what a hit saves is whole blocks of the engine, and never the last token."""
+        width = self.instances[instance].engine_block_tokens
+        savable = prompt_tokens - 1 - (prompt_tokens - 1) % width
+        return prompt_tokens - max(0, min(hit_blocks * self.block_tokens, savable)) if hit_blocks else prompt_tokens
+
+    def prefill_cost(self, prompt_tokens: Tokens, uncached: Tokens, instance: InstanceId) -> Seconds:
+        cost, cached = self.instances[instance].cost, prompt_tokens - uncached
+        squares = prompt_tokens**2 - cached**2
+        return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
+
+    def expected(self, instance: InstanceId, seconds: Seconds, tokens: Tokens) -> Seconds:
+        """What so much work takes there, by what was learned."""
+        return self.learned.get(instance, Learned()).expect(seconds, tokens)
+
+    def engine_work(self, instance: InstanceId, now: Seconds) -> tuple[Seconds, Tokens]:
+        """Prefill inside the engine that is not done yet: seconds by its cost model, and tokens."""
+        inside = self.at(instance, PREFILL)
+        if not inside:
+            return 0.0, 0
+        first, passed = inside[0], now - self.working_since.get(instance, 0.0)
+        seconds, tokens = sum(r.seconds for r in inside), sum(r.uncached for r in inside)
+        if passed >= first.seconds or not first.seconds:
+            return seconds - first.seconds, tokens - first.uncached
+        passed = max(0.0, passed)
+        return seconds - passed, tokens - int(first.uncached * (passed / first.seconds))
+
+    def queued(self, instance: InstanceId, now: Seconds) -> Seconds:
+        """Expected seconds before who comes last there begins its prefill."""
+        seconds, tokens = self.engine_work(instance, now)
+        waiting = self.at(instance, PENDING)
+        return self.expected(
+            instance, seconds + sum(r.seconds for r in waiting), tokens + sum(r.uncached for r in waiting)
+        )
+
+    def stalled(self, instance: InstanceId, now: Seconds) -> Seconds:
+        """How long the engine has finished no prefill though one was due; 0 up to STALL_SECONDS."""
+        inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)
+        since = now
+        if inside:
+            seen = [request for request in inside if request.streaming]
+            if seen and now > seen[0].granted_at + seen[0].engine_seconds:
+                since = self.working_since[instance]
+        elif waiting:
+            since = max(self.working_since.get(instance, 0.0), waiting[0].placed_at)
+        taken_at, idle_since = self._forsaken.get(instance, (0.0, 0.0))
+        if taken_at and now - taken_at <= FORSAKEN_SECONDS:
+            since = min(since, idle_since)
+        return now - since if now - since > STALL_SECONDS else 0.0
+
+    def has_room(self, instance: InstanceId, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
+        """Whether the engine may be given so many more uncached tokens. One prefill may always be in it."""
+        inside = self.at(instance, PREFILL)
+        if len(inside) + len(self.at(instance, HANDED_OVER, DECODING)) + 1 > running_max:
+            return False
+        return not inside or sum(r.uncached for r in inside) + tokens <= window_tokens
+
+    def ready(self, adapter: str, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()) -> list[InstanceId]:
+        """Who takes prompts for this adapter."""
+        return sorted(
+            name
+            for name, known in self.instances.items()
+            if known.status == "ready" and known.role != "decode" and known.serves(adapter) and name not in excluded
+        )
+
+    def newest_epoch(self, instance: InstanceId) -> Epoch:
+        return self._newest.get(instance, Epoch(-1))
+
+    # The fleet
+
+    def _life(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
+        known = self.instances.get(instance)
+        return known if known is not None and known.epoch == epoch else None
+
+    def _means_present(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
+        """Whether a decision about an instance, perhaps about an earlier life, is about who is there now."""
+        known = self.instances.get(event.instance)
+        if known is None:
+            return False
+        before = event.epoch < known.epoch and event.stamp is not None and event.stamp.as_of >= known.arrived_at
+        return event.epoch == known.epoch or before
+
+    def _join(self, event: InstanceJoined) -> None:
+        if event.epoch <= self.newest_epoch(event.instance):
+            return
+        self._newest[event.instance] = event.epoch
+        self._forget(event.instance)
+        self._forsaken.pop(event.instance, None)
+        before = self.instances.get(event.instance)
+        self.instances[event.instance] = ModelledInstance(
+            epoch=event.epoch,
+            arrived_at=before.arrived_at if before is not None else self.sequence,
+            cost=event.prefill,
+            engine_block_tokens=event.engine_block_tokens,
+            role=event.role,
+            model=event.model,
+            cache=event.cache,
+            adapters=frozenset(event.adapters),
+            heard_at=event.at,
+            draining=before is not None and before.draining,
+        )
+
+    def _leave(self, event: InstanceLeft) -> None:
+        if self._life(event.instance, event.epoch) is not None:
+            self._forget(event.instance)
+            del self.instances[event.instance]
+        elif event.stamp is not None and self._means_present(event):
+            known = self.instances[event.instance]
+            known.draining, known.arrived_at = False, event.stamp.as_of + 1
+
+    def _forget(self, instance: InstanceId) -> None:
+        """What an earlier life held, would hold and taught."""
+        self._promises = [promise for promise in self._promises if promise.instance != instance]
+        self.learned.pop(instance, None)
+
+    # Promises
+
+    def _promise(self, request: BookedRequest) -> None:
+        request.promise = Promise(request.instance, request.keys)
+        self._promises.append(request.promise)
+
+    def _release(self, promise: Promise | None) -> None:
+        if promise in self._promises:
+            self._promises.remove(promise)
+
+    def _confirm(self, request: BookedRequest, at: Seconds) -> None:
+        """It is computed: the engine's events shall say so soon."""
+        promise, request.promise = request.promise, None
+        if promise is not None:
+            promise.until = at + CONFIRMED_SECONDS * self.speed
+            self._confirming.append(promise)
+
+    def _settle(self, now: Seconds) -> None:
+        """In the order of the first tokens, so that one with a wrong date holds up those behind it."""
+        while self._confirming and (self._confirming[0].until or 0.0) <= now:
+            self._release(self._confirming.pop(0))
+
+    def _evict(self, event: CacheEvent) -> None:
+        """A computed prompt that lost a block is promised no longer."""
+        if isinstance(event, CacheCleared):
+            lost = [p for p in self._confirming if p.instance == event.instance]
+        elif isinstance(event, BlocksRemoved):
+            keys = set(unpack_keys(event.keys))
+            lost = [p for p in self._confirming if p.instance == event.instance and not keys.isdisjoint(p.keys)]
+        else:
+            return
+        for promise in lost:
+            self._confirming.remove(promise)
+            self._release(promise)
+
+    # Requests
+
+    def _arrive(self, event: RequestArrived) -> None:
+        if event.request not in self.requests and event.request not in self.ended:
+            self.requests[event.request] = BookedRequest(
+                id=event.request,
+                keys=unpack_keys(event.keys),
+                prompt_tokens=event.prompt_tokens,
+                arrived_at=event.arrived_at,
+                slo_ttft=event.slo_ttft,
+                streaming=event.streaming,
+                adapter=event.adapter,
+            )
+
+    def _place(self, event: RequestPlaced) -> None:
+        request = self.requests.get(event.request)
+        if request is None or (request.stage != ARRIVED and event.attempt <= request.attempt):
+            return
+        self._withdraw(request)
+        request.attempt, request.excluded = event.attempt, tuple(event.excluded)
+        self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
+        request.decode, request.placed_at = event.decode, event.at
+
+    def _migrate(self, event: RequestMigrated) -> None:
+        request = self.requests.get(event.request)
+        if request is None or (request.stage, request.instance) != (
+            PREFILL if event.rebound else PENDING,
+            event.source,
+        ):
+            return
+        if event.rebound:
+            since = self.working_since.get(event.source, 0.0)
+            idle = min(since, self._forsaken.get(event.source, (0.0, since))[1])
+            self._forsaken[event.source] = (event.at, idle)
+        self._withdraw(request)
+        self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
+        request.decode, request.placed_at = event.decode, event.at
+        request.rebound_from = event.source if event.rebound else request.rebound_from
+
+    def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
+        request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.uncached, request.seconds = uncached, seconds
+        self._next_turn(request)
+        self._promise(request)
+
+    def _withdraw(self, request: BookedRequest) -> None:
+        """Out of where it is: it will be computed elsewhere."""
+        if request.stage == ARRIVED:
+            return
+        if request.stage != DECODING:
+            self._release(request.promise)
+        request.promise, request.decode, request.stage = None, NOBODY, ARRIVED
+
+    def _next_turn(self, request: BookedRequest) -> None:
+        self._turn += 1
+        request.turn = self._turn
+
+    def _grant(self, event: RequestGranted) -> None:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        there = request.instance == event.instance and request.stage in (PENDING, PREFILL)
+        if event.stamp is None and not there:
+            if request.stage == DECODING or event.instance not in self.instances:
+                return
+            request.attempt = event.attempt
+            self._rehome(request, event.instance)
+            request.decode = event.decode or request.decode
+        if request.stage == PENDING and request.instance == event.instance:
+            request.rebind = event.rebind
+            self._enter(request, event.at)
+
+    def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
+        """An ingress has sent it there, and nobody knows what was cached."""
+        self._withdraw(request)
+        if request.rebound_from == instance:
+            request.rebound_from = NOBODY
+        uncached = request.prompt_tokens
+        self._queue(request, instance, uncached, self.prefill_cost(request.prompt_tokens, uncached, instance))
+
+    def _enter(self, request: BookedRequest, at: Seconds) -> None:
+        if not self.at(request.instance, PREFILL):
+            self.working_since[request.instance] = at
+        seconds, tokens = self.engine_work(request.instance, at)
+        request.engine_seconds, request.engine_tokens = seconds + request.seconds, tokens + request.uncached
+        request.stage, request.granted_at = PREFILL, at
+        self._next_turn(request)
+
+    def _first_token(self, event: PrefillFinished) -> None:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        learnable = event.stamp is None and request.rebound_from == NOBODY
+        told_by_source = event.stamp is None and request.rebound_from == event.instance != NOBODY
+        if told_by_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
+            self._rehome(request, event.instance)  # its ingress had not heard that it was re-bound
+            self._enter(request, event.at)
+        if request.instance != event.instance or request.stage not in (PREFILL, HANDED_OVER):
+            return
+        if request.stage == PREFILL:
+            self.working_since[event.instance] = event.at
+            request.decode = NOBODY
+            if event.stamp is None:
+                self._forsaken.pop(event.instance, None)
+            if learnable:
+                self._learn(request, event.at)
+        request.stage = DECODING
+        self._confirm(request, event.at)
+
+    def _learn(self, request: BookedRequest, at: Seconds) -> None:
+        learned = self.learned.setdefault(request.instance, Learned())
+        learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
+
+    def _hand_over(self, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+        request = self.requests.get(event.request)
+        if request is None or event.attempt < request.attempt:
+            return
+        if request.stage == PREFILL and request.instance == event.source:
+            self.working_since[event.source] = event.at
+            if event.prefill > 0:
+                self._learn(request, event.at)
+            self._confirm(request, event.at)
+        elif request.with_nobody and request.instance == event.source != to:
+            self._release(request.promise)
+        else:
+            gone = request.stage == DECODING or (request.stage == HANDED_OVER and request.instance == to)
+            if event.stamp is not None or gone:
+                return
+            self._withdraw(request)
+        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
+        request.instance, request.prefilled_by = to, event.source
+        self._next_turn(request)
+        self._promise(request)
+
+    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+        self.ended.add(event.request)
+        request = self.requests.pop(event.request, None)
+        if request is None:
+            return
+        computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
+        if computed and request.stage in (PREFILL, HANDED_OVER):
+            self._confirm(request, event.at)
+        elif request.stage in (PENDING, PREFILL, HANDED_OVER):
+            self._release(request.promise)
+
+
+def _leading(keys: list[BlockKey], among: set[BlockKey]) -> int:
+    count = 0
+    while count < len(keys) and keys[count] in among:
+        count += 1
+    return count

@@ -1,0 +1,182 @@
+"""What a leader's turn grants, to whom, and what it makes room for."""
+
+from typing import Any
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled
+from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.primitives import InstanceId, RequestId
+from tests.support.events import BLOCK, finished, first_token, reported, route
+from tests.support.leading import leader_of
+
+WINDOW_TOKENS = 200
+SMALL, MIDDLE, LARGE = 1, 2, 3
+"""Blocks of a prompt: 65, 129 and 193 tokens. The window holds one and a small one."""
+
+
+def leader(*instances: str, **bounds: Any) -> Dispatcher:
+    told = {"admission": "none", "ordering": "fcfs", "prefill_window_tokens": WINDOW_TOKENS, **bounds}
+    return leader_of(instances or ("a",), policy_set(routing="least_loaded", **told))
+
+
+def arrives(dispatcher: Dispatcher, name: str, blocks: int, now: float = 0.0, **fields: Any) -> list[LogEvent]:
+    first = 1000 * sum(map(ord, name))
+    return dispatcher.route(route(name, list(range(first, first + blocks)), arrived_at=now, **fields), now)
+
+
+def granted(events: list[LogEvent]) -> list[str]:
+    return [event.request for event in events if isinstance(event, RequestGranted)]
+
+
+def test_who_comes_first_and_does_not_fit_holds_back_who_would() -> None:
+    dispatcher = leader()
+
+    assert granted(arrives(dispatcher, "first", MIDDLE)) == ["first"]
+    assert granted(arrives(dispatcher, "large", LARGE)) == []
+    assert granted(arrives(dispatcher, "small", SMALL)) == []
+
+
+def test_what_a_cancelled_request_held_back_is_granted_in_the_same_turn() -> None:
+    dispatcher = leader()
+    for name, blocks in (("first", MIDDLE), ("large", LARGE), ("small", SMALL)):
+        arrives(dispatcher, name, blocks)
+
+    events = dispatcher.cancel(RequestId("large"), "client_gone", 1.0)
+
+    assert [type(event) for event in events] == [RequestCancelled, RequestGranted]
+    assert granted(events) == ["small"]
+
+
+def test_what_an_abandoned_request_kept_from_others_is_granted_in_the_same_turn() -> None:
+    dispatcher = leader()
+    arrives(dispatcher, "first", MIDDLE)
+    arrives(dispatcher, "large", LARGE)
+
+    events = dispatcher.abandon(RequestId("first"), "granted long ago", 1.0)
+
+    assert granted(events) == ["large"]
+    assert isinstance(events[0], RequestCancelled)
+    assert events[0].instance == "a"
+
+
+def test_a_window_is_full_with_its_last_token_and_one_request_always_may() -> None:
+    exactly = MIDDLE * BLOCK + 1 + SMALL * BLOCK + 1
+
+    assert granted(arrives(leader(prefill_window_tokens=1), "only", LARGE)) == ["only"]
+    for window, room in ((exactly, True), (exactly - 1, False)):
+        dispatcher = leader(prefill_window_tokens=window)
+        arrives(dispatcher, "first", MIDDLE)
+
+        assert bool(granted(arrives(dispatcher, "small", SMALL))) is room
+
+
+def test_who_decodes_counts_in_running_max_until_it_ends() -> None:
+    dispatcher = leader(running_max=2)
+    for name in ("one", "two"):
+        assert granted(arrives(dispatcher, name, SMALL))
+        dispatcher.state.apply(first_token(name, "a", at=0.1))
+
+    assert not granted(arrives(dispatcher, "three", SMALL, 0.2))
+    dispatcher.state.apply(finished("one", "a", at=1.0))
+    assert granted(dispatcher.grant_waiting(InstanceId("a"), 1.0)) == ["three"]
+
+
+def test_an_instance_that_failed_a_request_is_not_tried_again_and_where_none_is_left_it_is_refused() -> None:
+    dispatcher = leader("a", "b")
+    tried = [event.instance for event in arrives(dispatcher, "one", SMALL) if isinstance(event, RequestPlaced)]
+    events: list[LogEvent] = []
+    for attempt in (2, 3):
+        events = arrives(dispatcher, "one", SMALL, attempt=attempt, excluded=list(tried))
+        tried += [event.instance for event in events if isinstance(event, RequestPlaced)]
+
+    assert sorted(tried) == ["a", "b"]
+    assert [event.reason for event in events if isinstance(event, RequestRejected)] == ["no_instance"]
+
+
+def test_a_request_that_is_tried_elsewhere_makes_room_where_it_was_in_the_same_turn() -> None:
+    dispatcher = leader("a", "b")
+    arrives(dispatcher, "one", MIDDLE)
+    arrives(dispatcher, "two", MIDDLE)
+    waits = next(event for event in arrives(dispatcher, "three", LARGE) if isinstance(event, RequestPlaced))
+    inside = next(r.id for r in dispatcher.state.workload.lines[waits.instance].prefill.values())
+
+    events = arrives(dispatcher, inside, MIDDLE, 1.0, attempt=2, excluded=[waits.instance])
+
+    assert "three" in granted(events)
+
+
+def test_a_first_token_that_nobody_sees_is_assumed_when_it_is_due_and_frees_the_window() -> None:
+    dispatcher = leader()
+    arrives(dispatcher, "whole", MIDDLE, streaming=False)
+    arrives(dispatcher, "next", MIDDLE)
+    due = (MIDDLE * BLOCK + 1) * 0.001
+
+    assert dispatcher.grant_waiting(InstanceId("a"), due - 0.001) == []
+    events = dispatcher.grant_waiting(InstanceId("a"), due)
+    assert [type(event) for event in events] == [PrefillFinished, RequestGranted]
+
+
+def test_a_first_token_that_will_be_seen_is_waited_for() -> None:
+    dispatcher = leader()
+    arrives(dispatcher, "streamed", MIDDLE, streaming=True)
+    arrives(dispatcher, "next", MIDDLE)
+
+    assert dispatcher.grant_waiting(InstanceId("a"), 100.0) == []
+
+
+def test_of_those_who_wait_pending_max_is_the_most() -> None:
+    dispatcher = leader(pending_max=2)
+    arrives(dispatcher, "inside", LARGE)
+    outcomes = [type(arrives(dispatcher, name, LARGE)[-1]) for name in ("one", "two", "three")]
+
+    assert outcomes == [RequestPlaced, RequestPlaced, RequestRejected]
+
+
+def test_a_cancel_that_comes_before_its_request_is_remembered_and_a_second_one_changes_nothing() -> None:
+    dispatcher = leader()
+    first = dispatcher.cancel(RequestId("early"), "client_gone", 0.0)
+
+    assert [type(event) for event in first] == [RequestCancelled]
+    assert dispatcher.cancel(RequestId("early"), "client_gone", 0.1) == []
+    assert arrives(dispatcher, "early", SMALL, 0.2) == []
+
+
+def test_a_request_inside_an_engine_is_not_cancelled_by_the_leader() -> None:
+    dispatcher = leader()
+    arrives(dispatcher, "inside", SMALL)
+
+    assert dispatcher.cancel(RequestId("inside"), "client_gone", 1.0) == []
+
+
+def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
+    dispatcher = leader("a", "b")
+
+    def look(now: float, heard_since: float = 0.0) -> list[LogEvent]:
+        dispatcher.state.apply(reported("b", 0, [], at=now))
+        return dispatcher.check_liveness(now, heard_since=heard_since, suspect_after=3.0, leave_after=30.0)
+
+    assert look(3.0) == []
+    assert look(29.0, heard_since=28.0) == []  # nobody was there to hear before
+    (suspected,) = look(29.5)
+    assert isinstance(suspected, InstanceSuspected)
+    assert (suspected.instance, suspected.silent_seconds) == ("a", 29.5)
+    assert look(29.7) == []
+    (left,) = look(30.5)
+    assert isinstance(left, InstanceLeft)
+    assert left.instance == "a"
+    assert look(40.0) == []
+
+
+def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:
+    dispatcher = leader("a", "b")
+    dispatcher.state.apply(reported("b", 0, [], at=10.0))
+    dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+
+    def placed(name: str) -> str:
+        return next(e.instance for e in arrives(dispatcher, name, SMALL, 10.0) if isinstance(e, RequestPlaced))
+
+    assert {placed("one"), placed("two")} == {"b"}
+    dispatcher.state.apply(reported("a", 0, [], at=11.0))
+    assert placed("three") == "a"
