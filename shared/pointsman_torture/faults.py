@@ -320,6 +320,17 @@ class Trouble:
         if life is not None and not engine.paused and life.engine.reset_prefix_cache():
             self.world.note(f"{engine.name} drops its cache")
 
+    def restart_unseen(self) -> None:
+        """An engine without a replay socket, of whose cache all is known since it was cleared, is another one a while later."""
+        chance, forgetful = self.chance, [engine for engine in self.world.engines if not engine.host.replays]
+        if not forgetful:
+            return
+        engine = chance.choice(forgetful)
+        life = engine.host.life
+        if life is not None and not engine.paused and life.engine.reset_prefix_cache():
+            self.world.note(f"{engine.name} drops its cache")
+            self._later(chance.random() * 4.0, self._kill, engine, 0.2 + chance.random())
+
     def damage_entries(self) -> None:
         share, seconds = self.chance.choice((0.1, 0.5)), self._seconds(6.0)
         self.world.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
@@ -516,6 +527,7 @@ FAULTS: dict[str, Fault] = {
     "scale": Fault(2.0, Trouble.scale),
     "provider away": Fault(0.5, Trouble.provider_away),
     "clear cache": Fault(0.5, Trouble.clear_cache),
+    "restart unseen": Fault(0.7, Trouble.restart_unseen),
     "damage": Fault(1.0, Trouble.damage_entries),
     "archive": Fault(0.5, Trouble.archive_away),
     "kill ingress": Fault(1.5, Trouble.kill_ingress),

@@ -92,8 +92,14 @@ class FoldTwin:
         if (mine is None) != (known is None):
             yield f"{event.request} is {'not ' if known is None else ''}under way"
         elif mine is not None and known is not None:
-            theirs = (known.stage.value, known.instance, known.attempt, known.uncached_tokens, known.rebound_from)
-            ours = (mine.stage, mine.instance, mine.attempt, mine.uncached, mine.rebound_from)
+            theirs = (
+                (known.stage.value, known.instance, known.attempt, known.uncached_tokens, known.excluded),
+                (known.decode, known.prefilled_by, known.rebind, known.rebound_from),
+            )
+            ours = (
+                (mine.stage, mine.instance, mine.attempt, mine.uncached, mine.excluded),
+                (mine.decode, mine.prefilled_by, mine.rebind, mine.rebound_from),
+            )
             if theirs != ours:
                 yield f"{event.request} is {theirs}, not {ours}"
             if isinstance(event, RequestArrived | RequestPlaced):

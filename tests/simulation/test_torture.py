@@ -23,6 +23,7 @@ from pointsman.tooling.cli import main
 from pointsman_ingress.routing import Router
 from pointsman_scheduler.service import SchedulerService
 from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.faults import FAULTS
 from pointsman_torture.loop import OWNER, EndlessStepError, Mortal, StalledError, VirtualLoop
 from pointsman_torture.network import Network, Weather
 from pointsman_torture.plan import plan_of
@@ -149,13 +150,13 @@ _hear_election = Router._elected
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "defect"),
+    ("owner", "name", "defect", "strikes"),
     [
-        (State, "_current", _ignoring_epochs),
-        (State, "_next_cache_event", _applying_again),
-        (Speculation, "promise", _promising_nothing),
-        (Decided, "first_time", _counting_again),
-        (Router, "_elected", _forgetting_terms),
+        (State, "_current", _ignoring_epochs, tuple(FAULTS)),
+        (State, "_next_cache_event", _applying_again, tuple(FAULTS)),
+        (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
+        (Decided, "first_time", _counting_again, tuple(FAULTS)),
+        (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
     ],
     ids=[
         "the epoch is not looked at",
@@ -165,8 +166,13 @@ _hear_election = Router._elected
         "an ingress heeds deposed leaders",
     ],
 )
-def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: object) -> None:
+def test_a_planted_defect_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: object, strikes: tuple[str, ...]
+) -> None:
     monkeypatch.setattr(owner, name, defect)
+    monkeypatch.setattr(
+        "pointsman_torture.faults.FAULTS", {kind: fault for kind, fault in FAULTS.items() if kind in strikes}
+    )
 
     assert any(run_seed(seed).problems for seed in SEEDS)
 
