@@ -241,7 +241,7 @@ class _Term:
         excluded = tuple(event.excluded)
         yield from self._candidates(event.candidates, request, event.at, excluded)
         budget = request.deadline - event.at
-        able = self._model.ready(request.adapter, excluded)
+        able = self._model.ready(request, excluded)
         if event.reason in LATE:
             late = [c for c in event.candidates if c.predicted_ttft > budget]
             if self._bounds.admission == "none":
@@ -266,7 +266,7 @@ class _Term:
             return
         known = self._model.instances.get(event.instance)
         status = known.status if known is not None else "gone"
-        elsewhere = self._model.ready(request.adapter, request.excluded)
+        elsewhere = self._model.ready(request, request.excluded)
         if status != "ready" and not (status == "draining" and not elsewhere):
             yield f"{event.instance} is {status}; {elsewhere} would take {event.request}"
         if event.instance in request.excluded:
@@ -337,11 +337,10 @@ class _Term:
         yield from self._may_take(event.instance, request, request.excluded)
         if event.instance not in model.instances:
             return
-        hit = model.hit_blocks(request.keys, event.instance)
-        uncached = model.uncached(request.prompt_tokens, hit, event.instance)
-        if (event.hit_blocks, event.uncached_tokens) != (hit, uncached):
-            yield f"{event.hit_blocks} blocks, {event.uncached_tokens} tokens to compute there, not {hit}, {uncached}"
+        if problem := self._wrong_hit(event.hit_blocks, event.uncached_tokens, request, event.instance):
+            yield f"{event.instance} is to have {problem}"
             return
+        uncached = event.uncached_tokens
         work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
         if not isclose(event.prefill_seconds, work, **SAME):
             yield f"{event.prefill_seconds} s are booked for {uncached} tokens, which cost {work}"
@@ -370,7 +369,7 @@ class _Term:
         if request is None or not waits:
             yield f"{event.request} is refused as {event.reason}, and does not wait"
             return
-        there = event.instance in model.ready(request.adapter, request.excluded)
+        there = event.instance in model.ready(request, request.excluded)
         if event.reason == "elsewhere" and request.instance == event.source:
             yield f"{event.request} is at {event.source}"
         elif event.reason == "target_unavailable" and there and model.instances[event.instance].role == "both":
@@ -394,7 +393,7 @@ class _Term:
         request, known = self._model.requests.get(event.request), self._model.instances.get(event.instance)
         if known is None or known.status != "ready" or known.role == "prefill":
             yield f"{event.instance} takes nothing to decode"
-        elif request is not None and (event.instance in request.excluded or not known.serves(request.adapter)):
+        elif request is not None and (event.instance in request.excluded or not known.serves(request)):
             yield f"{event.instance} does not serve {event.request}"
 
     def _prefilled_at(self, event: RequestHandedOver | HandOverRefused) -> Iterator[str]:
@@ -432,7 +431,7 @@ class _Term:
         known = self._model.instances.get(instance)
         if known is not None and known.model != self._served:
             yield f"{instance} serves {known.model}, not {self._served}"
-        if instance not in self._model.ready(request.adapter, excluded):
+        if instance not in self._model.ready(request, excluded):
             why = "left" if known is None else f"{known.status}, {known.role}, {sorted(known.adapters)}"
             yield f"{instance} does not take {request.id} ({why}; excluded: {excluded})"
 
@@ -447,24 +446,29 @@ class _Term:
         if decode not in (NOBODY, request.decode) and not takes:
             yield f"{decode} decodes nothing for {request.id}"
 
+    def _wrong_hit(self, hit_blocks: int, uncached: Tokens, request: BookedRequest, instance: InstanceId) -> str:
+        """What is wrong with a claimed hit. At least what is held or promised there, at most what was delivered lately, too."""
+        model = self._model
+        least, most = model.hit_blocks(request.keys, instance), model.hit_blocks_max(request.keys, instance)
+        right = model.uncached(request.prompt_tokens, hit_blocks, instance)
+        if least <= hit_blocks <= most and uncached == right:
+            return ""
+        return f"{hit_blocks} blocks, {uncached} tokens to compute, not {least} to {most}, {right}"
+
     def _candidates(
         self, candidates: list[Candidate], request: BookedRequest, now: Seconds, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         """Who was weighed, and by which numbers."""
         model = self._model
-        able = model.ready(request.adapter, excluded)
+        able = model.ready(request, excluded)
         for candidate in candidates:
             instance = candidate.instance
             if instance not in able:
                 yield f"{instance} was weighed, and does not take {request.id}: {able}"
                 continue
-            hit = model.hit_blocks(request.keys, instance)
-            uncached = model.uncached(request.prompt_tokens, hit, instance)
-            if (candidate.hit_blocks, candidate.uncached_tokens) != (hit, uncached):
-                yield (
-                    f"{instance} was weighed with {candidate.hit_blocks} blocks, {candidate.uncached_tokens} tokens to "
-                    f"compute, not {hit}, {uncached}"
-                )
+            uncached = candidate.uncached_tokens
+            if problem := self._wrong_hit(candidate.hit_blocks, uncached, request, instance):
+                yield f"{instance} was weighed with {problem}"
                 continue
             queue = model.queued(instance, now) + (model.stalled(instance, now) if self._stall_counts else 0.0)
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)

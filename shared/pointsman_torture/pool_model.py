@@ -47,6 +47,12 @@ FADE = 0.97
 PRIOR_SECONDS: Seconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
 STALL_SECONDS: Seconds = 3.0
+DELIVERED_SECONDS: Seconds = 45.0
+"""Wall seconds for which a prefix may count as held that an engine says it had."""
+HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
+"""Wall seconds without a scheduler: less is no outage, more adds nothing to a budget."""
+BACKLOG_SHARE = 0.1
+"""Of each second by which the backlog of an outage is worked off."""
 FORSAKEN_SECONDS: Seconds = 10.0
 """For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
 
@@ -75,6 +81,8 @@ class BookedRequest:
     slo_ttft: Seconds
     streaming: bool
     adapter: str
+    alias: str
+    context_tokens: Tokens
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -114,9 +122,17 @@ class ModelledInstance:
     engine_block_tokens: Tokens
     role: str
     model: str
+    model_since: Epoch
+    context: Tokens
     cache: str
+    certain: bool
     adapters: frozenset[str]
+    aliases: frozenset[str]
     heard_at: Seconds
+    misfit: bool = False
+    """Whether the pool serves another model."""
+    surprises: int = 0
+    """Deliveries of this life that were other than predicted, by more than a block."""
     draining: bool = False
     suspected: bool = False
     serving: bool = True
@@ -132,21 +148,28 @@ class ModelledInstance:
             return "suspected"
         if not self.serving:
             return "down"
+        if self.misfit:
+            return "unschedulable"
         return "draining" if self.draining else "ready"
 
     @property
     def knowledge(self) -> str:
-        """`exact` only with events from the engine's start, without a gap or a difference since, and proven keys."""
+        """`exact` only with events from the engine's start, of which any that is missed can be had again, without a gap or a
+        difference since, and with proven keys."""
         if self.cache == "no_events":
             return "blind"
-        return "exact" if self.parity is True and not self.doubtful and self.cache == "empty" else "degraded"
+        proven = self.parity is True and self.certain
+        return "exact" if proven and not self.doubtful and self.cache == "empty" else "degraded"
 
     @property
     def digest(self) -> int:
         return reduce(xor, self.keys, 0)
 
-    def serves(self, adapter: str) -> bool:
-        return adapter == "" or adapter in self.adapters
+    def serves(self, request: BookedRequest) -> bool:
+        """Whether it has the adapter, the name and the room that the request asks for."""
+        named = request.alias == "" or request.alias in self.aliases
+        adapted = request.adapter == "" or request.adapter in self.adapters
+        return named and adapted and not 0 < self.context < request.context_tokens
 
     def apply(self, event: CacheEvent) -> bool:
         """Take in a cache event; whether it counts."""
@@ -178,7 +201,8 @@ class ModelledInstance:
         self.heard_at = max(self.heard_at, event.at)
         self.suspected = False
         self.serving = event.serving
-        self.adapters = frozenset(event.adapters)
+        self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
+        self.certain = event.certain
         if event.sequence >= self.sequence and self.cache != "no_events":
             told = (event.sequence, event.blocks, event.digest)
             self.doubtful = told != (self.sequence, len(self.keys), self.digest)
@@ -246,6 +270,10 @@ class PoolModel:
         self._promises: list[Promise] = []
         self._confirming: list[Promise] = []
         """Promises whose first token has come, in the order of those."""
+        self._delivered: list[Promise] = []
+        """What engines said they had, until when it may count."""
+        self._outage: tuple[Seconds, Seconds] = (0.0, 0.0)
+        """When the newest one was noticed, and how long it was."""
         self._turn = 0
 
     def apply(self, event: LogEvent | None, sequence: Sequence = 0) -> bool:
@@ -317,8 +345,13 @@ class PoolModel:
         """Leading blocks of a prompt that the instance holds, or, where that is more, that it will."""
         known = self.instances.get(instance)
         held = _leading(keys, known.keys if known is not None else set())
-        promised = {key for promise in self._promises if promise.instance == instance for key in promise.keys}
-        return max(held, _leading(keys, promised))
+        return max(held, _leading(keys, self.promised(instance)))
+
+    def hit_blocks_max(self, keys: list[BlockKey], instance: InstanceId) -> int:
+        """The same, with all that the engine has delivered from its cache lately: nobody may claim more."""
+        known = self.instances.get(instance)
+        delivered = {key for told in self._delivered if told.instance == instance for key in told.keys}
+        return _leading(keys, delivered | self.promised(instance) | (known.keys if known is not None else set()))
 
     def promised(self, instance: InstanceId) -> set[BlockKey]:
         return {key for promise in self._promises if promise.instance == instance for key in promise.keys}
@@ -380,12 +413,14 @@ class PoolModel:
             return False
         return not inside or sum(r.uncached for r in inside) + tokens <= window_tokens
 
-    def ready(self, adapter: str, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()) -> list[InstanceId]:
-        """Who takes prompts for this adapter."""
+    def ready(
+        self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
+    ) -> list[InstanceId]:
+        """Who takes its prompt."""
         return sorted(
             name
             for name, known in self.instances.items()
-            if known.status == "ready" and known.role != "decode" and known.serves(adapter) and name not in excluded
+            if known.status == "ready" and known.role != "decode" and known.serves(request) and name not in excluded
         )
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
@@ -419,23 +454,38 @@ class PoolModel:
             engine_block_tokens=event.engine_block_tokens,
             role=event.role,
             model=event.model,
+            model_since=before.model_since if before is not None and before.model == event.model else event.epoch,
+            context=event.max_model_len,
             cache=event.cache,
+            certain=event.certain,
             adapters=frozenset(event.adapters),
+            aliases=frozenset(event.aliases),
             heard_at=event.at,
             draining=before is not None and before.draining,
         )
+        self._compare_models()
 
     def _leave(self, event: InstanceLeft) -> None:
         if self._life(event.instance, event.epoch) is not None:
             self._forget(event.instance)
             del self.instances[event.instance]
+            self._compare_models()
         elif event.stamp is not None and self._means_present(event):
             known = self.instances[event.instance]
-            known.draining, known.arrived_at = False, event.stamp.as_of + 1
+            known.draining, known.arrived_at, known.model_since = False, event.stamp.as_of + 1, known.epoch
+            self._compare_models()
+
+    def _compare_models(self) -> None:
+        """The pool's model is what most serve; of several, what the one serves that has served its own longest."""
+        models = [known.model for known in self.instances.values()]
+        longest = sorted((-models.count(k.model), k.model_since, name, k.model) for name, k in self.instances.items())
+        for known in self.instances.values():
+            known.misfit = known.model != longest[0][-1]
 
     def _forget(self, instance: InstanceId) -> None:
         """What an earlier life held, would hold and taught."""
         self._promises = [promise for promise in self._promises if promise.instance != instance]
+        self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)
 
     # Promises
@@ -459,13 +509,19 @@ class PoolModel:
         """In the order of the first tokens, so that one with a wrong date holds up those behind it."""
         while self._confirming and (self._confirming[0].until or 0.0) <= now:
             self._release(self._confirming.pop(0))
+        while self._delivered and (self._delivered[0].until or 0.0) <= now:
+            self._delivered.pop(0)
 
     def _evict(self, event: CacheEvent) -> None:
         """A computed prompt that lost a block is promised no longer."""
         if isinstance(event, CacheCleared):
+            self._delivered = [told for told in self._delivered if told.instance != event.instance]
             lost = [p for p in self._confirming if p.instance == event.instance]
-        elif isinstance(event, BlocksRemoved):
+        elif isinstance(event, BlocksRemoved) and not event.expired:
             keys = set(unpack_keys(event.keys))
+            for told in self._delivered:
+                if told.instance == event.instance:
+                    told.keys = [key for key in told.keys if key not in keys]
             lost = [p for p in self._confirming if p.instance == event.instance and not keys.isdisjoint(p.keys)]
         else:
             return
@@ -482,10 +538,22 @@ class PoolModel:
                 keys=unpack_keys(event.keys),
                 prompt_tokens=event.prompt_tokens,
                 arrived_at=event.arrived_at,
-                slo_ttft=event.slo_ttft,
+                slo_ttft=event.slo_ttft + self._extra_time(event),
                 streaming=event.streaming,
                 adapter=event.adapter,
+                alias=event.alias,
+                context_tokens=event.context_tokens,
             )
+
+    def _extra_time(self, event: RequestArrived) -> Seconds:
+        """What an outage gives to the budgets of those whom it made wait, and to those behind them."""
+        began, lasted = self._outage
+        left = max(0.0, lasted - BACKLOG_SHARE * max(0.0, event.at - began))
+        if event.held_up >= HELD_UP_SECONDS_MIN * self.speed:
+            waited = min(event.held_up, HELD_UP_SECONDS_MAX * self.speed)
+            if waited > left:
+                self._outage, left = (event.at, waited), waited
+        return left
 
     def _place(self, event: RequestPlaced) -> None:
         request = self.requests.get(event.request)
@@ -612,11 +680,23 @@ class PoolModel:
         request = self.requests.pop(event.request, None)
         if request is None:
             return
+        if isinstance(event, RequestFinished):
+            self._deliver(request, event)
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)
         elif request.stage in (PENDING, PREFILL, HANDED_OVER):
             self._release(request.promise)
+
+    def _deliver(self, request: BookedRequest, event: RequestFinished) -> None:
+        """The engine says what it had of the prompt."""
+        known = self.instances.get(event.instance)
+        if known is not None and event.cached_tokens >= 0:
+            until = event.at + DELIVERED_SECONDS * self.speed
+            self._delivered.append(
+                Promise(event.instance, request.keys[: event.cached_tokens // self.block_tokens], until)
+            )
+            known.surprises += abs(event.cached_tokens - event.predicted_cached_tokens) > self.block_tokens
 
 
 def _leading(keys: list[BlockKey], among: set[BlockKey]) -> int:

@@ -466,7 +466,7 @@ class WorkerService:
             return
         facts, translator = await self._engine_to_follow()
         if self._life is life:
-            self._begin_life(facts, "unknown", translator)
+            self._begin_life(facts, "unknown", translator, detail="an engine with another model took its place")
 
     def _note_names(self, names: FurtherNames) -> None:
         if names.dropped != self._names.dropped:
