@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, decode_event, encode
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver, WritesLost
 from pointsman.contracts.envelope import Stamp
@@ -241,11 +241,11 @@ class Network:
     def store_raw(self, subject: str, payload: bytes) -> None:
         """Somebody who is no process of ours writes these bytes."""
         sequence = self.broker.store_raw(subject, payload)
-        try:
-            event: LogEvent | None = decode_event(payload)
-        except (UndecodableError, RecursionError):
-            event = None
-        self.history.append(Stored(sequence, self.loop.time(), "a stranger", event, echo=True))
+        read = LogEntry.read(sequence, subject, payload)
+        stored = Stored(
+            sequence, self.loop.time(), "a stranger", read.event, echo=True, subject=subject, problem=read.problem
+        )
+        self.history.append(stored)
 
     def _note(self, sequence: Sequence, writer: str, event: LogEvent) -> None:
         self.history.append(Stored(sequence, self.loop.time(), writer, event, first=self.broker.extent.first))
