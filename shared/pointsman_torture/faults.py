@@ -19,6 +19,8 @@ STALE_SECONDS_MAX: Seconds = 8.0
 LOOK_SECONDS: Seconds = 0.01
 LOG_LOSSES = (0, 0, 0, 0, 1, 2)
 """How often a log without retention loses what it had confirmed, each as likely."""
+GAPS = 3
+"""How often more events are dropped where an engine cannot tell again what was missed."""
 EXPIRY_SECONDS: Seconds = 1.0
 """How often retention looks for what it may drop."""
 
@@ -60,6 +62,10 @@ class Trouble:
             self._expire(kept)
         else:
             self._schedule_log_losses()
+        if not all(self.world.plan.replays):
+            gaps = self.world.chance("gaps")
+            for _ in range(GAPS):
+                loop.outside(FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, FAULTS["drop events"])
         kinds = [kind for kind in FAULTS if kind not in PENDING]
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
