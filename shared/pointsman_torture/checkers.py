@@ -12,6 +12,7 @@ from pointsman.contracts.decisions import (
     LeaderElected,
     RequestRejected,
 )
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import (
     GIVEN_UP,
     RequestArrived,
@@ -20,26 +21,28 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import RequestId, Sequence
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tokens
 from pointsman.simulation.replay import verify
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
 from pointsman_scheduler import chosen
 from pointsman_torture.audit import audit
-from pointsman_torture.engines import MODEL
+from pointsman_torture.clients import Order
+from pointsman_torture.engines import MAX_MODEL_LEN, MODEL
 from pointsman_torture.network import Stored
 from pointsman_torture.pool_model import PoolModel
 from pointsman_torture.twin import FoldTwin
 from pointsman_torture.world import World
 
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
-"""Why a leader ends a request whose ingress seems to be gone. It may not be: then the log has that ingress's end too."""
-
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
 """How far behind the log a reader may be when all is quiet."""
+
+NEWS_SECONDS_MAX: Seconds = 15.0
+"""For so long an ingress may not have heard of who joined: a partition is at most 12 s."""
 
 Checker = Callable[[World], Iterator[str]]
 
@@ -108,10 +111,28 @@ def one_answer_a_client(world: World) -> Iterator[str]:
     for order in world.traffic.orders:
         if order.outcome == "waits":
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
-        elif order.status == 400:
+        elif order.status == 400 and not _nobody_has_room(world, order):
             yield f"order {order.number} was called a bad request ({order.code}), and is none"
         elif order.problem:
             yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
+
+
+def _nobody_has_room(world: World, order: Order) -> bool:
+    """Whether it was called too long while all who were there, as far as its ingress may have known, said they are short."""
+    if order.code != "context_length_exceeded":
+        return False
+    contexts: dict[InstanceId, Tokens] = {}
+    for stored in world.network.history:
+        event = stored.event
+        if stored.at > order.begun_at - NEWS_SECONDS_MAX and max(contexts.values(), default=0) < MAX_MODEL_LEN:
+            return True
+        if stored.at > order.ended_at:
+            break
+        if isinstance(event, InstanceJoined):
+            contexts[event.instance] = event.max_model_len
+        elif isinstance(event, InstanceLeft):
+            contexts.pop(event.instance, None)
+    return max(contexts.values(), default=0) < MAX_MODEL_LEN
 
 
 def decisions_are_recomputed(world: World) -> Iterator[str]:

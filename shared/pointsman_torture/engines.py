@@ -345,9 +345,14 @@ class HostProbe:
         )
 
     async def load(self) -> EngineLoad:
-        counts = (await self._life()).model.counts
+        counts, facts = (await self._life()).model.counts, await self.describe()
         load = EngineLoad(
-            waiting=counts.waiting, running=counts.running, kv_usage=counts.kv_usage, further_names=self._names
+            waiting=counts.waiting,
+            running=counts.running,
+            kv_usage=counts.kv_usage,
+            further_names=facts.further_names,
+            model=facts.model,
+            max_model_len=facts.max_model_len,
         )
         if self._host.lies.idle:
             return replace(load, waiting=0, running=0, kv_usage=0.0)

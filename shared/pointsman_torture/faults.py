@@ -25,12 +25,6 @@ EXPIRY_SECONDS: Seconds = 1.0
 """How often retention looks for what it may drop."""
 
 
-GHOSTS = "granted requests of an ingress that was killed"
-PENDING: frozenset[str] = frozenset({GHOSTS, "lie about length", "lie about name", "poison"})
-"""Kinds of faults that the fleet does not survive yet, and GHOSTS, which is no fault but a bound of seconds that is not kept
-yet. A kind is struck from here once it is survived."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A kind of trouble. `weight`: how often, compared with the others."""
@@ -66,7 +60,7 @@ class Trouble:
             gaps = self.world.chance("gaps")
             for _ in range(GAPS):
                 loop.outside(FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, FAULTS["drop events"])
-        kinds = [kind for kind in FAULTS if kind not in PENDING]
+        kinds = list(FAULTS)
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])
             loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, FAULTS[name])
@@ -120,7 +114,7 @@ class Trouble:
 
     def kill_ingress(self) -> None:
         ingress = self.chance.choice(self.world.ingresses)
-        if ingress.life is not None and PENDING.isdisjoint({GHOSTS}):
+        if ingress.life is not None:
             self.world.ghosts.watch(ingress.link.name)
         self._kill(ingress, self.chance.expovariate(0.7))
 

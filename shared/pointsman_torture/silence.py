@@ -8,7 +8,7 @@ import structlog
 
 from pointsman_torture.world import World
 
-EXPECTED: frozenset[str] = frozenset()
+EXPECTED = frozenset({"instance_unschedulable"})
 """Errors that a fault may cause in a healthy service."""
 
 

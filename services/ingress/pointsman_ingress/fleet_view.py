@@ -137,8 +137,9 @@ class FleetView:
         return self._leaders_block_tokens or self._joined_block_tokens
 
     def context_of(self, model: Model) -> Tokens:
-        """The longest context that a ready instance offers for this model, or any while none is ready; 0 while unknown."""
-        return max((i.max_model_len for i in self.ready or self._fitting if i.can_serve(model)), default=0)
+        """The longest context that an instance offers for this model, ready or not: a request that is too long only for who
+        is ready may be asked again. 0 while unknown."""
+        return max((i.max_model_len for i in self._fitting if i.can_serve(model)), default=0)
 
     def _elected(self, term: Term) -> None:
         for hear in self._hear_elections:
