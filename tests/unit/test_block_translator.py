@@ -353,3 +353,14 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
                         )
                     )
         assert translator.held_keys() == expected
+
+
+def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_the_parent_comes() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    whole = prompt(3)
+    translator.apply(stored(whole, first=1))
+    translator.apply(removed(whole))
+    translator.apply(stored(whole[: 1 * WIDTH]))
+
+    assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
+    assert translator.parked_blocks == 0

@@ -299,3 +299,27 @@ def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_ha
     assert while_there == {}
     assert state.strangers == {A: 3.0}
     assert state.newest_epoch(A) == Epoch(9)
+
+
+def test_a_probe_of_an_earlier_life_says_nothing_of_the_present_one() -> None:
+    state = state_with(joined("a"), joined("a", epoch=2, at=1.0))
+    state.apply(InstanceProbed(at=1.0, instance=A, epoch=Epoch(1), parity=True))
+
+    assert state.fleet[A].knowledge is Knowledge.DEGRADED
+
+
+def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> None:
+    instance = state_with(joined("a")).fleet[A]
+
+    def saved(hit_blocks: int, prompt_tokens: int) -> int:
+        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+
+    assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
+
+
+def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
+    fleet = state_with(joined("a", adapters=["lora"]), joined("b")).fleet
+
+    assert fleet.ready_with("lora") == ("a",)
+    assert fleet.ready_with("") == ("a", "b")
+    assert fleet.ready_with("other") == ()
