@@ -364,3 +364,15 @@ def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_
 
     assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
     assert translator.parked_blocks == 0
+
+
+def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them_goes() -> None:
+    translator, block = BlockTranslator(chain_of(1), WIDTH), prompt(1)
+    for name in (1, 2, 3):
+        translator.apply(stored(block, block_hashes=[name]))
+    held = []
+    for name in (1, 2, 3):
+        translator.apply(BlockRemoved(block_hashes=[name]))
+        held.append(len(translator.held_keys()))
+
+    assert held == [1, 1, 0]

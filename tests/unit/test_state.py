@@ -323,3 +323,16 @@ def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
     assert fleet.ready_with("lora") == ("a",)
     assert fleet.ready_with("") == ("a", "b")
     assert fleet.ready_with("other") == ()
+
+
+def test_who_was_to_decode_expects_nothing_any_more_once_the_first_token_came_from_elsewhere() -> None:
+    policies = policy_set(admission="none")
+    state = State(PoolSettings(), policies.memories())
+    state.apply(joined("a", role="prefill"))
+    state.apply(joined("b", role="decode"))
+    Dispatcher(state, policies, term=Term(1)).route(route("r", [1, 2]), 0.0)
+    before = list(state.workload.lines[InstanceId("b")].expected)
+    state.apply(first_token("r", "a", at=1.0))
+
+    assert (before, list(state.workload.lines[InstanceId("b")].expected)) == (["r"], [])
+    assert state.workload.requests[RequestId("r")].decode == ""
