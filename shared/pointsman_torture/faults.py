@@ -59,7 +59,9 @@ class Trouble:
         if not all(self.world.plan.replays):
             gaps = self.world.chance("gaps")
             for _ in range(GAPS):
-                loop.outside(FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, FAULTS["drop events"])
+                loop.outside(
+                    FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, Fault(1.0, Trouble.drop_events)
+                )
         kinds = list(FAULTS)
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
             (name,) = chance.choices(kinds, weights=[FAULTS[kind].weight for kind in kinds])

@@ -61,7 +61,7 @@ def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
         ("RequestMigrated relocated", 10),
         ("RequestMigrated re-bound", 3),
         ("RequestRejected slo_ttft", 30),
-        ("RequestRejected slo_unreachable", 3),
+        ("RequestRejected slo_unreachable", 1),
         ("RequestRejected queue_full", 20),
         ("RequestRejected no_instance", 20),
         ("RequestGranted by its ingress", 20),

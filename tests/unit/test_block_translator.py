@@ -540,3 +540,26 @@ def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
 def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
     chain = chain_of(span)
     return set(chain.extend(chain.root(), list(prefix)))
+
+
+def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_the_parent_comes() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    whole = prompt(3)
+    translator.apply(stored(whole, first=1))
+    translator.apply(removed(whole))
+    translator.apply(stored(whole[: 1 * WIDTH]))
+
+    assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
+    assert translator.parked_blocks == 0
+
+
+def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them_goes() -> None:
+    translator, block = BlockTranslator(chain_of(1), WIDTH), prompt(1)
+    for name in (1, 2, 3):
+        translator.apply(stored(block, block_hashes=[name]))
+    held = []
+    for name in (1, 2, 3):
+        translator.apply(BlockRemoved(block_hashes=[name]))
+        held.append(len(translator.held_keys()))
+
+    assert held == [1, 1, 0]

@@ -14,7 +14,7 @@ from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
-from pointsman.state.fleet import Knowledge
+from pointsman.state.fleet import Knowledge, NoDemand
 from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
@@ -522,3 +522,40 @@ def test_the_log_tells_why_a_cache_is_not_known_and_since_when() -> None:
     assert cleared == (Knowledge.EXACT, "", 3.0)
     assert "cannot be had again" in state.fleet[A].knowledge_reason
     assert state.fleet[A].known_since == 4.0
+
+
+def test_a_probe_of_an_earlier_life_says_nothing_of_the_present_one() -> None:
+    state = state_with(joined("a"), joined("a", epoch=2, at=1.0))
+    state.apply(InstanceProbed(at=1.0, instance=A, epoch=Epoch(1), parity=True))
+
+    assert state.fleet[A].knowledge is Knowledge.DEGRADED
+
+
+def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> None:
+    instance = state_with(joined("a")).fleet[A]
+
+    def saved(hit_blocks: int, prompt_tokens: int) -> int:
+        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+
+    assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
+
+
+def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
+    fleet = state_with(joined("a", adapters=["lora"]), joined("b")).fleet
+
+    assert fleet.ready_for(NoDemand(adapter="lora")) == ("a",)
+    assert fleet.ready_for(NoDemand()) == ("a", "b")
+    assert fleet.ready_for(NoDemand(adapter="other")) == ()
+
+
+def test_who_was_to_decode_expects_nothing_any_more_once_the_first_token_came_from_elsewhere() -> None:
+    policies = policy_set(admission="none")
+    state = State(PoolSettings(), policies.memories())
+    state.apply(joined("a", role="prefill"))
+    state.apply(joined("b", role="decode"))
+    Dispatcher(state, policies, term=Term(1)).route(route("r", [1, 2]), 0.0)
+    before = list(state.workload.lines[InstanceId("b")].expected)
+    state.apply(first_token("r", "a", at=1.0))
+
+    assert (before, list(state.workload.lines[InstanceId("b")].expected)) == (["r"], [])
+    assert state.workload.requests[RequestId("r")].decode == ""
