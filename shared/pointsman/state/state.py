@@ -44,7 +44,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.contracts.subjects import LEADER_KIND
+from pointsman.contracts.subjects import is_leader_subject
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
 from pointsman.state.dead_letters import DeadLetter, DeadLetters
@@ -260,7 +260,7 @@ class State:
         self.sequence = sequence
         if problem:
             self.dead_letters.add(DeadLetter(sequence, short_reason(subject), short_reason(problem), decoded=False))
-        if subject.endswith(LEADER_KIND):
+        if is_leader_subject(subject):
             self.elected = sequence  # the next election must come behind this one, whatever it says
 
     def recall(self, kind: type[M]) -> M:
