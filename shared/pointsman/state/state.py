@@ -64,8 +64,6 @@ from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stag
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
-
-
 STRANGERS_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 DELIVERED_WALL_SECONDS = 45.0
