@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -10,8 +10,10 @@ from itertools import pairwise
 from operator import xor
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from pointsman.adapters import zmq_kv_events
 from pointsman.adapters.clocks import ScaledClock
@@ -27,6 +29,7 @@ from pointsman.adapters.zmq_kv_events import (
     EngineRestarted,
     KvEndpoint,
     ZmqKvEvents,
+    decode_batch,
 )
 from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
@@ -766,3 +769,54 @@ def test_the_instance_is_named_after_the_engines_port() -> None:
     assert instance_of(WorkerSettings(engine_url="http://gpu", instance="left-one")) == "left-one"
     with pytest.raises(SettingsError, match="cannot be an instance"):
         instance_of(WorkerSettings(instance="Engine 1"))
+
+
+@dataclass
+class ScriptedSource:
+    """Events as a test says, of an engine without a replay socket."""
+
+    said: asyncio.Queue[EngineItem] = field(default_factory=asyncio.Queue)
+    replays: bool = False
+    certain: bool = False
+
+    async def items(self) -> AsyncGenerator[EngineItem, None]:
+        while True:
+            yield await self.said.get()
+
+
+async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
+    clock, broker, source, cache = ScaledClock(), MemoryBroker(PoolName("default")), ScriptedSource(), ScriptedCache()
+    link, view = broker.client(clock, name="worker"), LogView(broker)
+    service = WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=HealthBoard(),
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=0.05, engine_url="http://e:1"),
+        instance=INSTANCE,
+        engine=FakeHttpEngine(),
+        events=source,
+        unconfirmed_wall_seconds=0.1,
+    )
+    before = expired()
+    working = asyncio.create_task(service.run())
+    source.said.put_nowait(EngineAttached(exact=False))
+    await until(lambda: view.of(InstanceJoined))
+    broker.disconnect()
+    for sequence in range(200):
+        payload = msgspec.msgpack.encode([0.0, [cache.store(tokens(sequence, blocks=2))], 0])
+        source.said.put_nowait(decode_batch(sequence, payload))
+        await asyncio.sleep(0.01)
+        if expired() > before:
+            break
+    given_up = expired() - before
+    broker.reconnect()
+    await service.leave("test over")
+    await asyncio.gather(working, return_exceptions=True)
+
+    assert given_up > 0
+
+
+def expired() -> float:
+    """Engine blocks that any worker of this process has given up."""
+    return REGISTRY.get_sample_value("pointsman_engine_blocks_expired_total") or 0.0

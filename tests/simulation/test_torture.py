@@ -104,7 +104,7 @@ def test_of_the_seeds_a_share_has_engines_without_replay_adapters_and_an_overloa
     assert 20 < sum(plan.overload for plan in plans) < 50
 
 
-def test_of_the_seeds_a_share_has_has_instances_with_roles_and_a_share_a_log_that_loses_what_it_had_confirmed() -> None:
+def test_of_the_seeds_a_share_has_instances_with_roles_and_a_share_a_log_that_loses_what_it_had_confirmed() -> None:
     splits = [plan_of(seed).split for seed in HUNDRED]
     told = [what for seed in SEEDS for _, what in verdict_of(seed).trace]
 

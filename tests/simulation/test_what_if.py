@@ -67,6 +67,7 @@ def test_a_policy_that_avoids_the_slow_engine_is_better_and_the_table_says_so(
     assert told["changed"]["report"]["ttft"]["p90_s"] < told["resimulated"]["report"]["ttft"]["p90_s"]
     for part in ("recorded", "re-simulated", "min_ttft", "effective capacity", "TTFT P90", "hit rate", "load CV"):
         assert part in shown.output
+    assert "[/]" not in shown.output
 
 
 def test_another_number_of_instances_serves_it_all(entries: list[LogEntry], tmp_path: Path) -> None:

@@ -393,6 +393,22 @@ def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: floa
     assert translator.held_keys() == keys_of(long, span)
 
 
+@pytest.mark.parametrize("fading", [False, True])
+def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: bool) -> None:
+    def lie(engine_hash: int, parent: int | None) -> BlockStored:
+        return BlockStored(block_hashes=[engine_hash], parent_block_hash=parent, token_ids=[1, 2], block_size=WIDTH)
+
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    translator.fade(0.0, fading=fading)
+    translator.apply(lie(1, None), now=0.0)
+    translator.apply(lie(2, 1), now=0.0)
+    translator.apply(BlockRemoved(block_hashes=[1]), now=0.0)
+    translator.apply(lie(1, 2), now=0.0)
+    translator.apply(lie(3, 1), now=20.0)
+
+    assert len(translator.held_keys()) == 3
+
+
 def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)

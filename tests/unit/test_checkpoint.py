@@ -1,10 +1,14 @@
 """A checkpoint is the State it was taken of, whatever the log was, and whatever comes after."""
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.chassis.checkpoint_proof import fold_modules
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state, state_digest
 from pointsman.state.prefix_index import PrefixIndex
@@ -102,3 +106,10 @@ def test_masks_of_many_instances_are_kept() -> None:
 def test_what_is_no_state_is_refused(content: bytes) -> None:
     with pytest.raises(UnreadableStateError, match=r".+"):
         decode_state(content)
+
+
+def test_a_checkpoint_is_of_all_the_code_that_the_fold_consists_of() -> None:
+    loaded = "import sys, pointsman.state.state; print(*[m.__file__ for n, m in sys.modules.items() if n.startswith('pointsman.')])"
+    imported = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+
+    assert set(imported) <= {str(module) for module in fold_modules()}

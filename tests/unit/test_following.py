@@ -18,7 +18,7 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
 from pointsman_scheduler import following
 from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.following import Following
+from pointsman_scheduler.following import Following, LogBrokenError
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
@@ -133,3 +133,17 @@ async def test_a_start_gives_up_on_checkpoints_that_stay_away(monkeypatch: pytes
 
     assert beginning.label is None
     assert beginning.state.sequence == 0
+
+
+async def test_a_log_that_loses_its_beginning_before_it_is_read_is_begun_again_with_a_checkpoint() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints = TroubledCheckpoints()
+    await _save(checkpoints, broker, *passed[-1])
+    checkpoints.away = 1
+    follower = _following(broker, checkpoints)
+    beginning = await follower.begin()
+    broker.drop_before(4)
+    with pytest.raises(LogBrokenError):
+        await anext(follower.entries(beginning))
+
+    assert InstanceId("engine-1") in (await follower.begin()).state.fleet

@@ -1,16 +1,29 @@
 """Requests that nobody will end: whose engine says that nothing runs there. And those that waited for a scheduler."""
 
+import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 
+from pointsman.adapters.memory_log import MemoryBroker
+from pointsman.chassis.health import HealthBoard
+from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.subjects import follow_subject
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.stranded import stranded
-from pointsman.primitives import Epoch, InstanceId, RequestId
+from pointsman.ports import Reply
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
+from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.heartbeat import HEARTBEAT_WALL_SECONDS, Heartbeat
+from pointsman_ingress.rebinding import Rebinding
+from pointsman_ingress.under_way import UnderWay
+from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.loop import VirtualLoop
 from tests.support.events import first_token, route
 from tests.support.leading import leader_of
 
@@ -119,3 +132,35 @@ def test_what_was_held_up_moves_the_deadline_in_the_fold() -> None:
     state.apply(RequestArrived(at=13.0, **fields | {"held_up": 3.0}))
 
     assert state.workload.requests[RequestId("r")].deadline == 18.0
+
+
+def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_is_answered() -> None:
+    pool, loop, named = PoolName("default"), VirtualLoop(Random(1)), list[float]()
+    clock = SkewedClock(loop, speed=1.0)
+    link = MemoryBroker(pool).client(clock, name="ingress")
+
+    async def unanswered(_command: AnyCommand, _reply: Reply) -> None:
+        named.append(loop.time())
+
+    async def scenario() -> None:
+        under_way = UnderWay(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
+        heartbeat = Heartbeat(
+            commands=link.commands,
+            pool=pool,
+            clock=clock,
+            under_way=under_way,
+            rebinding=Rebinding(),
+            newest_term=lambda: Term(0),
+        )
+        async with link.commands.serve(follow_subject(pool), unanswered):
+            with under_way.asking(RequestId("r")):
+                beating = asyncio.create_task(heartbeat.beat())
+                await asyncio.sleep(10.5 * HEARTBEAT_WALL_SECONDS)
+                beating.cancel()
+
+    try:
+        loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+
+    assert len(named) >= 10

@@ -33,7 +33,7 @@ from pointsman.contracts.codec import (
 )
 from pointsman.contracts.commands import CancelRequest, DescribeFleet, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided, WritesLost
-from pointsman.contracts.subjects import leader_subject, subject_of
+from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject, subject_of
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
@@ -194,6 +194,18 @@ def test_garbage_where_leaders_say_that_they_lead_is_what_the_next_election_stan
     state.skip(2, subject=leader_subject(POOL), problem="no JSON")
 
     assert (state.elected, state.term) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "subject", [cache_subject(POOL, "leader"), fleet_subject(POOL, "leader"), f"pm.{POOL}.request.leader"]
+)
+def test_an_instance_or_a_request_called_leader_is_no_election(subject: str) -> None:
+    state = State(PoolSettings())
+    state.apply(LeaderElected(at=0.0, term=Term(1), scheduler="s", as_of=0), 1)
+    state.skip(2, subject=subject)
+    state.skip(3, subject=subject, problem="no JSON")
+
+    assert state.elected == 1
 
 
 def test_one_entry_uses_up_neither_terms_nor_epochs_nor_numbers() -> None:

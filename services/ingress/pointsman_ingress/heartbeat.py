@@ -44,8 +44,8 @@ class Heartbeat:
     async def beat(self) -> None:
         """Name every request that waits or is at an engine, for ever."""
         while True:
-            await self._clock.sleep_wall(HEARTBEAT_WALL_SECONDS)
-            await asyncio.gather(*(self._follow(command) for command in self._due()))
+            pause = self._clock.sleep_wall(HEARTBEAT_WALL_SECONDS)  # the same while no answer comes
+            await asyncio.gather(pause, *(self._follow(command) for command in self._due()))
 
     def _due(self) -> Iterator[FollowRequests]:
         sent = [

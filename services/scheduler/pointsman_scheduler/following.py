@@ -100,7 +100,9 @@ class Following:
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]
             async for entry in reading:
                 if isinstance(entry, LogReset):
-                    if beginning.state.sequence:
+                    # A log that seemed whole and is not: only then was it begun without waiting for a checkpoint.
+                    seemed_whole = beginning.extent.first <= 1 < entry.first_sequence
+                    if beginning.state.sequence or seemed_whole:
                         raise LogBrokenError(entry.reason)
                     log.warning("log_begins_late", first=entry.first_sequence, lost=entry.reason)
                 elif label is not None and entry.sequence == label.as_of:

@@ -261,6 +261,7 @@ class WorkerService:
                 assert_never(item)
 
     def _on_batch(self, batch: EngineBatch) -> None:
+        self._believe_no_longer()
         life = self._life
         assert life is not None
         translator = life.translator
@@ -328,7 +329,8 @@ class WorkerService:
         life.snapshot_due = True
 
     def _believe_no_longer(self) -> None:
-        """Give up what nothing has confirmed for too long."""
+        """Give up what nothing has confirmed for too long. Asked with each batch, too: while the log is away the writer waits,
+        and what is noted of blocks in doubt must not grow until it is back."""
         life, now = self._life, self._clock.wall()
         if life is None or life.translator is None:
             return

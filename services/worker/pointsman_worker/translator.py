@@ -429,7 +429,10 @@ class BlockTranslator:
     def _confirm(self, stored: list[_Node], prior: EngineHash | None) -> None:
         """These are held now, and so is every block before them, by which they were computed, also if it was given up."""
         now = self._now
+        doubted = now if self._fading else CERTAIN
         confirmed = stored
+        for held in stored:
+            held.confirmed, held.doubted = now, doubted
         while prior is not None:
             node = self._nodes.get(prior)
             if node is not None and prior in self._given_up:
@@ -442,11 +445,9 @@ class BlockTranslator:
                 or (node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.doubted <= node.confirmed)
             ):
                 break
+            node.confirmed, node.doubted = now, doubted  # at once: an engine may say that blocks build on each other
             confirmed.append(node)
             prior = node.prior
-        doubted = now if self._fading else CERTAIN
-        for node in confirmed:
-            node.confirmed, node.doubted = now, doubted
         if self._fading:
             self._expiring.append((now, confirmed))
 

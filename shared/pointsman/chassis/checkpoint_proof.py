@@ -3,6 +3,7 @@
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from pointsman.ports import LogEntry
 from pointsman.state.checkpoint import encode_state
@@ -20,12 +21,18 @@ def checkpoint_form(empty_state: State) -> str:
     return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
 
 
+def fold_modules() -> list[Traversable]:
+    """The modules that make up the fold. `primitives` is one: its bounds decide which entries are dead letters."""
+    modules = [files("pointsman").joinpath("primitives.py")]
+    for package in ("pointsman.state", "pointsman.state.memories", "pointsman.contracts"):
+        modules += sorted(files(package).iterdir(), key=lambda found: found.name)
+    return [module for module in modules if module.name.endswith(".py")]
+
+
 @cache
 def _fold_code() -> bytes:
-    """A digest of the modules that make up the fold."""
+    """A digest of these modules."""
     code = blake2b(digest_size=16)
-    for package in ("pointsman.state", "pointsman.state.memories", "pointsman.contracts"):
-        for module in sorted(files(package).iterdir(), key=lambda found: found.name):
-            if module.name.endswith(".py"):
-                code.update(module.name.encode() + b"\x00" + module.read_bytes())
+    for module in fold_modules():
+        code.update(module.name.encode() + b"\x00" + module.read_bytes())
     return code.digest()

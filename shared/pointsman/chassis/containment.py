@@ -43,10 +43,15 @@ def contained(step: str) -> Iterator[None]:
     """Ends without an error, also where its body ends with one. `step` names it in log and metric."""
     try:
         yield
-    except Exception:
-        telemetry.STEPS_FAILED.labels(step).inc()
-        if _paces.setdefault(step, _Pace()).allows():
-            log.exception("step_failed", step=step)
+    except Exception as error:  # noqa: BLE001 - it is counted and logged, and whoever goes on would meet it again
+        note_failure(step, error)
+
+
+def note_failure(step: str, error: Exception, **fields: str) -> None:
+    """Counts an unexpected error, and logs it with `fields` as far as the pace of log lines allows."""
+    telemetry.STEPS_FAILED.labels(step).inc()
+    if _paces.setdefault(step, _Pace()).allows():
+        log.error("step_failed", step=step, exc_info=error, **fields)
 
 
 class DeadLetterWatch:

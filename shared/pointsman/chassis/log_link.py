@@ -16,7 +16,7 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.jetstream import StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.chassis import telemetry
-from pointsman.chassis.containment import contained
+from pointsman.chassis.containment import note_failure
 from pointsman.chassis.health import HealthBoard
 from pointsman.chassis.settings import DeploymentSettings
 from pointsman.contracts.codec import short_reason
@@ -130,9 +130,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def handler_failed(self, subject: str, error: Exception) -> None:
-        with contained("command"):
-            log.debug("command_handler_failed", subject=subject)
-            raise error
+        note_failure("command", error, subject=subject)
 
     @override
     def trouble(self, what: str, reason: str) -> None:

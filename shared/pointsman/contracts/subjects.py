@@ -18,8 +18,6 @@ from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, PoolName
 
 SUBJECT_ROOT = "pm"
-LEADER_KIND = ".leader"
-"""How the subject of LeaderElected ends."""
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _LOG_SUBJECT = re.compile(
@@ -117,6 +115,11 @@ def _subject_parts(subject: str) -> tuple[str, str]:
     """The kind of a log subject and the id in it; empty where it is no log subject of any pool."""
     found = _LOG_SUBJECT.fullmatch(subject)
     return (found["kind"], found["name"] or "") if found else ("", "")
+
+
+def is_leader_subject(subject: str) -> bool:
+    """Whether this is where some pool's LeaderElected goes. (An instance or a request may be called `leader`, too.)"""
+    return _subject_parts(subject) == ("leader", "")
 
 
 def is_subject_of(subject: str, event: Event) -> bool:

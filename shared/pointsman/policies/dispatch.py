@@ -221,7 +221,8 @@ class Dispatcher:
         on_record: Callable[[LogEvent], LogEvent] | None = None,
     ) -> None:
         """`seen`: what policies are shown instead of `state`, where a simulation lets knowledge lag behind.
-        `on_record`: replay's; given each decision, the one that the log has in its place, which is applied instead."""
+        `on_record` is given each decision before it is applied; what it returns is applied instead. Replay returns the one
+        that the log has in its place; the leader notes which are not written yet."""
         self.state = state
         self._seen = seen or state
         self._on_record = on_record

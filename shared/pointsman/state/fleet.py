@@ -105,7 +105,7 @@ class Instance:
     """How the engine has contradicted its own events, by what it delivered from its cache; empty while it has not."""
     known_since: Seconds = field(default=0.0, compare=False)
     """When `knowledge` last changed."""
-    known_as: "Knowledge | None" = field(default=None, compare=False)
+    known_as: Knowledge | None = field(default=None, compare=False)
     """What it changed to."""
     waiting: int = 0
     running: int = 0

@@ -44,7 +44,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
-from pointsman.contracts.subjects import LEADER_KIND
+from pointsman.contracts.subjects import is_leader_subject
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.conversations import Conversations
 from pointsman.state.dead_letters import DeadLetter, DeadLetters
@@ -64,8 +64,6 @@ from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stag
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
-
-
 STRANGERS_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 DELIVERED_WALL_SECONDS = 45.0
@@ -260,7 +258,7 @@ class State:
         self.sequence = sequence
         if problem:
             self.dead_letters.add(DeadLetter(sequence, short_reason(subject), short_reason(problem), decoded=False))
-        if subject.endswith(LEADER_KIND):
+        if is_leader_subject(subject):
             self.elected = sequence  # the next election must come behind this one, whatever it says
 
     def recall(self, kind: type[M]) -> M:

@@ -1,5 +1,5 @@
-"""Where text that came out of a log meets a terminal: no escape sequence of a stranger reaches it, and no brackets are
-taken for markup.
+"""Where what came out of a log meets a terminal: no escape sequence of a stranger reaches it, no brackets are taken for
+markup, and each moment has a local time that can be shown.
 """
 
 from collections.abc import Iterable

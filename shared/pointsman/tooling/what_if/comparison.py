@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from pointsman.primitives import InstanceId
 from pointsman.simulation.metrics import Report, percentile, summarise
@@ -74,7 +75,7 @@ def table_of(recorded: Side, again: Side, changed: Side) -> Table:
 
 def _change(
     before: float | None, after: float | None, text: Callable[[float], str], more_is_better: bool | None
-) -> str:
+) -> str | Text:
     if before is None or after is None:
         return "-"
     change = after - before
@@ -82,7 +83,7 @@ def _change(
     if more_is_better is None or told[1:] == text(0.0):
         return told if told[1:] != text(0.0) else "same"
     better = (change > 0) == more_is_better
-    return f"[{'green' if better else 'red'}]{told}[/]"
+    return Text(told, style="green" if better else "red")
 
 
 def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
