@@ -131,6 +131,8 @@ class ModelledInstance:
     heard_at: Seconds
     misfit: bool = False
     """Whether the pool serves another model."""
+    counted: bool = False
+    """Whether it has served this model."""
     surprises: int = 0
     """Deliveries of this life that were other than predicted, by more than a block."""
     draining: bool = False
@@ -198,7 +200,9 @@ class ModelledInstance:
 
     def hear(self, event: InstanceReported) -> None:
         """A report of this life: it lives, and its digest settles every doubt, either way."""
+        is_news = event.at > self.heard_at
         self.heard_at = max(self.heard_at, event.at)
+        self.counted = self.counted or event.serving
         self.suspected = False
         self.serving = event.serving
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
@@ -206,6 +210,8 @@ class ModelledInstance:
         if event.sequence >= self.sequence and self.cache != "no_events":
             told = (event.sequence, event.blocks, event.digest)
             self.doubtful = told != (self.sequence, len(self.keys), self.digest)
+        elif is_news and self.cache != "no_events":
+            self.doubtful = True  # somebody else has written events in its name
 
 
 @dataclass(eq=False)
@@ -299,6 +305,7 @@ class PoolModel:
             case InstanceReported():
                 if (instance := self._life(event.instance, event.epoch)) is not None:
                     instance.hear(event)
+                    self._compare_models()
             case InstanceProbed():
                 if (instance := self._life(event.instance, event.epoch)) is not None:
                     instance.parity = event.parity
@@ -462,6 +469,7 @@ class PoolModel:
             aliases=frozenset(event.aliases),
             heard_at=event.at,
             draining=before is not None and before.draining,
+            counted=before is not None and before.model == event.model and before.counted,
         )
         self._compare_models()
 
@@ -476,9 +484,11 @@ class PoolModel:
             self._compare_models()
 
     def _compare_models(self) -> None:
-        """The pool's model is what most serve; of several, what the one serves that has served its own longest."""
-        models = [known.model for known in self.instances.values()]
-        longest = sorted((-models.count(k.model), k.model_since, name, k.model) for name, k in self.instances.items())
+        """The pool's model is what most of those serve that have served at all; of several, what the one serves that has served
+        its own longest."""
+        served = {name: k for name, k in self.instances.items() if k.counted} or self.instances
+        models = [known.model for known in served.values()]
+        longest = sorted((-models.count(k.model), k.model_since, name, k.model) for name, k in served.items())
         for known in self.instances.values():
             known.misfit = known.model != longest[0][-1]
 

@@ -82,8 +82,10 @@ class FleetView:
         if entry.event is None:
             self._state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         elif isinstance(entry.event, LeaderElected):
+            known = self._state.term
             self._state.apply(entry.event, entry.sequence)
-            self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
+            if self._state.term > known:  # else it is no election: a leader comes with a term of its own
+                self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
             self._elected(self._state.term)
         elif isinstance(entry.event, FleetEvent):
             self._state.apply(entry.event, entry.sequence)

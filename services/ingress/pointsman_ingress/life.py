@@ -50,6 +50,8 @@ class Life:
         self.over = False
         self.grant: RouteGranted | None = None
         """Where it is being served; None while it waits for a place."""
+        self.has_alternative = False
+        """Whether it could be sent to another engine if this one refuses it."""
         self._arrived_at = arrived_at
         self._slo_ttft = slo_ttft
         self._comparable = comparable

@@ -6,6 +6,7 @@ other way round. Closing an answer before its end closes the connection, which i
 """
 
 import asyncio
+import re
 from io import BytesIO
 from types import TracebackType
 from typing import Annotated, Self
@@ -40,9 +41,15 @@ CUT_CHECK_WALL_SECONDS: Seconds = 5.0
 """A connection that was closed for bytes which are no HTTP does not end the answer by itself (aiohttp 3.14): how often it is
 looked after while nothing comes."""
 
+AFTER_END_WALL_SECONDS: Seconds = 1.0
+"""How long an engine may keep a stream open behind its last event."""
+_done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
+
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
+UNFIT_STATUSES = (404, 408, 425, 429)
+KEY_STATUSES = (401, 403)
 RANK_HEADER = "x-data-parallel-rank"
 """By which vLLM is told which of its data-parallel ranks shall serve a request."""
 
@@ -107,6 +114,12 @@ class EngineClient:
             raise EngineFailedError(msg)
         return EngineAnswer(response, shape)
 
+    def is_unfit(self, status: int, headers: Headers) -> bool:
+        """Whether a refusal tells of the engine and not of the request, so that another may answer it: it does not take the
+        key that it is shown (unless that is the client's own), does not know the model, or takes no more."""
+        of_client = self._forward_authorization and b"authorization" in headers
+        return status in UNFIT_STATUSES or (status in KEY_STATUSES and not of_client)
+
     def _headers(self, headers: Headers, request_id: str, dp_rank: int) -> dict[str, str]:
         sent = {"content-type": "application/json", "x-request-id": request_id, **self._own_headers}
         if dp_rank != ANY_RANK:
@@ -140,6 +153,10 @@ class EngineAnswer:
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
         self._tail = StreamTail(shape)
         self._ended = False
+        self._done = False
+        """Whether what came last is the event by which streams of chunks end."""
+        self._lingers = False
+        """Whether the engine keeps the connection of a stream open that has ended."""
         self.events = 0
 
     async def opening(self) -> bytes:
@@ -164,18 +181,22 @@ class EngineAnswer:
         elif self.streams:
             self._tail.feed(chunk)
             self.events += chunk.count(b"data:")
+            self._done = b"[DONE]" in chunk and _done_event.search(chunk) is not None
         return chunk
 
     async def _next(self) -> bytes:
         """Raises what aiohttp does, and ConnectionResetError."""
         while True:
-            patience = asyncio.timeout(CUT_CHECK_WALL_SECONDS)
+            patience = asyncio.timeout(AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS)
             try:
                 async with patience:
                     return await self._response.content.readany()
             except TimeoutError:
                 if not patience.expired():
                     raise
+            if self._done:
+                self._lingers = True
+                return b""
             connection = self._response.connection
             if connection is not None and connection.transport is None:
                 msg = "what came is no HTTP"
@@ -210,7 +231,7 @@ class EngineAnswer:
         if self.streams and self.status == 200 and not self._tail.has_ended:
             msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg)
-        self._ended = True
+        self._ended = not self._lingers
 
     async def __aenter__(self) -> Self:
         return self

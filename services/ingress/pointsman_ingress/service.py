@@ -196,6 +196,7 @@ class Gateway:
         """Raises Refusal where the client gets no answer from an engine."""
         while True:
             grant = await self._place(life, command)
+            life.has_alternative = self._has_alternative(life, command)
             try:
                 await self._forward(call, life, grant, exact=command.exact)
             except EngineFailedError as error:
@@ -212,6 +213,13 @@ class Gateway:
                 )
             else:
                 return
+
+    def _has_alternative(self, life: Life, command: RouteRequest) -> bool:
+        tried = [*command.excluded, life.instance]
+        return (
+            command.attempt <= self._bounds.retries
+            and life.pool.under_way.least_busy(command, excluded=tried) is not None
+        )
 
     async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
         """Raises Refusal where there is no place; the request's end is written then."""
@@ -339,10 +347,15 @@ class Gateway:
         life.finished(usage, output_tokens=0)
 
     async def _pass_refusal_on(self, call: Call, life: Life, answer: EngineAnswer, first: bytes = b"") -> None:
-        """The engine's own 4xx: the client's business, not a failure of the engine."""
+        """The engine's own 4xx: the client's business, unless it says that the engine is not fit to serve anybody. Raises
+        EngineFailedError then, if there is another."""
         body = await answer.whole(first)
+        lacks = lacks_endpoint(answer.status, body)
+        if not lacks and life.has_alternative and self._engines.is_unfit(answer.status, call.headers):
+            msg = f"it refused with status {answer.status}"
+            raise EngineFailedError(msg)
         life.failed("engine_refused", answer.status)
-        if lacks_endpoint(answer.status, body):
+        if lacks:
             raise not_served(call.endpoint.path)
         await call.pass_on(answer.status, body, answer.content_type)
 

@@ -247,7 +247,9 @@ class SchedulerService:
 
     async def _heal_doubts(self) -> None:
         for instance in self.state.fleet.instances:
-            if instance.contradicted:
+            if instance.forged:
+                await self._resync(instance.id, instance.doubt, rejoin=True)
+            elif instance.contradicted:
                 await self._resync(instance.id, instance.contradicted, distrust=instance.epoch)
             elif instance.doubt:
                 await self._resync(instance.id, instance.doubt)

@@ -234,7 +234,7 @@ def served_model(body: bytes) -> tuple[str, Tokens]:
         msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
         raise EngineAwayError(msg)
     length = _base_of(models).get("max_model_len")
-    return name, length if isinstance(length, int) and 0 < length <= COUNT_MAX else 0
+    return name, length if type(length) is int and 0 < length <= COUNT_MAX else 0
 
 
 def further_names(body: bytes) -> FurtherNames | None:

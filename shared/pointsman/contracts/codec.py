@@ -127,7 +127,8 @@ REASON_LENGTH_MAX = 200
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[LogEvent] = msgspec.json.Decoder(LogEvent)
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
-_strings = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_strings = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""Possessive, and without need of an end: linear also for a string that is never closed."""
 _not_brackets = bytes(set(range(256)) - set(b"[]{}"))
 
 

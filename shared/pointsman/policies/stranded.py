@@ -16,6 +16,8 @@ from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
 PREFILLS_WAITED = 2.0
+PREFILL_SECONDS_MAX: Seconds = 120.0
+"""Engine seconds. A longer step than this no engine makes before it counts what it does."""
 
 
 def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Request]:
@@ -28,6 +30,7 @@ def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Req
         for request in [*line.prefill.values(), *line.decoding.values()]:
             waited = now - max(instance.idle_since, request.granted_at)
             due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor
+            due = min(due, PREFILL_SECONDS_MAX)
             if waited > idle_after + due:
                 yield request
 

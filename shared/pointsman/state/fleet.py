@@ -5,7 +5,7 @@ is `exact` while events flow, each missed one can be had again and digests agree
 digest, a failed probe or deliveries that contradict the events, and where missed events cannot be had again; and
 `blind` where the engine publishes no events.
 
-All instances of a pool serve one model. It is the one that most of them serve, and of several that of the instance that
+All instances of a pool serve one model. It is the one that most of those serve which have answered with it, and of several that of the instance that
 has served its model longest. That depends on who is there and not on the order of events, which differs a little between
 the leader and its followers. An instance with another model is *unschedulable*: nothing is placed there, and
 nothing it says changes what the others offer. Which instances may serve a request is decided by `Instance.can_serve` alone.
@@ -95,6 +95,10 @@ class Instance:
     """Whether its worker has reported in this epoch that the engine serves: before, it is no capacity."""
     sequence: Sequence = 0
     parity: bool | None = None
+    forged: bool = False
+    """Whether the log has cache events of it that its worker did not write: only a new epoch settles that."""
+    counted: bool = False
+    """Whether it has ever served its present model: only then does it count for what the pool serves."""
     doubt: str = ""
     """Why the index may differ from the engine's cache; empty while it does not."""
     cache_detail: str = ""
@@ -256,6 +260,7 @@ class Fleet:
             cache_detail=event.cache_detail,
             known_since=known.known_since if known else event.at,
             known_as=known.known_as if known else None,
+            counted=known.counted if known and known.model == event.model else False,
         )
         self._instances[event.instance] = instance
         self._changed()
@@ -272,11 +277,14 @@ class Fleet:
             instance.idle_since = 0.0
             instance.counts_load = instance.counts_load or event.serving
         else:
-            instance.idle_since = instance.idle_since or event.at
+            instance.idle_since = instance.idle_since or instance.heard_at
         instance.kv_usage = event.kv_usage
         instance.adapters = tuple(event.adapters)
         instance.aliases = tuple(event.aliases)
         instance.certain = event.certain
+        if event.serving and not instance.counted:
+            instance.counted = True
+            self._changed()
         if instance.serving != event.serving or instance.suspected:
             instance.serving = event.serving
             instance.suspected = False
@@ -318,7 +326,8 @@ class Fleet:
         self._ready = None
         instances = self._instances.values()
         if self._checks_model:
-            self.model = _model_of_most(instances) or self.model
+            served = [instance for instance in instances if instance.counted]
+            self.model = _model_of_most(served or instances) or self.model
             for instance in instances:
                 instance.unschedulable = _misfit(instance, self.model)
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)

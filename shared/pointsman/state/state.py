@@ -310,6 +310,7 @@ class State:
         instance = self._current(event.instance, event.epoch)
         if instance is None or event.sequence <= instance.sequence:
             return False
+        _check_step("sequence", instance.sequence, event.sequence)
         if event.sequence > instance.sequence + 1:
             instance.doubt = f"cache events {instance.sequence + 1} to {event.sequence - 1} are missing"
         instance.sequence = event.sequence
@@ -319,6 +320,7 @@ class State:
         instance = self._current(event.instance, event.epoch)
         if instance is None or event.sequence < instance.sequence:
             return
+        _check_step("sequence", instance.sequence, event.sequence)
         self.index.clear(event.instance)
         for run in event.runs:
             self.index.store(event.instance, run.parent, unpack_keys(run.keys))
@@ -368,8 +370,16 @@ class State:
                 if len(self.strangers) > STRANGERS_MAX:
                     del self.strangers[next(iter(self.strangers))]
             return
+        heard_at = instance.heard_at
         self.fleet.hear(event)
-        if instance.cache == "no_events" or event.sequence < instance.sequence:
+        if instance.cache == "no_events":
+            return
+        if event.sequence < instance.sequence:
+            if event.at > heard_at and self.settings.fold_version >= 2:  # no old report once more
+                instance.forged = True
+                instance.doubt = (
+                    f"the log has cache events up to {instance.sequence}, its worker wrote {event.sequence}"
+                )
             return
         if event.sequence > instance.sequence:
             instance.doubt = f"cache events up to {event.sequence} are missing"

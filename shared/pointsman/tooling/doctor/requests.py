@@ -58,9 +58,10 @@ class Requests(Examiner):
         """Of requests that have no end yet."""
         self._given_up: dict[str, Counter[str]] = {reason: Counter() for reason in GIVEN_UP}
         """How many requests of each ingress, or at each instance, the leader gave up for that reason."""
-        self._doubted: set[RequestId] = set()
-        """Those that it gave up; their ingress may live."""
-        self._still_alive = 0
+        self._doubted: dict[RequestId, str] = {}
+        """Those that it gave up, and why; their ingress may live."""
+        self._ended_after_all: Counter[str] = Counter()
+        """Of those, how many ended by their ingress, by the reason."""
         self._twice: list[str] = []
         self._second_ends = 0
         self._alone = 0
@@ -83,7 +84,7 @@ class Requests(Examiner):
         ingress = self._ingress.pop(event.request, "")
         if earlier is not None and event.request not in state.workload.requests:
             if event.request in self._doubted and event.stamp is None:
-                self._still_alive += 1
+                self._ended_after_all[self._doubted[event.request]] += 1
                 return
             self._second_ends += 1
             if len(self._twice) < SHOWN_MAX:
@@ -101,7 +102,7 @@ class Requests(Examiner):
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
                 if event.stamp is not None and event.reason in self._given_up:
-                    self._doubted.add(event.request)
+                    self._doubted[event.request] = event.reason
                     self._given_up[event.reason][event.instance if event.reason == ENGINE_IDLE else ingress] += 1
                 else:
                     self._cancelled[event.reason] += 1
@@ -137,8 +138,11 @@ class Requests(Examiner):
             evidence = [
                 f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)
             ]
-            if reason == INGRESS_SILENT and self._still_alive:
-                evidence.append(f"{self._still_alive:,} of them ended after all: their ingress had only stood still")
+            if alive := self._ended_after_all[reason]:
+                why = (
+                    "their ingress had only stood still" if reason == INGRESS_SILENT else "their ingress still had them"
+                )
+                evidence.append(f"{alive:,} of them ended after all: {why}")
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
