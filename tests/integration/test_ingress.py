@@ -487,6 +487,44 @@ async def test_what_the_engine_refuses_the_client_gets_to_see(world: World) -> N
     assert (end.status, end.instance) == (400, ONE)
 
 
+@pytest.mark.parametrize("refusal", [Behaviour.KNOWS_NO_KEY, Behaviour.KNOWS_NO_MODEL])
+async def test_an_engine_that_is_fit_for_nobody_is_left_for_another(world: World, refusal: Behaviour) -> None:
+    world.one.script.append(refusal)
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        await answer.read()
+
+    assert (answer.status, answer.headers["x-pointsman-instance"]) == (200, TWO)
+    assert [list(command.excluded) for command in world.scheduler.asked] == [[], [ONE]]
+
+
+async def test_where_all_refuse_alike_the_client_gets_to_see_it(world: World) -> None:
+    world.one.script.append(Behaviour.KNOWS_NO_MODEL)
+    world.two.script.append(Behaviour.KNOWS_NO_MODEL)
+    async with world.post(COMPLETIONS, TOKENS) as answer:
+        error = (await answer.json())["error"]
+
+    assert (answer.status, error["type"]) == (404, "NotFoundError")
+
+
+async def test_the_clients_own_key_is_the_clients_business(world: World) -> None:
+    world.one.script.append(Behaviour.KNOWS_NO_KEY)
+    async with world.post(COMPLETIONS, TOKENS, Authorization="Bearer mine") as answer:
+        await answer.read()
+
+    assert answer.status == 401
+    assert world.two.received == []
+
+
+async def test_a_stream_ends_with_its_last_event_also_where_the_engine_keeps_the_connection(world: World) -> None:
+    world.one.script.append(Behaviour.LINGERS)
+    async with asyncio.timeout(10.0), world.post(COMPLETIONS, STREAM) as answer:
+        body = await answer.text()
+
+    assert body.endswith("data: [DONE]\n\n")
+    assert [type(event) for event in await world.events()] == [PrefillFinished, RequestFinished]
+    await eventually(lambda: world.one.given_up == 1)
+
+
 # Clients that go, and requests that take too long
 
 

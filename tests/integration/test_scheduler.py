@@ -385,6 +385,25 @@ async def test_a_doubt_is_healed_by_asking_for_a_snapshot() -> None:
         assert asked[0].reason == "cache events 2 to 2 are missing"
 
 
+async def test_an_instance_in_whose_name_somebody_else_writes_is_asked_to_join_anew() -> None:
+    world = World()
+    asked: list[ResyncCache] = []
+
+    async def answer(command: AnyCommand, reply: Reply) -> None:
+        assert isinstance(command, ResyncCache)
+        asked.append(command)
+        await world.append(world.joined("a", epoch=2), reported("a", 0, [], epoch=2, at=world.clock.now()))
+        await reply(ResyncAnswered(instance=command.instance, accepted=True))
+
+    await world.append(world.joined("a"), stored("a", 1, [1]), stored("a", 1000, [2]))
+    async with world.client.commands.serve(resync_subject(POOL, InstanceId("a")), answer), world.scheduler() as service:
+        await world.append(reported("a", 1, [1], at=world.clock.now()))
+        await eventually(lambda: asked and not service.state.fleet[InstanceId("a")].doubt)
+
+        assert (asked[-1].rejoin, asked[-1].above) == (True, 1)
+        assert service.state.fleet[InstanceId("a")].epoch == 2
+
+
 async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_described_with_what_to_do() -> None:
     world = World()
     async with world.scheduler(block_tokens=128) as service:

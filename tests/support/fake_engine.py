@@ -20,6 +20,12 @@ class Behaviour(StrEnum):
     ANSWERS = "answers"
     REFUSES = "refuses"
     """400 with an OpenAI error."""
+    KNOWS_NO_KEY = "knows_no_key"
+    """401."""
+    KNOWS_NO_MODEL = "knows_no_model"
+    """404 with an OpenAI error."""
+    LINGERS = "lingers"
+    """Streams to the end and keeps the connection open."""
     ERRS = "errs"
     """500."""
     RESETS = "resets"
@@ -119,6 +125,14 @@ class FakeEngine:
                 return web.json_response(answer | {"kv_transfer_params": self.transfer_params})
             case Behaviour.REFUSES:
                 return web.json_response({"error": {"message": "the engine says no", "code": 400}}, status=400)
+            case Behaviour.LINGERS:
+                await self._stream(request, asked)
+                await asyncio.Event().wait()
+            case Behaviour.KNOWS_NO_KEY:
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            case Behaviour.KNOWS_NO_MODEL:
+                error = {"message": "The model `m` does not exist.", "type": "NotFoundError", "code": 404}
+                return web.json_response({"error": error}, status=404)
             case Behaviour.ERRS:
                 return web.Response(status=500, text="engine down")
             case Behaviour.HANGS:

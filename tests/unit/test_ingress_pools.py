@@ -247,6 +247,14 @@ async def test_what_a_block_key_stands_for_the_leader_of_each_pool_says_whatever
         assert one.fleets[CODE].block_tokens == 32
 
 
+async def test_an_election_of_a_term_that_is_known_already_says_nothing() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, elected(3, block_tokens=128), joined("a", at=1), elected(3, block_tokens=1))
+        await one.tell(CHAT, elected(2, block_tokens=1))
+
+        assert one.fleets[CHAT].block_tokens == 128
+
+
 def elected(term: int, *, block_tokens: int) -> LeaderElected:
     return LeaderElected(at=1.0, term=Term(term), scheduler="s", as_of=0, pool={"block_tokens": block_tokens})
 

@@ -99,6 +99,23 @@ def test_an_engine_from_which_answers_come_is_at_work_whatever_it_says() -> None
     assert lost(dispatcher, 7.0) == []
 
 
+def test_a_report_from_long_ago_does_not_make_an_engine_idle_since_then() -> None:
+    dispatcher = leader()
+    dispatcher.route(route("r", [1]), 0.0)
+    dispatcher.state.apply(report(9.0, running=1))
+    dispatcher.state.apply(report(1.0))
+
+    assert lost(dispatcher, 9.5) == []
+
+
+def test_a_prompt_that_nobody_could_prefill_is_not_waited_for_for_ever() -> None:
+    dispatcher = leader()
+    dispatcher.route(route("r", [1], prompt_tokens=2**40), 0.0)
+    idle_from(dispatcher, 1.0, until=200.0)
+
+    assert lost(dispatcher, 200.0) == ["r"]
+
+
 def test_old_reports_say_nothing() -> None:
     dispatcher = leader()
     dispatcher.route(route("r", [1]), 0.0)

@@ -89,6 +89,12 @@ def test_no_field_of_any_message_takes_what_is_beyond_belief(message: Any) -> No
     assert taken == []
 
 
+def test_a_long_string_without_an_end_is_refused_at_once() -> None:
+    """Minutes, where the time grows with the square of the length."""
+    for hostile in (b"[" * 40 + b'\\"' * 500_000, b"[" * 40 + b'"' + b'\\"' * 500_000, b'"' * 900_000 + b"[" * 40):
+        assert not accepted(hostile, decode_event)
+
+
 @pytest.mark.parametrize("message", [*EVENTS, *COMMANDS], ids=lambda message: type(message).__name__)
 def test_deep_bad_and_long_messages_are_refused_whatever_they_are(message: Any) -> None:
     decode = decode_event if message in EVENTS else decode_command

@@ -25,7 +25,7 @@ from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import joined, route
+from tests.support.events import joined, reported, route
 
 
 def folded(*events: LogEvent, fold_version: int = 2) -> State:
@@ -49,6 +49,15 @@ def leading(*events: LogEvent, routing: str = "pointsman") -> Dispatcher:
 
 def place_of(events: Sequence[LogEvent]) -> InstanceId | None:
     return next((event.instance for event in events if isinstance(event, RequestPlaced)), None)
+
+
+def test_who_has_never_served_does_not_decide_what_the_pool_serves() -> None:
+    liars = [joined(name, model="other") for name in ("x", "y", "z")]
+    state = folded(joined("a"), reported("a", 0, []), *liars, *(reported(x, 0, [], serving=False) for x in "xyz"))
+
+    assert state.fleet.ready == ("a",)
+    state.apply(joined("a", epoch=2), 20)  # it starts again, and has served before
+    assert state.fleet.model == "m"
 
 
 def test_an_instance_with_another_model_is_set_apart_and_says_why() -> None:

@@ -540,6 +540,24 @@ def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> No
     assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
 
 
+def test_events_that_its_worker_did_not_write_leave_an_instance_in_doubt_and_an_old_report_does_not() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1]), stored("a", 2, [2]), reported("a", 2, [1, 2], at=9.0))
+    state.apply(reported("a", 1, [1], at=8.0))  # written before, and stored once more
+    assert not state.fleet[A].doubt
+
+    state.apply(reported("a", 1, [1], at=10.0))
+    assert state.fleet[A].forged
+    assert state.fleet[A].doubt
+
+
+def test_nobody_can_have_written_so_many_cache_events() -> None:
+    state = state_with(joined("a"), stored("a", 1, [1]))
+    state.apply(stored("a", 2**53, [2]), 7)
+
+    assert state.fleet[A].sequence == 1
+    assert [letter.sequence for letter in state.dead_letters.newest] == [7]
+
+
 def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
     fleet = state_with(joined("a", adapters=["lora"]), joined("b")).fleet
 
