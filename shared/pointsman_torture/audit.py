@@ -98,7 +98,6 @@ class _Term:
         self._term = elected.term
         self._leader = elected.scheduler
         self._lapses = lapses
-        self._served = model.model
         self._stall_counts = elected.policy == "dualmap"
         """Whether a queue was weighed with the time for which its engine has been stalled."""
         self._bounds = _Bounds.told(elected.settings)
@@ -429,8 +428,6 @@ class _Term:
         self, instance: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         known = self._model.instances.get(instance)
-        if known is not None and known.model != self._served:
-            yield f"{instance} serves {known.model}, not {self._served}"
         if instance not in self._model.ready(request, excluded):
             why = "left" if known is None else f"{known.status}, {known.role}, {sorted(known.adapters)}"
             yield f"{instance} does not take {request.id} ({why}; excluded: {excluded})"

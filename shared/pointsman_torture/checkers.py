@@ -118,17 +118,19 @@ def one_answer_a_client(world: World) -> Iterator[str]:
 
 
 def _nobody_has_room(world: World, order: Order) -> bool:
-    """Whether it was called too long while all who were there, as far as its ingress may have known, said they are short."""
+    """Whether it was called too long while all with its adapter who were there, as far as its ingress may have known, said they
+    are short. Where retention drops joins, an ingress that starts may know one only, until the others have joined again."""
     if order.code != "context_length_exceeded":
         return False
     contexts: dict[InstanceId, Tokens] = {}
     for stored in world.network.history:
         event = stored.event
-        if stored.at > order.begun_at - NEWS_SECONDS_MAX and max(contexts.values(), default=0) < MAX_MODEL_LEN:
+        known = min if stored.first > 1 else max
+        if stored.at > order.begun_at - NEWS_SECONDS_MAX and known(contexts.values(), default=0) < MAX_MODEL_LEN:
             return True
         if stored.at > order.ended_at:
             break
-        if isinstance(event, InstanceJoined):
+        if isinstance(event, InstanceJoined) and (not order.adapter or order.adapter in event.adapters):
             contexts[event.instance] = event.max_model_len
         elif isinstance(event, InstanceLeft):
             contexts.pop(event.instance, None)

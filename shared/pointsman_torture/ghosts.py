@@ -26,12 +26,12 @@ class GhostWatch:
         self._world.loop.outside(LOOK_SECONDS, self._look, ingress, 0.0, "")
 
     def _look(self, ingress: str, well_for: Seconds, leader: str) -> None:
-        """`well_for`: how long the same leader has led, and was reached, since the kill."""
+        """`well_for`: how long the same leader has led in one term, and was reached, since the kill."""
         world = self._world
         leading = [
             s for s in world.schedulers if s.life is not None and s.service.leading and s.link.open and not s.paused
         ]
-        name = leading[0].link.name if len(leading) == 1 else ""
+        name = f"{leading[0].link.name} in term {leading[0].service.state.term}" if len(leading) == 1 else ""
         if not name or name != leader:
             well_for = 0.0
         if well_for < GONE_SECONDS:

@@ -92,7 +92,7 @@ log = structlog.get_logger()
 LEADERSHIP = "leadership"
 HOUSEKEEPING_WALL_SECONDS = 0.25
 STALL_WALL_SECONDS = 1.0
-"""A look this late means that this process stood still: what others said meanwhile is not read yet."""
+"""A sleep so long means that this process stood still: what others said meanwhile is not read yet."""
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
 ELECTION_RETRY_WALL_SECONDS = 0.1
@@ -214,11 +214,10 @@ class SchedulerService:
 
     async def keep_house(self) -> None:
         """Look after silent workers, forgotten requests and the gauges, for ever."""
-        looked_at = self._clock.wall()
         while True:
+            began = self._clock.wall()
             await self._clock.sleep_wall(HOUSEKEEPING_WALL_SECONDS)
-            stood_still = self._clock.wall() - looked_at > STALL_WALL_SECONDS
-            looked_at = self._clock.wall()
+            stood_still = self._clock.wall() - began > STALL_WALL_SECONDS
             if (
                 stood_still
                 or not self._commands.connected

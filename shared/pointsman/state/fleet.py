@@ -82,8 +82,8 @@ class Instance:
     joined_at: Seconds
     heard_at: Seconds
     cache: str
-    model_since: Epoch
-    """The epoch in which it began to serve `model`; it has not been away since."""
+    model_since: Epoch = field(compare=False)
+    """The epoch in which it began to serve `model`; it has not been away since, as far as this reader's log goes back."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
     serving: bool = True
