@@ -48,6 +48,8 @@ class Order:
     salt: str = ""
     adapter: str = ""
     objective_ms: int = 0
+    last: bool = False
+    """Whether it must be served, however slowly."""
     begun_at: Seconds = 0.0
     ended_at: Seconds = 0.0
     outcome: Outcome = "waits"
@@ -71,6 +73,9 @@ class Order:
     @property
     def expected(self) -> str:
         return vocabulary()[1].passage(prompt_hash(self.prompt)).text(0, self.max_tokens)
+
+
+PATIENT_MS = "3600000"
 
 
 @dataclass
@@ -100,6 +105,7 @@ class Traffic:
             session=session,
             salt=salt,
             adapter=adapter,
+            last=last,
         )
         if self.plan.overload and not last and chance.random() < HURRIED_SHARE:
             order.objective_ms = chance.choice(OVERLOAD_OBJECTIVES_MS)
@@ -137,6 +143,8 @@ async def ask(order: Order, ingress: IngressProcess) -> None:
         headers["x-session-id"] = order.session
     if order.objective_ms:
         headers["x-slo-ttft-ms"] = str(order.objective_ms)
+    if order.last:
+        headers["x-slo-tpot-ms"] = PATIENT_MS
     exchange = order.exchange = Exchange(
         ingress, world.loop, world.chance("clients"), post_scope(COMPLETIONS, headers), order.body
     )

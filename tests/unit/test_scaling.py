@@ -207,6 +207,15 @@ def test_of_two_decisions_with_one_number_the_first_in_the_log_counts_for_everyo
     assert (state.scaling.number, state.scaling.wanted) == (1, 4)
 
 
+def test_a_decision_that_was_lost_is_numbered_over_all_the_same() -> None:
+    state = State(PoolSettings())
+    state.apply(ScaleApplied(at=1.0, current=3, wanted=3, detail="", number=2, scaler="s"), 1)
+    state.apply(decided(state.scaling.highest_number + 1, wanted=3), 2)
+    state.apply(ScaleApplied(at=2.0, current=3, wanted=3, detail="", number=state.scaling.number, scaler="s"), 3)
+
+    assert state.scaling.is_applied
+
+
 # The steps
 
 

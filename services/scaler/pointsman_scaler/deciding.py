@@ -58,7 +58,7 @@ class Decider:
             current=len(in_service(state)),
             wanted=wish.wanted,
             reason=wish.reason,
-            number=max(state.scaling.number, self.dropped()) + 1,
+            number=max(state.scaling.highest_number, self.dropped()) + 1,
             scaler=self.scaler,
         )
 

@@ -25,6 +25,11 @@ class Scaling:
         return self.decided.number if self.decided else 0
 
     @property
+    def highest_number(self) -> int:
+        """Of any decision that the log tells of: one may be lost of which only the outcome is there."""
+        return max(self.number, self.applied.number if self.applied else 0)
+
+    @property
     def wanted(self) -> int | None:
         """How many instances there shall be; None while nobody has decided."""
         return self.decided.wanted if self.decided else None
