@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
+from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, Role
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher, PolicySet, UnknownPolicyError, scaling_policy
