@@ -60,10 +60,9 @@ def test_a_block_size_that_cannot_be_true_is_not_said(size: str) -> None:
 
 @pytest.mark.parametrize("length", [0, -1, 1.5, 10**400, COUNT_MAX + 1, "4096", None, [], True])
 def test_a_length_that_cannot_be_true_is_not_said(length: object) -> None:
-    said = 0 if length is not True else 1
     body = b'{"data":[{"id":"m","max_model_len":%s}]}' % msgspec.json.encode(length)
 
-    assert served_model(body) == ("m", said)
+    assert served_model(body) == ("m", 0)
 
 
 @pytest.mark.parametrize("name", ["", "a" * (NAME_BYTES_MAX + 1), "a\nb", "\x1b]0;x", "\u202e", 7, None, ["m"]])
