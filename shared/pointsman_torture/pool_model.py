@@ -134,7 +134,7 @@ class ModelledInstance:
     counted: bool = False
     """Whether it has served this model."""
     surprises: int = 0
-    """Deliveries of this life that were other than predicted, by more than a block."""
+    """Deliveries of this life that were other than predicted or than the events say, by more than a block."""
     draining: bool = False
     suspected: bool = False
     serving: bool = True
@@ -706,7 +706,9 @@ class PoolModel:
             self._delivered.append(
                 Promise(event.instance, request.keys[: event.cached_tokens // self.block_tokens], until)
             )
-            known.surprises += abs(event.cached_tokens - event.predicted_cached_tokens) > self.block_tokens
+            held = self.block_tokens * _leading(request.keys, known.keys)
+            told = (event.predicted_cached_tokens, held)
+            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in told)
 
 
 def _leading(keys: list[BlockKey], among: set[BlockKey]) -> int:
