@@ -33,9 +33,11 @@ IDLE_CONNECTION_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.1
 CONNECT_SECONDS_MAX = 30.0
 NORMAL_IN_A_ROW = 20
-"""Requests in a row that must be served as before a strike, for service to be normal again."""
+"""Requests in a row that must be served as usual, for service to be normal again."""
+STRUCK_SECONDS = 5.0
+"""What is asked for so soon after a strike does not tell how service usually is."""
 NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
-"""As before: all whole, and the P90 of their TTFT at most so many times what it was, and so much more."""
+"""As usual: all whole, and the P90 of their TTFT at most so many times what it was, and so much more."""
 DONE = b"[DONE]"
 PREFIX = "bf"
 
@@ -93,9 +95,12 @@ class Clients:
         heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
         return min(heard) - moment if heard else None
 
-    def usual_ttft(self, *, before: float) -> Seconds | None:
-        """P90 of the wall seconds to the first bytes of streams that were asked for before a moment; None without enough."""
-        return _ttft_p90([e for e in self.exchanges if e.asked_at < before and e.ending == "completed"])
+    def usual_ttft(self, strikes: Sequence[float]) -> Seconds | None:
+        """P90 of the wall seconds to the first bytes of streams that were not asked for just after one of these moments; None
+        without enough."""
+        struck = [(at, at + STRUCK_SECONDS) for at in strikes]
+        calm = (e for e in self.exchanges if not any(begin <= e.asked_at < end for begin, end in struck))
+        return _ttft_p90([e for e in calm if e.ending == "completed"])
 
     def normal_after(self, moment: float, end: float, *, usual: Seconds | None) -> Seconds | None:
         """Wall seconds from a moment until requests were served as usual again; None where that was not seen by `end`."""

@@ -226,7 +226,7 @@ def _announced(options: FaultsOptions, seed: int, requests: int, seconds: float,
 def _note_service(evidence: Evidence, clients: Clients) -> None:
     """What clients noticed of each strike: until the next one, or until all was well."""
     strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
-    usual = clients.usual_ttft(before=strikes[0].at) if strikes else None
+    usual = clients.usual_ttft([strike.at for strike in strikes])
     for number, strike in enumerate(strikes):
         ends = strikes[number + 1].at if number + 1 < len(strikes) else float("inf")
         strike.served_s = clients.first_heard_after(strike.at)

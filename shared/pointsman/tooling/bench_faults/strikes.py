@@ -28,8 +28,8 @@ READY = 200
 class Strike(msgspec.Struct, kw_only=True):
     """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
 
-    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as well as before
-    the first strike; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
+    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as usual in this
+    run; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
     """
 
     fault: str
