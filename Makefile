@@ -23,12 +23,12 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time, each file in one process; then, alone, what measures time. A part of it: make test ARGS="-k dualmap".
+# First, alone, what measures time; then the rest, two at a time, each file in one process. A part of it: make test ARGS="-k dualmap".
 NO_ENGINE := not vllm and not clients
 NONE_CHOSEN := 5
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile -m "$(NO_ENGINE) and not quiet" $(ARGS)
 	$(BIN)/pytest -q -m "$(NO_ENGINE) and quiet" $(ARGS) || test $$? -eq $(NONE_CHOSEN)
+	$(BIN)/pytest -n 2 --dist loadfile -m "$(NO_ENGINE) and not quiet" $(ARGS)
 
 # The suite against two real vLLM engines on the CPU. Makes their environment on the first run (docs/engines.md), or takes
 # the one in POINTSMAN_VLLM_DIR; a part of it: make test-vllm ARGS="-k chat".
