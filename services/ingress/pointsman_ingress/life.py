@@ -4,6 +4,8 @@ Before a grant the leader writes the end, after it this module does. A second en
 Nothing here waits: events go to the log off the request's path.
 """
 
+from collections.abc import Callable
+
 import structlog
 from prometheus_client import Counter as Metric
 
@@ -50,8 +52,8 @@ class Life:
         self.over = False
         self.grant: RouteGranted | None = None
         """Where it is being served; None while it waits for a place."""
-        self.has_alternative = False
-        """Whether it could be sent to another engine if this one refuses it."""
+        self.has_alternative: Callable[[], bool] = lambda: False
+        """Tells whether it could be sent to another engine if this one refuses it. Asked only then."""
         self._arrived_at = arrived_at
         self._slo_ttft = slo_ttft
         self._comparable = comparable

@@ -12,6 +12,7 @@ writes the end then depends on where that was: the leader while the request wait
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import structlog
@@ -196,7 +197,7 @@ class Gateway:
         """Raises Refusal where the client gets no answer from an engine."""
         while True:
             grant = await self._place(life, command)
-            life.has_alternative = self._has_alternative(life, command)
+            life.has_alternative = partial(self._has_alternative, life, command)
             try:
                 await self._forward(call, life, grant, exact=command.exact)
             except EngineFailedError as error:
@@ -351,7 +352,7 @@ class Gateway:
         EngineFailedError then, if there is another."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and life.has_alternative and self._engines.is_unfit(answer.status, call.headers):
+        if not lacks and self._engines.is_unfit(answer.status, call.headers) and life.has_alternative():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
         life.failed("engine_refused", answer.status)
