@@ -43,7 +43,7 @@ class FoldTwin:
         before = self._where(event)
         model.apply(event, stored.sequence)
         if event is None:
-            state.skip(stored.sequence)
+            state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
             return
         state.apply(event, stored.sequence)
         if state.fenced != model.fenced:

@@ -41,14 +41,10 @@ def fold(
     that are gone have left, to go on from; it needs no `settings`.
     """
     state = State(settings or pool_settings(entries), memories) if known is None else copy_of(known)
-    apply = state.apply
     for entry in entries if known is None else behind(known.sequence, entries):
         if until is not None and until(entry):
             break
-        if entry.event is None:
-            state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-        else:
-            apply(entry.event, entry.sequence)
+        take_in(state, entry)
     return state
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pointsman.ports import Link, LogEntry, LogReset
+from pointsman.simulation.replay.folding import take_in
 from pointsman.state.state import PoolSettings, State
 
 
@@ -27,7 +28,4 @@ class Witness:
                 self.state = State(PoolSettings(speed=self.speed))
                 continue
             self.entries.append(entry)
-            if entry.event is None:
-                self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-            else:
-                self.state.apply(entry.event, entry.sequence)
+            take_in(self.state, entry)
