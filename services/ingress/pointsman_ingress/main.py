@@ -75,14 +75,7 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = HttpServer(
-                app,
-                host=settings.host,
-                port=settings.port,
-                lame_duck_seconds=settings.lame_duck_seconds,
-                shutdown_seconds=settings.drain_seconds_max,
-                on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
-            )
+            server = http_server(app, settings, board)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
             supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
             await server.serve_until_cancelled()
@@ -90,6 +83,18 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)
         await supervisor.until_stopped()
+
+
+def http_server(app: AsgiApp, settings: IngressSettings, board: HealthBoard) -> HttpServer:
+    """What carries the ingress's application; `board` says when it shuts down."""
+    return HttpServer(
+        app,
+        host=settings.host,
+        port=settings.port,
+        lame_duck_seconds=settings.lame_duck_seconds,
+        shutdown_seconds=settings.drain_seconds_max,
+        on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+    )
 
 
 @asynccontextmanager
