@@ -236,6 +236,8 @@ async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -
         await supervisor.until_stopped()
         log.info("shutting_down")
     finally:
+        if supervisor.for_good:
+            server.lame_duck_seconds = 0.0
         server.should_exit = True
     await supervisor.until_hurried()
     server.hurry()

@@ -189,7 +189,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
             )
         )
-        self._lame_duck_seconds = lame_duck_seconds
+        self.lame_duck_seconds = lame_duck_seconds
         self._drain_seconds_max = shutdown_seconds
         self._on_lame_duck = on_lame_duck
         self._hurried = asyncio.Event()
@@ -227,7 +227,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_lame_duck()
         self.server_state.default_headers.append((b"connection", b"close"))
-        await self._within(self._lame_duck_seconds, lambda: False)
+        await self._within(self.lame_duck_seconds, lambda: False)
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
