@@ -73,7 +73,9 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = HttpServer(app, host=settings.host, port=settings.port)
+            server = HttpServer(
+                app, host=settings.host, port=settings.port, keep_alive_seconds=settings.keep_alive_seconds
+            )
             supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
+from pointsman.chassis.settings import COUNT, PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     body_bytes_max: int = setting(8 * 1024 * 1024, "Largest body that is read; above it the answer is 413.")
     request_timeout: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
     body_timeout: float = setting(30.0, "Wall seconds that a client may take to send its body.")
+    keep_alive_seconds: int = setting(
+        75, "Wall seconds that an idle connection of a client is kept; longer than balancers keep theirs.", bounds=COUNT
+    )
     retries_max: int = setting(2, "How often a request goes to another engine when one fails before its first byte.")
     connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
     silence_max: float = setting(

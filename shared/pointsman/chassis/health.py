@@ -14,10 +14,18 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from typing_extensions import override
 
+from pointsman.chassis.http_protocol import HttpLimits, http_protocol
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection is kept, as nginx does: longer than balancers and clients keep theirs (mostly 60), so that
+it is never the server that closes while a request is on its way."""
+
+HEALTH_CONNECTIONS_MAX = 256
 
 
 class HealthBoard:
@@ -77,10 +85,22 @@ async def send_whole(
 class HttpServer(uvicorn.Server):
     """uvicorn inside a process that owns its own signals."""
 
-    def __init__(self, app: Any, *, host: str, port: int, shutdown_seconds: int = 2) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        host: str,
+        port: int,
+        shutdown_seconds: int = 2,
+        keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
+        limits: HttpLimits | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=http_protocol(limits or HttpLimits()),
+                ws="none",
+                timeout_keep_alive=keep_alive_seconds,
                 host=host,
                 port=port,
                 log_config=None,
@@ -120,4 +140,5 @@ class HttpServer(uvicorn.Server):
 
 def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
     """A server of the health paths alone, for services without an HTTP interface of their own."""
-    return HttpServer(health_app(board), host=host, port=port)
+    limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
+    return HttpServer(health_app(board), host=host, port=port, limits=limits)

@@ -18,6 +18,12 @@ LATENCY_BUCKETS_SECONDS = (
 HTTP_REQUESTS = Counter(
     "pointsman_http_requests_total", "Client requests answered, by route and HTTP status.", ["route", "status"]
 )
+HTTP_REFUSED = Counter(
+    "pointsman_http_refused_total",
+    "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
+    "head_timeout, pipelined, connections (too many), idle_evicted (for a new one).",
+    ["reason"],
+)
 TTFT_SECONDS = Histogram(
     "pointsman_ttft_seconds", "Time to first token seen by the ingress, engine time.", buckets=LATENCY_BUCKETS_SECONDS
 )
