@@ -2,9 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -15,7 +18,10 @@ import structlog
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
+from pointsman.chassis.http_protocol import HttpLimits
 from pointsman.chassis.log_link import open_link
+from pointsman.chassis.open_files import clients_max, raised_open_files
+from pointsman.chassis.processes import serve_in_processes
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
@@ -56,11 +62,35 @@ def main(settings: IngressSettings) -> None:
       pointsman-ingress --nats nats://127.0.0.1:4222 --port 8080 --tokenizer /models/qwen2.5-7b
     """
     configure_logging(settings.log_level, settings.log_format)
-    run(lambda supervisor: serve(settings, supervisor))
+    raised_open_files()
+    if settings.processes == 1:
+        run(lambda supervisor: serve(settings, supervisor))
+    else:
+        serve_in_processes(
+            settings.processes,
+            host=settings.host,
+            port=settings.port,
+            serve=partial(_serve_as_one_of_several, replace(settings, name=_name(settings))),
+        )
 
 
-async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
-    """Run an ingress until the supervisor is told to stop."""
+def _serve_as_one_of_several(
+    settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
+) -> None:
+    """A member of the fleet with its own name, which its log lines have too."""
+    own = replace(settings, name=f"{settings.name}-{number}")
+    structlog.contextvars.bind_contextvars(process=own.name)
+    run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
+
+
+async def serve(
+    settings: IngressSettings,
+    supervisor: Supervisor,
+    *,
+    listener: socket.socket | None = None,
+    listens: Callable[[], None] = lambda: None,
+) -> None:
+    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does."""
     clock = ScaledClock(settings.speed)
     board = PoolsBoard(pool_names(settings))
     async with AsyncExitStack() as open_links:
@@ -75,9 +105,9 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = http_server(app, settings, board)
+            server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
+            supervisor.start(_accompany(server, supervisor, clock, listens), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -85,14 +115,20 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         await supervisor.until_stopped()
 
 
-def http_server(app: AsgiApp, settings: IngressSettings, board: HealthBoard) -> HttpServer:
+def http_server(
+    app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
+) -> HttpServer:
     """What carries the ingress's application; `board` says when it shuts down."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return HttpServer(
         app,
         host=settings.host,
         port=settings.port,
+        listener=listener,
+        limits=HttpLimits(connections=clients_max(open_files)),
         lame_duck_seconds=settings.lame_duck_seconds,
         shutdown_seconds=settings.drain_seconds_max,
+        keep_alive_seconds=settings.keep_alive_seconds,
         on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
     )
 
@@ -227,11 +263,12 @@ def _attend(
         supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
-async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -> None:
+async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
     """Say where the server listens, and ask it to stop when the process is asked to."""
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
+    listens()
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")

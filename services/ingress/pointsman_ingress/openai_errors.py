@@ -153,6 +153,14 @@ def engine_broke_off(reason: str) -> Refusal:
     return Refusal(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
 
 
+def too_many_bodies() -> Refusal:
+    return _try_later(503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", 1.0)
+
+
+def too_deep() -> Refusal:
+    return bad_request("The body is nested too deeply.", code="malformed_body")
+
+
 def no_engines() -> Refusal:
     return _try_later(503, "no_engines", "No engine is there that could be asked. Ask again later.", 1.0)
 

@@ -24,6 +24,7 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteReque
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.call import Call, ClientGoneError, RequestIds
 from pointsman_ingress.client_naming import naming_client
 from pointsman_ingress.endpoints import Endpoint
@@ -40,6 +41,7 @@ from pointsman_ingress.openai_errors import (
     not_served,
     rejected,
     stopped,
+    too_deep,
     too_long,
 )
 from pointsman_ingress.openai_requests import Asked, Tokenised
@@ -114,6 +116,7 @@ class Gateway:
         self._clock = clock
         self._supervisor = supervisor
         self._ids = ids
+        self._bodies = Bodies()
         self._passage = Passage(engines, retries=bounds.retries)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,6 +141,8 @@ class Gateway:
                     await self._interrupted(call, life, patience.interruption)
                 else:
                     await self._cut(call, life)
+            except RecursionError:  # nothing else here is nested as deeply as a client likes
+                await self._nested_too_deeply(call, life)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
                 await self._stumbled(call, life, error)
 
@@ -147,7 +152,7 @@ class Gateway:
         """What the client asks for. Raises Refusal, ClientGoneError."""
         call.key_name = self._keyring.tenant(call.headers)
         bounds = self._bounds
-        await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
         return call.endpoint.parse(call.body)
 
@@ -388,6 +393,12 @@ class Gateway:
         if life is not None and not life.over:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
+
+    async def _nested_too_deeply(self, call: Call, life: Life | None) -> None:
+        """A body that decodes, and whose parts cannot be followed to their end."""
+        if life is not None and not life.over:
+            life.failed("malformed_body", 400)
+        await call.refuse(too_deep())
 
     async def _cut(self, call: Call, life: Life | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
