@@ -242,8 +242,9 @@ class Gateway:
         """Raises Refusal where there is no place; the request's end is written then."""
         router = life.pool.router
         answer = await _route(router, command)
-        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
-            # The client's id was used before, in another ingress or another life of this one.
+        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
+            # The client's id was used before, in another ingress or another life of this one; or the leader has given this
+            # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         if answer is None:
