@@ -17,7 +17,7 @@ from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.tenants import Keyring
 
-_ONLY_POST = error_body(405, "method_not_allowed", "This path takes POST only.")
+_ONLY_POST = (405, "method_not_allowed", "This path takes POST only.")
 _SAID = {
     404: ("not_found", "There is no such path; /docs lists those that there are."),
     405: ("method_not_allowed", "This path does not take that method; /docs says which."),
@@ -36,7 +36,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: Heal
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:
-            await send_whole(send, 405, _ONLY_POST, "application/json", [(b"allow", b"POST")])
+            await send_whole(send, 405, endpoint.errors.body(*_ONLY_POST), "application/json", [(b"allow", b"POST")])
 
     return app
 

@@ -16,7 +16,7 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant
 from pointsman_ingress.endpoints import Endpoint
-from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
+from pointsman_ingress.openai_errors import Refusal, body_too_large, timed_out
 from pointsman_ingress.request_headers import Headers, header_text
 
 RECENT_IDS_MAX = 100_000
@@ -121,10 +121,12 @@ class Call:
         `mid_event` sets the event apart from the unfinished one before it. An answer that is already under way
         with its length announced cannot be taken back: the server then closes the connection.
         """
+        errors = self.endpoint.errors
         if not self._started:
-            await self.pass_on(refusal.status, refusal.body, JSON, refusal.headers)
+            body = errors.body(refusal.status, refusal.code, refusal.message, refusal.param)
+            await self.pass_on(refusal.status, body, JSON, refusal.headers)
         elif self._streaming:
-            event = error_event(refusal.status, refusal.code, refusal.message)
+            event = errors.event(refusal.status, refusal.code, refusal.message)
             await self.finish(b"\n\n" + event if mid_event else event)
 
     async def answer(self, status: int, body: bytes, content_type: str, instance: InstanceId) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from pointsman.primitives import Tokens
 from pointsman_ingress.content_parts import first_foreign, texts
+from pointsman_ingress.messages_input import has_system_messages, messages_form
 from pointsman_ingress.openai_errors import bad_request
 from pointsman_ingress.responses_input import chat_form
 
@@ -77,6 +78,20 @@ class _ResponseBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _MessagesBody(_Body):
+    messages: list[dict[str, Any]] | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+    thinking: _Thinking | None = None
+    output_config: _Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class _EmbeddingsBody(_Body):
     input: Any = None
     messages: list[Any] | None = None
@@ -87,6 +102,7 @@ F = TypeVar("F", bound=_Body)
 _completion_body = msgspec.json.Decoder(_CompletionBody)
 _chat_body = msgspec.json.Decoder(_ChatBody)
 _response_body = msgspec.json.Decoder(_ResponseBody)
+_messages_body = msgspec.json.Decoder(_MessagesBody)
 _embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
 _any_body = msgspec.json.Decoder(_Body)
 
@@ -128,7 +144,13 @@ class Chat:
     template: str | None = None
     """The client's own chat template, where it brings one."""
     body: bytes = field(default=b"", compare=False, repr=False)
-    """The chat completion as the client sent it, which an engine can render; empty where the chat was none."""
+    """The request as the client sent it, which an engine can render; empty where it cannot."""
+    render_path: str = ""
+    """Where it renders it."""
+    system_first: "Chat | None" = None
+    """The same for a template that takes a system message at the head alone; None where all templates are given the same."""
+    without_thinking: bool = False
+    """Whether the client wants no thinking. How a template is told so depends on the template."""
 
     @property
     def length(self) -> int:
@@ -216,6 +238,7 @@ def parse_chat(body: bytes) -> Asked:
         foreign_message=foreign_message,
         template=fields.chat_template,
         body=body,
+        render_path="/v1/chat/completions/render",
     )
     reads_cache = fields.prompt_logprobs is None
     return _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages", reads_cache=reads_cache)
@@ -248,6 +271,44 @@ def parse_response(body: bytes) -> Asked:
     asked = _asked(fields, prompt, output_tokens, output_tokens, prompt_field="input")
     truncates = fields.truncation not in (None, "disabled")
     return replace(asked, truncates=truncates, truncate_to=0, usage_may_be_asked=False)
+
+
+def parse_messages(body: bytes) -> Asked:
+    """A body of Anthropic's /v1/messages. Raises Refusal."""
+    fields = _decode(_messages_body, body)
+    if not fields.messages:
+        msg = "`messages` must hold at least one message."
+        raise bad_request(msg, param="messages")
+    prompt = _chat_of_messages(fields, fields.messages, body, system_first=False)
+    if has_system_messages(fields.messages):
+        prompt = replace(prompt, system_first=_chat_of_messages(fields, fields.messages, body, system_first=True))
+    output_tokens = _positive(fields.max_tokens, "max_tokens")
+    asked = _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages")
+    user = (fields.metadata or {}).get("user_id")
+    return replace(
+        asked,
+        user=user if isinstance(user, str) else "",
+        truncates=False,
+        truncate_to=0,
+        answers=1,
+        usage_may_be_asked=False,
+    )
+
+
+def _chat_of_messages(
+    fields: _MessagesBody, messages: list[dict[str, Any]], body: bytes, *, system_first: bool
+) -> Chat:
+    form = messages_form(system=fields.system or "", messages=messages, tools=fields.tools, system_first=system_first)
+    return Chat(
+        messages=form.messages,
+        tools=form.tools,
+        chat_template_kwargs=_with_effort(fields.chat_template_kwargs, fields.output_config),
+        foreign=form.foreign,
+        foreign_message=form.foreign_message,
+        body=body,
+        render_path="/v1/messages/render",
+        without_thinking=fields.thinking is not None and fields.thinking.type == "disabled",
+    )
 
 
 def parse_embeddings(body: bytes) -> Asked:
@@ -350,7 +411,7 @@ _KEPT_ELSEWHERE = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 def _with_effort(given: dict[str, Any] | None, reasoning: _Reasoning | None) -> dict[str, Any] | None:
-    """What the template of a Responses request is told, as vLLM puts it together."""
+    """What the template is told of a request that names an effort, as vLLM puts it together."""
     effort = reasoning.effort if reasoning is not None else None
     if effort is None:
         return given

@@ -276,7 +276,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Under the names of chats and completions, or those of the Responses API."""
+    """Under the names of chats and completions, those of the Responses API, or Anthropic's, whose `input_tokens` are those
+    that the cache had nothing to do with."""
 
     prompt_tokens: _Count = -1
     completion_tokens: _Count = -1
@@ -284,6 +285,20 @@ class _Usage(msgspec.Struct):
     input_tokens: _Count = -1
     output_tokens: _Count = -1
     input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+    @property
+    def whole_prompt(self) -> Tokens:
+        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+
+    @property
+    def cached(self) -> Tokens:
+        """-1 where it is not said."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
+        return -1 if cached is None else cached
 
 
 class _Response(msgspec.Struct):
@@ -307,13 +322,7 @@ def usage_in(answer: bytes) -> Usage:
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     if usage is None:
         return Usage()
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    return Usage(
-        max(usage.prompt_tokens, usage.input_tokens),
-        max(usage.completion_tokens, usage.output_tokens),
-        -1 if cached is None else cached,
-    )
+    return Usage(usage.whole_prompt, max(usage.completion_tokens, usage.output_tokens), usage.cached)
 
 
 def _content_type(said: str) -> str:
