@@ -104,16 +104,17 @@ def _http_error(_request: Request, error: Exception) -> Response:
 def _document_hot_routes(app: FastAPI) -> None:
     """Put the paths that FastAPI never sees into its OpenAPI document."""
     described = app.openapi()
-    for path in BY_PATH:
+    for path, endpoint in BY_PATH.items():
+        kind = "application/json" if endpoint.parse is not None else "multipart/form-data"
         described.setdefault("paths", {})[path] = {
             "post": {
                 "tags": ["OpenAI"],
-                "summary": f"OpenAI's {path}, streaming or not. Unknown fields reach the engine untouched.",
-                "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
+                "summary": f"{path} as the engine has it, streaming or not. Unknown fields reach it untouched.",
+                "requestBody": {"required": True, "content": {kind: {"schema": {"type": "object"}}}},
                 "responses": {
                     "200": {"description": "The engine's answer."},
-                    "4XX": {"description": "Refused, with an OpenAI error object."},
-                    "5XX": {"description": "No engine could answer, with an OpenAI error object."},
+                    "4XX": {"description": "Refused, with an error object."},
+                    "5XX": {"description": "No engine could answer, with an error object."},
                 },
             }
         }

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pointsman.primitives import Tokens
+from pointsman_ingress.audio_form import read_form
 from pointsman_ingress.content_parts import first_foreign, texts
 from pointsman_ingress.messages_input import has_system_messages, messages_form
 from pointsman_ingress.openai_errors import bad_request
@@ -19,6 +20,9 @@ from pointsman_ingress.responses_input import chat_form
 
 COMPLETION_OUTPUT_TOKENS = 16
 """What /v1/completions gives when nothing is asked for, as OpenAI defines it."""
+
+AUDIO_BYTES_A_TOKEN = 500
+"""Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV."""
 
 SALT_LENGTH_MAX = 1024
 
@@ -97,6 +101,25 @@ class _EmbeddingsBody(_Body):
     messages: list[Any] | None = None
 
 
+class _PairsBody(_Body):
+    """Of either side of the pairs there is one; the others are its other names."""
+
+    query: Any = None
+    queries: Any = None
+    text_1: Any = None
+    data_1: Any = None
+    documents: Any = None
+    items: Any = None
+    text_2: Any = None
+    data_2: Any = None
+
+
+class _PooledBody(_Body):
+    input: Any = None
+    messages: Any = None
+    data: Any = None
+
+
 F = TypeVar("F", bound=_Body)
 
 _completion_body = msgspec.json.Decoder(_CompletionBody)
@@ -104,6 +127,8 @@ _chat_body = msgspec.json.Decoder(_ChatBody)
 _response_body = msgspec.json.Decoder(_ResponseBody)
 _messages_body = msgspec.json.Decoder(_MessagesBody)
 _embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
+_pairs_body = msgspec.json.Decoder(_PairsBody)
+_pooled_body = msgspec.json.Decoder(_PooledBody)
 _any_body = msgspec.json.Decoder(_Body)
 
 
@@ -145,7 +170,7 @@ class Chat:
     """The client's own chat template, where it brings one."""
     body: bytes = field(default=b"", compare=False, repr=False)
     """The request as the client sent it, which an engine can render; empty where it cannot."""
-    render_path: str = ""
+    render_path: str = field(default="", compare=False, repr=False)
     """Where it renders it."""
     system_first: "Chat | None" = None
     """The same for a template that takes a system message at the head alone; None where all templates are given the same."""
@@ -319,6 +344,32 @@ def parse_embeddings(body: bytes) -> Asked:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
     return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field="input"), stream=False)
+
+
+def parse_pairs(body: bytes) -> Asked:
+    """A body of /rerank or /score: each document is read together with the query. Raises Refusal."""
+    fields = _decode(_pairs_body, body)
+    query = fields.query or fields.queries or fields.text_1 or fields.data_1
+    documents = fields.documents or fields.items or fields.text_2 or fields.data_2
+    pairs = len(documents) if isinstance(documents, list) else 1
+    # Several queries go with one document each, one query with all of them.
+    read = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
+    return replace(_asked(fields, Sized(read), 0, 0, prompt_field=""), stream=False)
+
+
+def parse_pooled(body: bytes) -> Asked:
+    """A body of /pooling or /classify: only how much there is to read is looked at. Raises Refusal."""
+    fields = _decode(_pooled_body, body)
+    given = fields.messages or fields.input or fields.data
+    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field=""), stream=False)
+
+
+def parse_audio(body: bytes, content_type: bytes) -> Asked:
+    """A form of /v1/audio/transcriptions or /v1/audio/translations. Raises Refusal."""
+    form = read_form(body, content_type)
+    fields = _Body(model=form.model, stream=form.stream, user=form.user)
+    asked = _asked(fields, Sized(1 + form.file_bytes // AUDIO_BYTES_A_TOKEN), None, None, prompt_field="file")
+    return replace(asked, usage_may_be_asked=False)
 
 
 def parse_named(body: bytes) -> Asked:

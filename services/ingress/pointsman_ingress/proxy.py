@@ -46,6 +46,7 @@ AFTER_END_WALL_SECONDS: Seconds = 1.0
 _done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
+KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
 UNFIT_STATUSES = (404, 408, 425, 429)
@@ -92,15 +93,15 @@ class EngineClient:
         *,
         dp_rank: int = ANY_RANK,
         shape: StreamShape = CHUNKS,
+        content_type: str = "application/json",
     ) -> "EngineAnswer":
         """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
-        serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
+        serve it. `shape`: of the stream that comes, if one does. `content_type`: of the body. Raises EngineFailedError (not for 4xx, nor for 501, by
         which an engine says that it cannot do such a thing). Of other statuses only 200 is an answer."""
         try:
             url = self._urls.get((engine, path)) or self._remember_url(engine, path)
-            response = await self._session.post(
-                url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
-            )
+            told = {"content-type": content_type, **self._headers(headers, request_id, dp_rank)}
+            response = await self._session.post(url, data=_payload(body), headers=told, allow_redirects=False)
         except (
             aiohttp.ClientError,
             OSError,
@@ -117,21 +118,21 @@ class EngineClient:
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether a refusal tells of the engine and not of the request, so that another may answer it: it does not take the
         key that it is shown (unless that is the client's own), does not know the model, or takes no more."""
-        of_client = self._forward_authorization and b"authorization" in headers
+        of_client = self._forward_authorization and any(name in headers for name, _ in KEY_HEADERS)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not of_client)
 
     def _headers(self, headers: Headers, request_id: str, dp_rank: int) -> dict[str, str]:
-        sent = {"content-type": "application/json", "x-request-id": request_id, **self._own_headers}
+        sent = {"x-request-id": request_id, **self._own_headers}
         if dp_rank != ANY_RANK:
             sent[RANK_HEADER] = str(dp_rank)
         for name, sent_name in FORWARDED_HEADERS:
             value = headers.get(name)
             if value is not None:
                 sent[sent_name] = value.decode("latin-1")
-        if self._forward_authorization:
-            value = headers.get(b"authorization")
+        for name, sent_name in KEY_HEADERS if self._forward_authorization else ():
+            value = headers.get(name)
             if value is not None:
-                sent["authorization"] = value.decode("latin-1")
+                sent[sent_name] = value.decode("latin-1")
         return sent
 
     def _remember_url(self, engine: str, path: str) -> URL:

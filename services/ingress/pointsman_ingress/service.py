@@ -145,7 +145,7 @@ class Gateway:
         bounds = self._bounds
         await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
-        return call.endpoint.parse(call.body)
+        return call.endpoint.read(call.body, call.headers)
 
     async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
@@ -177,7 +177,7 @@ class Gateway:
             context_tokens=_context_tokens(asked, model_len, max(map(len, tokens.prompts), default=0)),
             followed=True,
         )
-        if self._additions.client_name:
+        if self._additions.client_name and call.endpoint.parse is not None:
             call.body = naming_client(call.body, command.tenant)
         return pool, command
 
@@ -269,7 +269,14 @@ class Gateway:
         engines, path, pool = self._engines, call.endpoint.path, life.pool
         with pool.under_way.at_engine(grant):
             async with await engines.send(
-                grant.url, path, body, call.headers, life.request, dp_rank=grant.dp_rank, shape=call.endpoint.shape
+                grant.url,
+                path,
+                body,
+                call.headers,
+                life.request,
+                dp_rank=grant.dp_rank,
+                shape=call.endpoint.shape,
+                content_type=call.endpoint.content_type(call.headers),
             ) as answer:
                 first = await answer.opening()
                 if grant.rebind:
