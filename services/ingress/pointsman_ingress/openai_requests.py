@@ -24,6 +24,9 @@ COMPLETION_OUTPUT_TOKENS = 16
 AUDIO_BYTES_A_TOKEN = 500
 """Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV."""
 
+AUDIO_BYTES_A_WORD = 4000
+"""Of a token that is written down: four a second."""
+
 SALT_LENGTH_MAX = 1024
 
 
@@ -368,7 +371,8 @@ def parse_audio(body: bytes, content_type: bytes) -> Asked:
     """A form of /v1/audio/transcriptions or /v1/audio/translations. Raises Refusal."""
     form = read_form(body, content_type)
     fields = _Body(model=form.model, stream=form.stream, user=form.user)
-    asked = _asked(fields, Sized(1 + form.file_bytes // AUDIO_BYTES_A_TOKEN), None, None, prompt_field="file")
+    heard, written = 1 + form.file_bytes // AUDIO_BYTES_A_TOKEN, 64 + form.file_bytes // AUDIO_BYTES_A_WORD
+    asked = _asked(fields, Sized(heard), written, None, prompt_field="file")
     return replace(asked, usage_may_be_asked=False)
 
 
