@@ -9,15 +9,14 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, send_whole
+from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.fleet_view import Model
-from pointsman_ingress.openai_errors import Refusal, error_body
+from pointsman_ingress.openai_errors import Refusal, error_body, only_post
 from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.tenants import Keyring
 
-_ONLY_POST = (405, "method_not_allowed", "This path takes POST only.")
 _SAID = {
     404: ("not_found", "There is no such path; /docs lists those that there are."),
     405: ("method_not_allowed", "This path does not take that method; /docs says which."),
@@ -36,7 +35,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: Heal
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:
-            await send_whole(send, 405, endpoint.errors.body(*_ONLY_POST), "application/json", [(b"allow", b"POST")])
+            await gateway.refuse(endpoint, scope, send, only_post())
 
     return app
 

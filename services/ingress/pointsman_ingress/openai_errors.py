@@ -106,6 +106,10 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return Refusal(400, code, message, param=param)
 
 
+def only_post() -> Refusal:
+    return Refusal(405, "method_not_allowed", "This path takes POST only.", headers=((b"allow", b"POST"),))
+
+
 def invalid_key() -> Refusal:
     return Refusal(
         401,
