@@ -4,12 +4,14 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import BinaryIO
 
 import aiohttp
 import click
@@ -19,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.chassis.line_writer import LineWriter
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.open_files import clients_max, raised_open_files
 from pointsman.chassis.processes import serve_in_processes
@@ -27,6 +30,7 @@ from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
+from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
@@ -146,11 +150,13 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
+    access_log_out: BinaryIO | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
     `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
     `pool_boards`: where single pools say what they wait for, if that is not on `board`.
+    `access_log_out`: where the access log goes, if not to standard output.
     Raises click.ClickException where the keys file or a tokenizer cannot be read.
     """
     keyring = _keyring(settings, clock)
@@ -172,6 +178,9 @@ async def assembled(
             for pool in served:
                 closing.callback(pool.tokenising.close)
             pools = Pools(served)
+            lines = (
+                closing.enter_context(LineWriter(access_log_out or sys.stdout.buffer)) if settings.access_log else None
+            )
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -189,6 +198,7 @@ async def assembled(
                 clock=clock,
                 supervisor=supervisor,
                 ids=RequestIds(chance),
+                access_log=AccessLog(lines, clock) if lines else None,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             for pool in served:

@@ -1,11 +1,12 @@
-"""Refusals, in the shape that OpenAI clients expect.
+"""Refusals, in the shape that OpenAI clients expect. `anthropic_errors` has another.
 
 A `Refusal` is raised wherever a request turns out to be impossible and answered in one place (`service`). The
 `code` is for programs, the message for people; neither ever contains a key, a prompt or an engine's address.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -83,6 +84,19 @@ def error_event(status: int, code: str, message: str) -> bytes:
     return b"data: " + error_body(status, code, message) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How the clients of an endpoint are told."""
+
+    body: Callable[..., bytes]
+    """Of (status, code, message, param): a whole answer."""
+    event: Callable[[int, str, str], bytes]
+    """Of (status, code, message): a server-sent event, for an answer that has begun already."""
+
+
+OPENAI_ERRORS = ErrorShape(body=error_body, event=error_event)
+
+
 def _error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"message": message, "type": kind, "param": param, "code": code}
@@ -92,11 +106,15 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return Refusal(400, code, message, param=param)
 
 
+def only_post() -> Refusal:
+    return Refusal(405, "method_not_allowed", "This path takes POST only.", headers=((b"allow", b"POST"),))
+
+
 def invalid_key() -> Refusal:
     return Refusal(
         401,
         "invalid_api_key",
-        "No valid API key was given. Send it as `Authorization: Bearer KEY`.",
+        "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         headers=((b"www-authenticate", b"Bearer"),),
     )
 

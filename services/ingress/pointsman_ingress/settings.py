@@ -94,4 +94,7 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         "Tell engines whose request it is, in `vllm_xargs`: for vLLM with Pointsman's DLPM scheduler. Engines that are "
         "not vLLM may refuse it.",
     )
+    access_log: bool = setting(
+        False, "Write one JSON line to standard output for each request: who asked for what, and what became of it."
+    )
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

@@ -83,6 +83,10 @@ DEGRADED_ROUTES = Counter(
     "pointsman_degraded_routes_total", "Requests that the ingress placed itself because no scheduler answered."
 )
 
+ACCESS_LOG_DROPPED = Counter(
+    "pointsman_access_log_dropped_total", "Lines of the access log that nobody read in time, and that were left out."
+)
+
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
 DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
