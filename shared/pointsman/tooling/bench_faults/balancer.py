@@ -60,7 +60,7 @@ backend pointsman
 """
 SOCKET = """\
 global
-    maxconn 10000
+    maxconn 4000
     stats socket {socket} mode 600 level user
 
 """
