@@ -53,7 +53,7 @@ FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process to run. `ready_path` answers 200 once it can do its work. `script` is a console script of Pointsman, or,
+    """One process to run. `ready_path` answers 200 once it can do its work, and as /readyz does if it lacks something. `script` is a console script of Pointsman, or,
     where it is `foreign`, a program as a shell would find it."""
 
     name: str
@@ -62,7 +62,7 @@ class ProcessPlan:
     url: str
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()
-    ready_path: str = "/ready"
+    ready_path: str = "/readyz"
     niceness: int = 0
     foreign: bool = False
 
