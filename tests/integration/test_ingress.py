@@ -20,6 +20,7 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -394,7 +395,9 @@ async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: Wor
 async def test_health_metrics_and_documentation_are_served(world: World) -> None:
     for path, expected in (
         ("/health", '"ok"'),
-        ("/ready", "true"),
+        ("/livez", "ok"),
+        ("/readyz", '"ready": true'),
+        ("/readyz?verbose", "readyz check passed"),
         ("/metrics", "pointsman_ttft_seconds"),
         ("/openapi.json", CHAT),
     ):
@@ -418,7 +421,7 @@ async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothi
     assert content.endswith("data: [DONE]\n\n")
     assert answer.headers["x-pointsman-instance"] == TWO
     assert [(asked.attempt, asked.excluded) for asked in world.scheduler.asked] == [(1, []), (2, [ONE])]
-    assert [type(event) for event in await world.events()] == [PrefillFinished, RequestFinished]
+    assert [type(event) for event in await world.events()] == [RequestAttemptFailed, PrefillFinished, RequestFinished]
 
 
 async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World) -> None:
@@ -447,7 +450,9 @@ async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_on
 
         assert answer.status == 502
         assert error["code"] == "engine_failed"
-        (end,) = await world.events()
+        *failures, end = await world.events()
+        told = [(e.instance, e.attempt, e.failure) for e in failures if isinstance(e, RequestAttemptFailed)]
+        assert told == [(ONE, 1, "http_5xx"), (TWO, 2, "stream_reset")]
         assert isinstance(end, RequestFailed)
         assert end.status == 502
 
@@ -470,8 +475,10 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -
     assert answer.status == 200
     assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
     assert len(world.scheduler.asked) == 1
-    first, end = await world.events()
+    first, failure, end = await world.events()
     assert isinstance(first, PrefillFinished)
+    assert isinstance(failure, RequestAttemptFailed)
+    assert (failure.instance, failure.failure) == (ONE, "stream_reset")
     assert isinstance(end, RequestFailed)
 
 
@@ -601,7 +608,7 @@ async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_i
         await eventually(lambda: world.one.received)
         async with world.post(COMPLETIONS, TOKENS) as answer:
             await answer.read()
-        ready = world.board.ready
+        ready = world.board.whole
         world.broker.reconnect()
         (end,) = await _events_after(world, lambda event: isinstance(event, RequestFinished))
         hanging.cancel()
@@ -639,7 +646,7 @@ async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.M
             await placed.read()
 
     assert [answer.headers["x-pointsman-knowledge"] for answer in (blind, placed)] == ["blind", "exact"]
-    assert world.board.ready
+    assert world.board.whole
 
 
 # The start-up probe
@@ -769,7 +776,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     )
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
-    await eventually(lambda: world.board.ready)
+    await eventually(lambda: world.board.whole)
     figures = await bench_gateway.measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}

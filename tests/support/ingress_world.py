@@ -9,17 +9,19 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
 from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName
-from pointsman_ingress.main import assembled
+from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
-from tests.support.events import BLOCK, joined
+from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.log_reading import events_in
@@ -45,6 +47,7 @@ class World:
     two: FakeEngine
     client: aiohttp.ClientSession
     board: HealthBoard
+    server: HttpServer
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -81,12 +84,12 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
             supervisor=supervisor,
         )
     )
-    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    server = http_server(app, settings, board)
     serving = asyncio.create_task(server.serve())
     stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and board.ready)
+    await eventually(lambda: server.started and board.whole)
     client = await stack.enter_async_context(aiohttp.ClientSession())
-    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board)
+    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board, server)
 
 
 async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
@@ -97,7 +100,8 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 @asynccontextmanager
 async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        told = IngressSettings(**{"probe": False, "name": "ingress-1", **settings})
+        usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
+        told = IngressSettings(**{**usual, **settings})
         yield await open_world(stack, told, block_tokens=block_tokens)
 
 
@@ -109,3 +113,11 @@ async def eventually_listed(world: World, model: str) -> None:
             return answer.status == 200
 
     await eventually(is_listed)
+
+
+async def drop(world: World, instance: InstanceId, *, stays: InstanceId) -> None:
+    """One of two instances leaves, and the ingress has read so."""
+    await world.log.append(InstanceLeft(at=0.0, instance=instance, epoch=Epoch(1), reason="the test says so"))
+    report = reported(stays, 0, [], at=ScaledClock().now())
+    await world.log.append(msgspec.structs.replace(report, adapters=["read-up-to-here"]))
+    await eventually_listed(world, "read-up-to-here")
