@@ -5,7 +5,7 @@ import pytest
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
-from pointsman.policies.dispatch import policy_set, recorded_policy_set
+from pointsman.policies.dispatch import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
@@ -313,3 +313,9 @@ def test_a_decision_without_its_evidence_is_a_difference(*, cut: bool) -> None:
 
 def down(instance: str, *, at: float) -> InstanceReported:
     return reported(instance, 0, [], at=at, serving=False)
+
+
+@pytest.mark.parametrize("setting", [{"interval_seconds": 0}, {"interval_seconds": 61}, {"latency_factor": -1}])
+def test_settings_out_of_bounds_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(UnknownPolicyError, match="interval_seconds is above 0"):
+        policies(**setting)

@@ -24,7 +24,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance, Status
-from pointsman.state.outliers import Failure, Prefill, Record
+from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
@@ -78,6 +78,11 @@ class OutlierDetection:
     base_ejection_seconds: float = 5.0
     max_ejection_seconds: float = 20.0
     max_ejection_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        if min(asdict(self).values()) < 0 or not 0 < self.interval_seconds <= HISTORY_WALL_SECONDS:
+            msg = f"nothing may be below 0, and interval_seconds is above 0 and at most {HISTORY_WALL_SECONDS}"
+            raise ValueError(msg)
 
     @property
     def settings(self) -> Settings:
