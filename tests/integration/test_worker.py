@@ -629,6 +629,7 @@ async def test_a_worker_that_is_started_again_goes_on_although_the_engine_can_re
             await until(lambda: first.log.held() == cache.keys(CHAIN))
             assert len(first.log.held()) == 17
         paused_at = broker.extent.last
+        assert [report.back_within > 0 for report in first.log.of(InstanceReported)[-2:]] == [False, True]
         await publisher.publish(cache.evict(tokens(0, blocks=4)))
         await publisher.publish(cache.store([*tokens(3, blocks=4), *tokens(9, blocks=2)]))
         async with working(publisher, broker=broker, state_directory=str(tmp_path)) as second:

@@ -80,6 +80,9 @@ APPEND_RETRY_SECONDS_MAX = 2.0
 LOG_CHECK_SECONDS = 5.0
 """How often the writer looks whether the log still has what this life began with."""
 LEAVE_SECONDS_MAX = 1.5
+RESTART_WALL_SECONDS = 10.0
+"""How long a worker that pauses asks not to be suspected. Most of a restart is the start of Python, and the machine may be
+busy."""
 UNCONFIRMED_WALL_SECONDS = 45.0
 """How long a block is believed in whose removal may have been missed, unless something confirms it. With the time that it takes to
 notice a loss, below a minute."""
@@ -655,7 +658,7 @@ class WorkerService:
             cache_detail=life.detail if life.cache == "unknown" else "",
         )
 
-    async def _report(self, life: Life) -> None:
+    async def _report(self, life: Life, *, back_within: Seconds = 0.0) -> None:
         """One try: the next report says more than a late one."""
         translator, load = life.translator, self._load
         report = InstanceReported(
@@ -673,6 +676,7 @@ class WorkerService:
             adapters=list(self._names.adapters),
             aliases=list(self._names.aliases),
             certain=self._certain(life),
+            back_within=back_within,
         )
         with contextlib.suppress(LogUnavailableError):
             self._confirm(await self._log.append(report))
@@ -730,6 +734,7 @@ class WorkerService:
         if life is None or not life.joined_at or not await self._write_life(life, reporting=True):
             return
         if self._pausing:
+            await self._report(life, back_within=RESTART_WALL_SECONDS * self._clock.speed)
             while (
                 life.translator is not None and life.translator.changed and await self._write_life(life, reporting=True)
             ):
