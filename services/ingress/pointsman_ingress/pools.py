@@ -4,8 +4,9 @@ Nobody configures models, only pools are named (`--pools`). Which names a pool a
 its aliases, and those of LoRA adapters. Workers report them, `fleet_view` reads them from the pool's log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
@@ -14,6 +15,7 @@ from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman_ingress.fleet_view import FleetView, Model
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_errors import Refusal, model_wanted, no_engines, unknown_model
 from pointsman_ingress.rebinding import Rebinding
@@ -45,8 +47,23 @@ class Pools:
     """All pools of this ingress. A pool's own model has its name, whoever else lists it as an alias or an adapter. Where
     two pools serve the same otherwise, the one that was named first has it."""
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
+    def __init__(self, pools: Sequence[Pool], hold: Hold) -> None:
         self._pools = tuple(pools)
+        self._hold = hold
+
+    async def await_model(self, name: str) -> tuple[Pool, Model]:
+        """As `find`. Where it is too early to say that there is no such model, waits until that is known. Raises Refusal."""
+        found = await self._hold.until(partial(self._find_or_wait, name))
+        return found or self.find(name)
+
+    def _find_or_wait(self, name: str) -> tuple[Pool, Model] | None:
+        """Raises Refusal."""
+        try:
+            return self.find(name)
+        except Refusal:
+            if self._too_early:
+                return None
+            raise
 
     def find(self, name: str) -> tuple[Pool, Model]:
         """The model of this name and its pool; without a name, the only one there is. Raises Refusal."""
@@ -86,22 +103,25 @@ class Pools:
         return serving[0]
 
     def _unknown(self, name: str) -> Refusal:
-        """A pool that no engine has joined yet may well be the one with this model: then it is too early to say no."""
-        return (
-            no_engines() if any(pool.fleet.base is None for pool in self._pools) else unknown_model(name, self._names())
-        )
+        """A pool that no engine has joined yet, as far as is known here, may well be the one with this model: then it is too
+        early to say no."""
+        return no_engines() if self._too_early else unknown_model(name, self._names())
+
+    @property
+    def _too_early(self) -> bool:
+        return any(pool.fleet.base is None or not pool.fleet.is_read for pool in self._pools)
 
     def _names(self) -> list[str]:
         return [model.name for _, model in self.offered()]
 
 
 class PoolsBoard(HealthBoard):
-    """What an ingress of several pools lacks. It is ready while one of its pools is: the others' clients are told by 503,
-    and this pool's are not to suffer for them."""
+    """What an ingress of several pools lacks. It is ready while one of its pools is, unless it lacks something itself: the
+    others' clients are told by 503, and this pool's are not to suffer for them."""
 
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
-        self.pools = {pool: HealthBoard() for pool in pools}
+        self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}
         """Where the parts of single pools say what they wait for."""
 
     @property
@@ -111,11 +131,18 @@ class PoolsBoard(HealthBoard):
 
     @property
     @override
-    def lacks(self) -> dict[str, str]:
-        several = len(self.pools) > 1
-        theirs = {
-            f"{part} of {pool}" if several else part: reason
-            for pool, board in self.pools.items()
-            for part, reason in board.lacks.items()
-        }
-        return super().lacks | theirs
+    def missing_parts(self) -> dict[str, str]:
+        return super().missing_parts | self._of_pools(lambda board: board.missing_parts)
+
+    @property
+    @override
+    def degraded_parts(self) -> dict[str, str]:
+        return super().degraded_parts | self._of_pools(lambda board: board.degraded_parts)
+
+    @property
+    @override
+    def parts(self) -> list[str]:
+        return [*super().parts, *(part for board in self.pools.values() for part in board.parts)]
+
+    def _of_pools(self, told: Callable[[HealthBoard], dict[str, str]]) -> dict[str, str]:
+        return {part: reason for board in self.pools.values() for part, reason in told(board).items()}

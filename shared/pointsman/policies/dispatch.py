@@ -571,15 +571,6 @@ class Dispatcher:
             ),
         )
 
-    def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
-        """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
-        refused for that."""
-        if self.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
-            return 0.0
-        if request.stage is Stage.ARRIVED:
-            return max(0.0, now - request.arrived_at) if held or attempt > 1 else 0.0
-        return max(0.0, now - request.granted_at)
-
     def _trial(self, view: PoolView) -> Choice | None:
         """A half-open instance that nobody tries: the next request that it can serve goes there, whatever the policy would
         say, which has learned from a sick engine. Not one that has failed elsewhere."""
@@ -595,6 +586,15 @@ class Dispatcher:
         """Whether a half-open instance has its one request, or one that waits for it."""
         line = self.state.workload.lines.get(instance)
         return bool(line and line.pending) or self.state.is_tried(instance)
+
+    def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
+        """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
+        refused for that."""
+        if self.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
+            return 0.0
+        if request.stage is Stage.ARRIVED:
+            return max(0.0, now - request.arrived_at) if held or attempt > 1 else 0.0
+        return max(0.0, now - request.granted_at)
 
     # Who decodes, where prefill and decode are split
 
