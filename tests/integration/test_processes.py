@@ -53,7 +53,8 @@ class Ingresses:
 @contextmanager
 def ingresses(nats: str, directory: Path, *arguments: str) -> Iterator[Ingresses]:
     output = directory / "ingress.log"
-    program = [console_script("pointsman-ingress"), "--nats", nats, "--processes", "3", "--name", "front"]
+    script = str(console_script("pointsman-ingress"))
+    program = [script, "--nats", nats, "--processes", "3", "--name", "front"]
     environment = {**os.environ, "TMPDIR": str(directory)}
     with output.open("wb") as file:
         process = subprocess.Popen(

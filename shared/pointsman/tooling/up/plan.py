@@ -270,7 +270,8 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
         },
         "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
-        "ingress": {"slo_ttft": plan.slo_ttft, "tokenizer": plan.tokenizer} | _several(plan),
+        "ingress": {"slo_ttft": plan.slo_ttft, "tokenizer": plan.tokenizer, "processes": settings.processes}
+        | _several(plan),
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }
     return own.get(role, {})
