@@ -4,12 +4,14 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import BinaryIO
 
 import aiohttp
 import click
@@ -19,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.chassis.line_writer import LineWriter
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.open_files import clients_max, raised_open_files
 from pointsman.chassis.processes import serve_in_processes
@@ -27,21 +30,25 @@ from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
+from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
 from pointsman_ingress.proxy import EngineClient, open_session
 from pointsman_ingress.rebinding import Rebinding
 from pointsman_ingress.request_headers import Objectives
+from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
 from pointsman_ingress.routing import Router
 from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.tenants import Keyring, KeysFileError
+from pointsman_ingress.timeouts import FirstByteBounds
 from pointsman_ingress.tokenising import Tokenising
 from pointsman_ingress.under_way import UnderWay
 
@@ -144,11 +151,13 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
+    access_log_out: BinaryIO | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
     `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
     `pool_boards`: where single pools say what they wait for, if that is not on `board`.
+    `access_log_out`: where the access log goes, if not to standard output.
     Raises click.ClickException where the keys file or a tokenizer cannot be read.
     """
     keyring = _keyring(settings, clock)
@@ -156,15 +165,32 @@ async def assembled(
     async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
     ) as session:
-        engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
+        engines = EngineClient(
+            session,
+            api_key=settings.engine_api_key,
+            forward_authorization=not keyring.required,
+            chunk_wall_seconds=settings.chunk_timeout,
+        )
         with ExitStack() as closing:
+            hold = Hold(HoldBounds(settings.hold_seconds, settings.hold_max), clock)
             served = [
-                _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
+                _pool(
+                    settings,
+                    name,
+                    link,
+                    engines=engines,
+                    clock=clock,
+                    board=(pool_boards or {}).get(name, board),
+                    hold=hold,
+                )
                 for name, link in links.items()
             ]
             for pool in served:
                 closing.callback(pool.tokenising.close)
-            pools = Pools(served)
+            pools = Pools(served, hold)
+            lines = (
+                closing.enter_context(LineWriter(access_log_out or sys.stdout.buffer)) if settings.access_log else None
+            )
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -172,6 +198,7 @@ async def assembled(
                     body_wall_seconds=settings.body_timeout,
                     request_wall_seconds=settings.request_timeout,
                     retries=settings.retries_max,
+                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
                 ),
                 objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
                 additions=Additions(stream_usage=settings.stream_usage, client_name=settings.names_clients),
@@ -181,6 +208,7 @@ async def assembled(
                 clock=clock,
                 supervisor=supervisor,
                 ids=RequestIds(chance),
+                access_log=AccessLog(lines, clock) if lines else None,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             for pool in served:
@@ -201,16 +229,20 @@ def _pool(
     engines: EngineClient,
     clock: Clock,
     board: HealthBoard,
+    hold: Hold,
 ) -> Pool:
     """Raises click.ClickException."""
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
     rebinding = Rebinding()
-    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
+    router = Router(
+        commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
+    )
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,
+        failed=under_way.failed,
         engines=engines,
         threads=settings.tokenise_threads,
         clock=clock,
@@ -233,6 +265,7 @@ def _pool(
         tokenising=tokenising,
         keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
+        retry_budget=RetryBudget(RetryBounds(settings.retry_budget, settings.retry_budget_min)),
     )
 
 

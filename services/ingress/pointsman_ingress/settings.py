@@ -65,10 +65,29 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         "Wall seconds that requests under way may take to finish after that; what is left then is cut, with an error event.",
         bounds=NOT_NEGATIVE,
     )
+    retry_budget: float = setting(
+        0.6, "Share of a pool's live requests in this ingress that may be on a further attempt at once; others get 503."
+    )
+    retry_budget_min: int = setting(10, "Requests that may be on a further attempt in any case.")
     connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
+    first_byte_factor: float = setting(
+        10.0,
+        "How many times the predicted seconds an engine may take to its first byte before the request is tried elsewhere; "
+        "0: any time.",
+    )
+    first_byte_min: float = setting(5.0, "Wall seconds that it may take in any case.")
+    chunk_timeout: float = setting(
+        60.0, "Wall seconds without a byte after which an answer that has begun is given up."
+    )
     silence_max: float = setting(
         3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."
     )
+    hold_seconds: float = setting(
+        30.0,
+        "Wall seconds for which a request waits here where there is no engine to ask and no scheduler that would hold it: "
+        "no engine has joined yet, or nobody leads and none is ready.",
+    )
+    hold_max: int = setting(1_000, "Requests that may wait so.")
     connections_max: int = setting(4096, "Open connections to engines, all together.")
     tokenise_threads: int = setting(2, "Threads that tokenise long prompts.")
     stream_usage: bool = setting(
@@ -80,5 +99,8 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         False,
         "Tell engines whose request it is, in `vllm_xargs`: for vLLM with Pointsman's DLPM scheduler. Engines that are "
         "not vLLM may refuse it.",
+    )
+    access_log: bool = setting(
+        False, "Write one JSON line to standard output for each request: who asked for what, and what became of it."
     )
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

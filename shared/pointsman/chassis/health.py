@@ -252,7 +252,7 @@ class HttpServer(uvicorn.Server):
 
     async def _cut(self) -> None:
         left = list(self.server_state.tasks)
-        log.warning("requests_cut", count=len(left), seconds=self._drain_seconds_max)
+        log.warning("requests_cut", count=len(left))
         for task in left:
             task.cancel()
         with contextlib.suppress(TimeoutError):

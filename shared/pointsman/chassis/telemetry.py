@@ -63,6 +63,17 @@ CACHE_PREDICTIONS = Counter(
 ENGINE_RETRIES = Counter(
     "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
 )
+RETRIES_REFUSED = Counter(
+    "pointsman_engine_retries_refused_total", "Further attempts that the retry budget did not allow."
+)
+ATTEMPT_FAILURES = Counter(
+    "pointsman_attempt_failures_total",
+    "Requests that an engine failed, by how, whether or not they were tried elsewhere.",
+    ["instance", "failure"],
+)
+HELD_REQUESTS = Gauge(
+    "pointsman_ingress_held_requests", "Requests that wait in the ingress because no engine can be asked yet."
+)
 TOKENISE_SECONDS = Histogram(
     "pointsman_tokenise_seconds",
     "Wall time to turn a body into tokens.",
@@ -70,6 +81,10 @@ TOKENISE_SECONDS = Histogram(
 )
 DEGRADED_ROUTES = Counter(
     "pointsman_degraded_routes_total", "Requests that the ingress placed itself because no scheduler answered."
+)
+
+ACCESS_LOG_DROPPED = Counter(
+    "pointsman_access_log_dropped_total", "Lines of the access log that nobody read in time, and that were left out."
 )
 
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])

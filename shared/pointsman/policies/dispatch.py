@@ -7,7 +7,7 @@ Fresh accounting is worth more than any formula: a placement is booked before th
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import msgspec
@@ -25,10 +25,19 @@ from pointsman.contracts.decisions import (
     Settings,
 )
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained, Patience
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+    Patience,
+)
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, Ejection, OutlierDetection
 from pointsman.policies.pairing import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
@@ -44,11 +53,21 @@ from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
-P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing)
+P = TypeVar(
+    "P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing, OutlierDetection
+)
 
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 PAIRING_PREFIX = "pair."
+OUTLIER_PREFIX = "outlier."
+
+GRANTED = (Status.READY, Status.DRAINING, Status.EJECTED)
+"""Who is given what waits for it. For one that is ejected only what cannot go elsewhere waits."""
+
+ASK_AGAIN_WALL_SECONDS: Seconds = 5.0
+"""After so long it makes sense to ask again where nobody knows when an instance will be ready."""
+COMING_WALL_SECONDS_MIN: Seconds = 1.0
 
 NOT_PLANNED = MigrationPlan(as_of=0)
 """What a move that the leader makes by itself belongs to."""
@@ -72,12 +91,13 @@ class PolicySet:
     pending_max: int = 10_000
     """Requests that may wait in the pool; more are refused."""
     hold_seconds: Seconds = 0.0
-    """Engine seconds for which arrivals wait while no instance is ready, because a scaler may start one; 0: none does."""
+    """Engine seconds for which arrivals wait while no instance is ready that could serve them; 0: none does."""
     hold_max: int = 1_000
     """Requests that may wait so."""
     pairing: Pairing = DEFAULT_PAIRING
     rebind: bool = False
     """Whether a rebalancer may have requests taken out of an engine before their first token (`rebalancing.rebinding`)."""
+    outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
     def memories(self) -> tuple[Memory, ...]:
         """Fresh memories for a State that these policies will read."""
@@ -85,7 +105,13 @@ class PolicySet:
 
     @property
     def settings(self) -> Settings:
-        """Everything that a recomputation of a decision must know beyond its policy's name, for the event."""
+        """Everything that a recomputation of a term must know beyond its policy's name, for LeaderElected."""
+        outliers = {OUTLIER_PREFIX + name: value for name, value in self.outliers.settings.items()}
+        return {**self.placement_settings, **(outliers if self.outliers != NO_OUTLIER_DETECTION else {})}
+
+    @property
+    def placement_settings(self) -> Settings:
+        """Those by which requests are placed and refused, for each such event."""
         return {
             **self.routing.settings,
             **{ADMISSION_PREFIX + name: value for name, value in self.admission.settings.items()},
@@ -114,9 +140,9 @@ def policy_set(
     hold_max: int = 1_000,
     rebind: bool = False,
 ) -> PolicySet:
-    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.`, `order.` or
-    `pair.` are for the others. Raises UnknownPolicyError."""
-    own, for_admission, for_ordering, for_pairing = _split(settings or {})
+    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.`, `order.`,
+    `pair.` or `outlier.` are for the others. Raises UnknownPolicyError."""
+    own, for_admission, for_ordering, for_pairing, for_outliers = _split(settings or {})
     return PolicySet(
         routing=_made("routing policy", routing, ROUTING_POLICIES, own),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, for_admission),
@@ -128,6 +154,7 @@ def policy_set(
         hold_max=hold_max,
         pairing=_made("way of pairing", "pair", {"pair": Pairing}, for_pairing),
         rebind=rebind,
+        outliers=_made("way of outlier detection", "outlier", {"outlier": OutlierDetection}, for_outliers),
     )
 
 
@@ -147,6 +174,8 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     Raises UnknownPolicyError.
     """
     rest = dict(settings)
+    if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # of a leader that ejected nobody
+        rest |= {OUTLIER_PREFIX + name: value for name, value in NO_OUTLIER_DETECTION.settings.items()}
     try:
         bounds = {name: int(rest.pop(name)) for name in ("prefill_window_tokens", "running_max", "pending_max")}
         hold_seconds, hold_max = float(rest.pop("hold_seconds", 0.0)), int(rest.pop("hold_max", 1_000))
@@ -171,13 +200,15 @@ def reason_to_relocate(instance: InstanceId) -> str:
     return f"{instance} takes no requests any more"
 
 
-def _split(settings: Settings) -> tuple[Settings, Settings, Settings, Settings]:
-    """Settings of the routing, the admission and the ordering policy and of pairing, their prefixes taken off."""
-    parts: dict[str, Settings] = {ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}, PAIRING_PREFIX: {}, "": {}}
+def _split(settings: Settings) -> tuple[Settings, ...]:
+    """Settings of the routing, the admission and the ordering policy, of pairing and of outlier detection, their prefixes
+    taken off."""
+    prefixes = (ADMISSION_PREFIX, ORDERING_PREFIX, PAIRING_PREFIX, OUTLIER_PREFIX, "")
+    parts: dict[str, Settings] = {prefix: {} for prefix in prefixes}
     for name, value in settings.items():
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
-    return parts[""], parts[ADMISSION_PREFIX], parts[ORDERING_PREFIX], parts[PAIRING_PREFIX]
+    return parts[""], *(parts[prefix] for prefix in prefixes[:-1])
 
 
 def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
@@ -227,7 +258,7 @@ class Dispatcher:
         self._seen = seen or state
         self._on_record = on_record
         self.policies = policies
-        self._settings = policies.settings  # gathered once: every decision tells them
+        self._settings = policies.placement_settings  # gathered once: every decision tells them
         self.term = term
         self.decided = 0
         """Decisions of this term so far."""
@@ -241,10 +272,11 @@ class Dispatcher:
         if known is not None and _has_its_place(known, command.attempt):
             return []
         turn = _Turn(now)
+        held = known is not None
         if known is None:
             known = self._arrive(command, turn)
         source = known.instance
-        self._place(known, command.attempt, command.excluded, turn)
+        self._place(known, command.attempt, command.excluded, turn, held=held)
         self._grant_next(known.instance, turn)
         if source and source != known.instance:
             self._grant_next(source, turn)
@@ -366,7 +398,7 @@ class Dispatcher:
         turn = _Turn(now)
         for request in list(self.state.workload.requests.values()):
             if request.stage is Stage.ARRIVED:
-                self._place(request, request.attempt, request.excluded, turn)
+                self._place(request, request.attempt, request.excluded, turn, held=True)
                 self._grant_next(request.instance, turn)
         return turn.events
 
@@ -399,6 +431,30 @@ class Dispatcher:
             elif silent > suspect_after and instance.status is not Status.SUSPECTED:
                 self._suspect(instance, silent, patience, turn)
         return turn.events
+
+    def eject_outliers(self, now: Seconds) -> list[LogEvent]:
+        """Eject who fails requests or is far slower than the others, let who was ejected for long enough be tried again, and
+        move what waits for who takes none any more."""
+        turn = _Turn(now)
+        while (found := self.policies.outliers.next(self.state, now)) is not None:
+            name, epoch = found.instance.id, found.instance.epoch
+            if isinstance(found, Ejection):
+                event: LogEvent = InstanceEjected(
+                    at=now,
+                    stamp=self._stamp,
+                    instance=name,
+                    epoch=epoch,
+                    cause=found.cause,
+                    detail=found.detail,
+                    seconds=found.seconds,
+                    number=found.number,
+                )
+            else:
+                event = InstanceUnejected(
+                    at=now, stamp=self._stamp, instance=name, epoch=epoch, half_open=found.half_open
+                )
+            self._decide(turn, event)
+        return turn.events + self.relocate_pending(now) if turn.events else []
 
     def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
         """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
@@ -465,17 +521,25 @@ class Dispatcher:
         )
         return self.state.workload.requests[command.request]
 
-    def _place(self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn) -> None:
+    def _place(
+        self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn, *, held: bool
+    ) -> None:
+        """`held`: whether it was taken in before this turn."""
+        lost = self._lost_seconds(request, attempt, turn.now, held=held)
+        if lost:
+            request = replace(request, slo_ttft=request.slo_ttft + lost)
         decoder = self._decoder_for(request, turn.now, excluded)
         view = self._view(request, turn.now, excluded, decoder)
+        trial = self._trial(view)
         try:
-            choice = self.policies.routing.choose(view)
+            choice = trial or self.policies.routing.choose(view)
         except NoInstance as answer:
             if not self._may_hold(request, turn.now):
-                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), 1.0)
+                retry_after = self._ready_in(turn.now)
+                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), retry_after)
                 self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
-        admitted = self._admit(view, choice, decoder)
+        admitted = self._admit(view, choice, decoder, asked=trial is None)
         if isinstance(admitted, Refusal):
             self._reject(request, attempt, excluded, admitted, choice.considered, turn, decoder=decoder)
             return
@@ -503,8 +567,34 @@ class Dispatcher:
                 decode_reason=pair.reason,
                 decode_candidates=pair.considered,
                 transfer_seconds=pair.transfer_seconds,
+                lost_seconds=lost,
             ),
         )
+
+    def _trial(self, view: PoolView) -> Choice | None:
+        """A half-open instance that nobody tries: the next request that it can serve goes there, whatever the policy would
+        say, which has learned from a sick engine. Not one that has failed elsewhere."""
+        if view.retried:
+            return None
+        for name in view.on_trial:
+            if not self._is_taken(name):
+                option = view.option(name)
+                return Choice(option, f"{name} is tried again after its ejection", [option])
+        return None
+
+    def _is_taken(self, instance: InstanceId) -> bool:
+        """Whether a half-open instance has its one request, or one that waits for it."""
+        line = self.state.workload.lines.get(instance)
+        return bool(line and line.pending) or self.state.is_tried(instance)
+
+    def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
+        """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
+        refused for that."""
+        if self.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
+            return 0.0
+        if request.stage is Stage.ARRIVED:
+            return max(0.0, now - request.arrived_at) if held or attempt > 1 else 0.0
+        return max(0.0, now - request.granted_at)
 
     # Who decodes, where prefill and decode are split
 
@@ -535,9 +625,10 @@ class Dispatcher:
         return None
 
     def _admit(
-        self, view: PoolView, choice: Choice, decoder: Decoder | NoDecoder | None
+        self, view: PoolView, choice: Choice, decoder: Decoder | NoDecoder | None, *, asked: bool
     ) -> tuple[Choice, Pair] | Refusal:
-        admitted = self._refuse_full() or self.policies.admission.admit(view, choice)
+        """`asked`: whether the admission policy is."""
+        admitted = (self._refuse_full() or self.policies.admission.admit(view, choice)) if asked else choice
         if isinstance(admitted, Refusal):
             return admitted
         pair = ALONE if decoder is None else self._pair(view.request, admitted.option, decoder, view.now)
@@ -602,12 +693,31 @@ class Dispatcher:
         policies = self.policies
         if request.stage is not Stage.ARRIVED or request.excluded:
             return False
-        if self.state.fleet.ready_for(request):
+        if self._somebody_serves(request):
             return False
         if now - request.arrived_at >= policies.hold_seconds:
             return False
         held = sum(known.stage is Stage.ARRIVED for known in self.state.workload.requests.values())
         return held <= policies.hold_max
+
+    def _somebody_serves(self, request: Request) -> bool:
+        fleet = self.state.fleet
+        able = fleet.ready_for(request)
+        if not fleet.split or self.state.settings.fold_version < 3:
+            return bool(able)
+        decodes = any(fleet[instance].can_serve(request) for instance in fleet.decoders)
+        return any(decodes or fleet[instance].role != "prefill" for instance in able)
+
+    def _ready_in(self, now: Seconds) -> Seconds:
+        """In how many engine seconds to ask again, after holding was in vain or too many are held. An instance that a scaler
+        starts is expected to need as long again as it has been coming."""
+        settings, hold = self.state.settings, self.policies.hold_seconds
+        if not hold or settings.fold_version < 3:
+            return 1.0
+        decided = self.state.scaling.decided
+        if decided is not None and decided.wanted > len(self.state.fleet.ready):
+            return min(max(now - decided.at, COMING_WALL_SECONDS_MIN * settings.speed), hold)
+        return min(ASK_AGAIN_WALL_SECONDS * settings.speed, hold)
 
     def _refuse_full(self) -> Refusal | None:
         waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
@@ -712,10 +822,10 @@ class Dispatcher:
     def _grant_next(self, instance_id: InstanceId, turn: _Turn) -> None:
         instance = self.state.fleet.get(instance_id)
         line = self.state.workload.lines.get(instance_id)
-        if instance is None or line is None or instance.status not in (Status.READY, Status.DRAINING):
+        if instance is None or line is None or instance.status not in GRANTED:
             return
         self._assume_prefills(instance_id, line, turn)
-        while line.pending:
+        while line.pending and not (instance_id in self.state.fleet.on_trial and self.state.is_tried(instance_id)):
             request = self.policies.ordering.first(line, turn.now, self.state)
             if not self._has_room(line, request):
                 return

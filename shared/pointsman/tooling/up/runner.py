@@ -223,7 +223,10 @@ class FleetRunner:
 
     async def _stop_together(self, children: list[ChildProcess]) -> None:
         for child in children:
-            child.stop()
+            if self.conditions[child.name] is Condition.READY:
+                child.stop()
+            else:
+                child.terminate()
         self._asked_to_stop += children
         streams = any(child.role == "ingress" for child in children)
         seconds_max = STAGE_SECONDS_MAX + (STREAMS_SECONDS_MAX if streams else 0.0)
