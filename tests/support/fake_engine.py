@@ -15,6 +15,12 @@ from typing import Any
 
 from aiohttp import web
 
+OTHER_PATHS = (
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/detokenize", "/pooling", "/classify",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+"""Beyond completions and chats."""
+
 
 class Behaviour(StrEnum):
     ANSWERS = "answers"
@@ -40,6 +46,8 @@ class Behaviour(StrEnum):
     """Sends the status and headers of a stream and then nothing."""
     HANGS_AFTER_FIRST = "hangs_after_first"
     """Streams one chunk and then nothing."""
+    PAUSES = "pauses"
+    """Streams half an event, and the rest once `resumes` is set."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,12 @@ class FakeEngine:
     """What came to /tokenize and /render."""
     pause: asyncio.Event | None = None
     """Answers nothing before this is set."""
+    first_piece: bytes = b'data: {"choices": [{"text": "first"}]}\n\n'
+    """What it streams before it breaks off or hangs."""
     dies: bool = False
     """Closes connections instead of answering, after the pause."""
     given_up: int = 0
+    resumes: asyncio.Event = field(default_factory=asyncio.Event)
     transfer_params: dict[str, Any] | None = None
     """What it says of its KV cache where it is asked to prefill for another."""
 
@@ -89,7 +100,8 @@ class FakeEngine:
         try:
             if self.pause is not None:
                 await self.pause.wait()
-            return await self._behave(Behaviour.RESETS if self.dies else behaviour, request, json.loads(body))
+            asked = json.loads(body) if request.content_type == "application/json" else {}
+            return await self._behave(Behaviour.RESETS if self.dies else behaviour, request, asked)
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -120,6 +132,13 @@ class FakeEngine:
 
     async def _behave(self, behaviour: Behaviour, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         match behaviour:
+            case Behaviour.PAUSES:
+                stream = await self._head(request)
+                whole = _event({"choices": [{"text": "first"}]})
+                await stream.write(whole + whole[:10])
+                await self.resumes.wait()
+                await stream.write(whole[10:] + b"data: [DONE]\n\n")
+                return stream
             case Behaviour.ANSWERS if request.path in self.says:
                 return await self._say(request, self.says[request.path])
             case Behaviour.ANSWERS if request.path not in ("/v1/completions", "/v1/chat/completions"):
@@ -158,7 +177,7 @@ class FakeEngine:
                 _transport(request).abort()
             case Behaviour.BREAKS_OFF | Behaviour.HANGS_AFTER_FIRST:
                 stream = await self._head(request)
-                await stream.write(_event({"choices": [{"text": "first"}]}))
+                await stream.write(self.first_piece)
                 if behaviour is Behaviour.HANGS_AFTER_FIRST:
                     await asyncio.Event().wait()
                 _transport(request).abort()
@@ -204,10 +223,11 @@ async def running_engine() -> AsyncIterator[FakeEngine]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/completions", engine.complete)
     app.router.add_post("/v1/chat/completions", engine.complete)
-    for path in ("/v1/responses", "/v1/embeddings", "/detokenize"):
+    for path in OTHER_PATHS:
         app.router.add_post(path, engine.complete)
     app.router.add_post("/tokenize", engine.tokenize)
-    app.router.add_post("/v1/chat/completions/render", engine.render)
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        app.router.add_post(f"{path}/render", engine.render)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -16,6 +16,7 @@ from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.ports import Clock
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenant, Tokens
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.openai_errors import Refusal, body_too_large, timed_out
 from pointsman_ingress.request_headers import Headers, header_text
@@ -98,13 +99,14 @@ class Call:
         self._id_header = (b"x-request-id", (shown or self.id).encode())
         self._send = send
 
-    async def read_body(self, receive: Receive, *, bytes_max: int, wall_seconds: Seconds) -> None:
-        """Take in the whole body. Raises Refusal (413, 408) and ClientGoneError."""
+    async def read_body(self, receive: Receive, bodies: Bodies, *, bytes_max: int, wall_seconds: Seconds) -> None:
+        """Take in the whole body, which counts among `bodies` meanwhile. Raises Refusal (413, 408, 503) and
+        ClientGoneError."""
         if self._announced_bytes() > bytes_max:
             raise body_too_large(bytes_max)
         try:
             async with asyncio.timeout(wall_seconds):
-                self.body = await _body(receive, bytes_max)
+                self.body = await _body(receive, bodies, bytes_max)
                 self.request_bytes = len(self.body)
         except TimeoutError as error:
             msg = "The body did not arrive in time."
@@ -182,20 +184,31 @@ class Call:
         return int(length) if length.isdigit() else 0
 
 
-async def _body(receive: Receive, bytes_max: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        part = message.get("body", b"")
-        size += len(part)
-        if size > bytes_max:
-            raise body_too_large(bytes_max)
-        if not message.get("more_body", False):
-            return b"".join((*parts, part)) if parts else part
-        parts.append(part)
+async def _body(receive: Receive, bodies: Bodies, bytes_max: int) -> bytes:
+    part, more = await _part(receive)
+    if len(part) > bytes_max:
+        raise body_too_large(bytes_max)
+    if not more:
+        return part
+    parts, size = [part], len(part)
+    with bodies.reading() as take:
+        take(size)
+        while more:
+            part, more = await _part(receive)
+            size += len(part)
+            if size > bytes_max:
+                raise body_too_large(bytes_max)
+            take(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def _part(receive: Receive) -> tuple[bytes, bool]:
+    """A piece of the body, and whether there are more. Raises ClientGoneError."""
+    message = await receive()
+    if message["type"] != "http.request":
+        raise ClientGoneError
+    return message.get("body", b""), message.get("more_body", False)
 
 
 _answered_counters: dict[tuple[str, int], Metric] = {}

@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import resource
+import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import BinaryIO
 
 import aiohttp
 import click
@@ -16,11 +19,14 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
-from pointsman.chassis.health import AsgiApp, HealthBoard, HttpServer
-from pointsman.chassis.line_writer import LineWriter
+from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
+from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.chassis.line_writer import LineWriter, Output
 from pointsman.chassis.log_link import open_link
+from pointsman.chassis.open_files import clients_max, raised_open_files
+from pointsman.chassis.processes import serve_in_processes
 from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
+from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
@@ -62,30 +68,75 @@ def main(settings: IngressSettings) -> None:
       pointsman-ingress --nats nats://127.0.0.1:4222 --port 8080 --tokenizer /models/qwen2.5-7b
     """
     configure_logging(settings.log_level, settings.log_format)
-    run(lambda supervisor: serve(settings, supervisor))
+    raised_open_files()
+    if settings.processes == 1:
+        run(lambda supervisor: serve(settings, supervisor))
+    else:
+        serve_in_processes(
+            settings.processes,
+            host=settings.host,
+            port=settings.port,
+            serve=partial(_serve_as_one_of_several, replace(settings, name=_name(settings))),
+        )
 
 
-async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
-    """Run an ingress until the supervisor is told to stop."""
+def _serve_as_one_of_several(
+    settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
+) -> None:
+    """A member of the fleet with its own name, which its log lines have too."""
+    own = replace(settings, name=f"{settings.name}-{number}")
+    structlog.contextvars.bind_contextvars(process=own.name)
+    run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
+
+
+async def serve(
+    settings: IngressSettings,
+    supervisor: Supervisor,
+    *,
+    listener: socket.socket | None = None,
+    listens: Callable[[], None] = lambda: None,
+) -> None:
+    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does."""
     clock = ScaledClock(settings.speed)
     board = PoolsBoard(pool_names(settings))
     async with AsyncExitStack() as open_links:
         links = {
             pool: await open_links.enter_async_context(
-                open_link(replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings))
+                open_link(
+                    replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings), serves_without=True
+                )
             )
             for pool in pool_names(settings)
         }
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = HttpServer(app, host=settings.host, port=settings.port)
-            supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
+            server = http_server(app, settings, board, listener=listener)
+            supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
+            supervisor.start(_accompany(server, supervisor, clock, listens), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)
         await supervisor.until_stopped()
+
+
+def http_server(
+    app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
+) -> HttpServer:
+    """What carries the ingress's application; `board` says when it shuts down."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return HttpServer(
+        app,
+        host=settings.host,
+        port=settings.port,
+        listener=listener,
+        limits=HttpLimits(connections=clients_max(open_files)),
+        lame_duck_seconds=settings.lame_duck_seconds,
+        shutdown_seconds=settings.drain_seconds_max,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+    )
 
 
 @asynccontextmanager
@@ -99,7 +150,7 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
-    access_log_out: BinaryIO | None = None,
+    access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
@@ -127,9 +178,7 @@ async def assembled(
             for pool in served:
                 closing.callback(pool.tokenising.close)
             pools = Pools(served)
-            lines = (
-                closing.enter_context(LineWriter(access_log_out or sys.stdout.buffer)) if settings.access_log else None
-            )
+            lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -153,6 +202,11 @@ async def assembled(
             for pool in served:
                 _attend(pool, settings, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
+
+
+def _access_lines(out: Output | None) -> LineWriter:
+    """To standard output, if to nowhere else."""
+    return LineWriter(out or FileIO(sys.stdout.fileno(), "w", closefd=False))
 
 
 def pool_names(settings: IngressSettings) -> list[PoolName]:
@@ -232,15 +286,21 @@ def _attend(
         supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
-async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -> None:
+async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
     """Say where the server listens, and ask it to stop when the process is asked to."""
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
+    listens()
     try:
         await supervisor.until_stopped()
+        log.info("shutting_down")
     finally:
+        if supervisor.for_good:
+            server.lame_duck_seconds = 0.0
         server.should_exit = True
+    await supervisor.until_hurried()
+    server.hurry()
 
 
 def _name(settings: IngressSettings) -> str:

@@ -162,6 +162,10 @@ def given_up() -> Refusal:
     return Refusal(408, "request_timeout", "The request took too long and was given up.", headers=(DO_NOT_RETRY,))
 
 
+def stopped(code: str) -> Refusal:
+    return _try_later(503, code, "This gateway is shutting down and cut the request short. Ask again.", 1.0)
+
+
 def engine_failed(reason: str) -> Refusal:
     """`reason`: of the last one, where several were tried."""
     return Refusal(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
@@ -175,6 +179,14 @@ def retry_refused(reason: str) -> Refusal:
 
 def engine_broke_off(reason: str) -> Refusal:
     return Refusal(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
+
+
+def too_many_bodies() -> Refusal:
+    return _try_later(503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", 1.0)
+
+
+def too_deep() -> Refusal:
+    return bad_request("The body is nested too deeply.", code="malformed_body")
 
 
 def no_engines() -> Refusal:

@@ -26,6 +26,7 @@ from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.access_log import AccessLog
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.call import Call, ClientGoneError, RequestIds
 from pointsman_ingress.client_naming import naming_client
 from pointsman_ingress.endpoints import Endpoint
@@ -43,6 +44,8 @@ from pointsman_ingress.openai_errors import (
     not_served,
     rejected,
     retry_refused,
+    stopped,
+    too_deep,
     too_long,
 )
 from pointsman_ingress.openai_requests import Asked, Tokenised
@@ -64,7 +67,9 @@ log = structlog.get_logger()
 OUTPUT_TOKENS_MAX: Tokens = 2**31
 """What a client may ask for where nobody knows the model's context."""
 
-STOPPED = "ingress_stopped"
+INGRESS_STOPPED = "ingress_stopped"
+"""How a request ends, and what its client is told, where this process stops before it is served."""
+
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
 
@@ -120,10 +125,11 @@ class Gateway:
         self._supervisor = supervisor
         self._ids = ids
         self._access_log = access_log
+        self._bodies = Bodies()
         self._passage = Passage(engines, retries=bounds.retries, first_byte=bounds.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises nothing but the cancellation of its own task."""
+        """Answer one request. A cancellation of its task ends it, too, with an error to the client; a second one is raised."""
         call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
         life: Life | None = None
         with (
@@ -143,11 +149,12 @@ class Gateway:
             except ClientGoneError:
                 call.reason = Interruption.HUNG_UP
             except asyncio.CancelledError:
-                if not patience.recovered():
-                    call.reason = STOPPED
-                    self._abandon(life)
-                    raise
-                await self._interrupted(call, life, patience.interruption)
+                if patience.recovered():
+                    await self._interrupted(call, life, patience.interruption)
+                else:
+                    await self._cut(call, life)
+            except RecursionError:  # nothing else here is nested as deeply as a client likes
+                await self._nested_too_deeply(call, life)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
                 await self._stumbled(call, life, error)
 
@@ -171,7 +178,7 @@ class Gateway:
         """What the client asks for. Raises Refusal, ClientGoneError."""
         call.key_name = call.tenant = self._keyring.tenant(call.headers)
         bounds = self._bounds
-        await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
         return call.endpoint.read(call.body, call.headers)
 
@@ -273,8 +280,9 @@ class Gateway:
         """Raises Refusal where there is no place; the request's end is written then."""
         router = life.pool.router
         answer = await _route(router, command)
-        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
-            # The client's id was used before, in another ingress or another life of this one.
+        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
+            # The client's id was used before, in another ingress or another life of this one; or the leader has given this
+            # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         if answer is None:
@@ -467,10 +475,17 @@ class Gateway:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
 
-    def _abandon(self, life: Life | None) -> None:
-        """This process is being stopped: no time for more than the end."""
+    async def _nested_too_deeply(self, call: Call, life: Life | None) -> None:
+        """A body that decodes, and whose parts cannot be followed to their end."""
         if life is not None and not life.over:
-            life.cancelled(STOPPED)
+            life.failed("malformed_body", 400)
+        await call.refuse(too_deep())
+
+    async def _cut(self, call: Call, life: Life | None) -> None:
+        """This process is being stopped, and the time to finish is over (`HttpServer`)."""
+        if life is not None and not life.over:
+            life.cancelled(INGRESS_STOPPED)
+        await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
 
 
 def _leave_slow_engine(life: Life, wall_seconds: Seconds) -> bool:

@@ -2,13 +2,30 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
+import click
+
+from pointsman.chassis.processes import PROCESSES_MAX
+from pointsman.chassis.settings import (
+    COUNT,
+    NOT_NEGATIVE,
+    PORT,
+    DeploymentSettings,
+    PoolNameType,
+    ProcessSettings,
+    setting,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IngressSettings(DeploymentSettings, ProcessSettings):
     port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
+    processes: int = setting(
+        1,
+        "Processes that share the port, about one for each core to be used. Each is an ingress of its own, NAME-1, NAME-2, ...; "
+        "/metrics of any tells of all.",
+        bounds=click.IntRange(1, PROCESSES_MAX),
+    )
     pools: tuple[str, ...] = setting(
         (),
         "Pools to serve on this address, a model each; may be given several times. Default: the one of --pool.",
@@ -33,7 +50,21 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     body_bytes_max: int = setting(8 * 1024 * 1024, "Largest body that is read; above it the answer is 413.")
     request_timeout: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
     body_timeout: float = setting(30.0, "Wall seconds that a client may take to send its body.")
+    keep_alive_seconds: int = setting(
+        75, "Wall seconds that an idle connection of a client is kept; longer than balancers keep theirs.", bounds=COUNT
+    )
     retries_max: int = setting(2, "How often a request goes to another engine when one fails before its first byte.")
+    lame_duck_seconds: float = setting(
+        5.0,
+        "Wall seconds after SIGTERM during which it still accepts requests, while /readyz answers 503 and each answer says "
+        "connection: close. As long as balancers need to notice.",
+        bounds=NOT_NEGATIVE,
+    )
+    drain_seconds_max: float = setting(
+        600.0,
+        "Wall seconds that requests under way may take to finish after that; what is left then is cut, with an error event.",
+        bounds=NOT_NEGATIVE,
+    )
     retry_budget: float = setting(
         0.6, "Share of a pool's live requests in this ingress that may be on a further attempt at once; others get 503."
     )
