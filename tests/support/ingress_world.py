@@ -14,6 +14,7 @@ import msgspec
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.line_writer import Output
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
@@ -61,7 +62,13 @@ class World:
         return [event for event in await events_in(self.log) if isinstance(event, RequestEvent)]
 
 
-async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_tokens: int = BLOCK) -> World:
+async def open_world(
+    stack: AsyncExitStack,
+    settings: IngressSettings,
+    *,
+    block_tokens: int = BLOCK,
+    access_log_out: Output | None = None,
+) -> World:
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
     link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
@@ -82,6 +89,7 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
             clock=clock,
             board=board,
             supervisor=supervisor,
+            access_log_out=access_log_out,
         )
     )
     server = http_server(app, settings, board)
