@@ -483,6 +483,7 @@ class Gateway:
 
     async def _cut(self, call: Call, life: Life | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
+        call.reason = INGRESS_STOPPED
         if life is not None and not life.over:
             life.cancelled(INGRESS_STOPPED)
         await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
