@@ -136,13 +136,13 @@ class Striker:
     async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Strike) -> None:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
         async with aiohttp.ClientSession(url) as session:
-            await session.post(MISBEHAVE_PATH, json={"kind": fault.action})
+            await _tell(session, fault.action)
             try:
                 await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
                 strike.touched = await self._watch.diagnose(instance)
                 await asyncio.sleep(strike.at + fault.lasts - time.monotonic())
             finally:
-                await session.post(MISBEHAVE_PATH, json={"kind": ""})
+                await _tell(session, "")
         well_at = time.monotonic()
         strike.lasted = well_at - strike.at
         while time.monotonic() < well_at + WELL_SECONDS_MAX:
@@ -205,6 +205,11 @@ class Striker:
             if status != READY or lacks_told(body):
                 return False
         return True
+
+
+async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
+    async with engine.post(MISBEHAVE_PATH, json={"kind": kind}) as answer:
+        answer.raise_for_status()
 
 
 async def _frozen(pid: int, seconds: Seconds) -> None:
