@@ -91,7 +91,7 @@ async def test_an_ingress_that_is_restarted_behind_a_load_balancer_cuts_no_strea
     assert set(client.ends) == {"whole"}, client.ends
     assert client.ends["whole"] > STREAMS
     assert [backend.fell for backend in balancer.backends] == [1, 0]
-    assert "ended with exit code 0" in up.output
+    assert "with exit code 0" in up.output
 
 
 async def _ask_on(
