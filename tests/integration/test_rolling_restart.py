@@ -59,9 +59,9 @@ class Client:
 def _end(status: int, said: str) -> str:
     if status != 200:
         return f"status {status}"
-    if not said.endswith("data: [DONE]\n\n"):
-        return "no end mark"
-    return "error event" if '"error"' in said else "whole"
+    if '"error"' in said:
+        return "error event"
+    return "whole" if said.endswith("data: [DONE]\n\n") else "no end mark"
 
 
 def ingress(fleet: FleetFile, name: str) -> FleetProcess:
