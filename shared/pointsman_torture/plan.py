@@ -75,6 +75,10 @@ class Plan:
     """What every process is told."""
     ingress_settings: dict[str, Any]
     scaler_settings: dict[str, Any]
+    lame_duck_seconds: Seconds
+    """For how long an ingress that shall stop takes what still comes."""
+    drain_seconds_max: Seconds
+    """How long what it serves may take after that."""
 
     @property
     def hosts(self) -> int:
@@ -150,4 +154,6 @@ def plan_of(seed: int) -> Plan:
             "pause_up_seconds": 1.0,
             "pause_down_seconds": 1.0,
         },
+        lame_duck_seconds=1.0,
+        drain_seconds_max=Random(f"drain {seed}").choice((0.5, 30.0)),
     )

@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 from typing_extensions import override
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from pointsman_torture.world import World
 
 
+LINK_CLOSE_SECONDS: Seconds = 2.0
+"""How long what a process that ends has written may take to be confirmed."""
+
 PROBES = "probe-"
 """How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
 
@@ -56,7 +59,9 @@ class Life(Mortal):
         super().__init__()
         self.link = link
         self.board = HealthBoard()
-        self.exchanges: dict[Exchange, None] = {}
+        self.exchanges: dict[Exchange, asyncio.Task[Any] | None] = {}
+        """What it answers just now, and the task that does."""
+        self.supervisor: Supervisor | None = None
         self.context = contextvars.Context()
         self.context.run(OWNER.set, self)
 
@@ -89,6 +94,11 @@ class Process(ABC):
         life = self.life = Life(link)
         self.world.lives.append(life)
         self.world.loop.launch(self._live(life), life.context)
+
+    def stop(self) -> None:
+        """SIGTERM: it ends in its own order, which takes a while. `life` is None then."""
+        if self.life is not None and self.life.supervisor is not None:
+            self.life.supervisor.stop()
 
     def kill(self) -> None:
         """SIGKILL: not one step more. The kernel closes its connections."""
@@ -139,9 +149,23 @@ class Process(ABC):
     async def _live(self, life: Life) -> None:
         try:
             async with Supervisor() as supervisor:
+                life.supervisor = supervisor
                 await self.serve(life, supervisor)
+                if life.link is not None:
+                    await life.link.log.flush(LINK_CLOSE_SECONDS)
+                    life.link.kill()
         except Exception as error:  # noqa: BLE001 - a service that fails by itself is a finding
             self.world.violation(f"{self.name} failed: {error!r}")
+        else:
+            self._ended(life)
+
+    def _ended(self, life: Life) -> None:
+        """It has come to its end by itself."""
+        if self.life is life:
+            self.life = None
+            self.died()
+        for exchange in list(life.exchanges):
+            exchange.break_off(f"{self.name} ended")
 
 
 class HttpProcess(Process, Site):
@@ -163,10 +187,11 @@ class HttpProcess(Process, Site):
         life.exchanges[exchange] = None
 
         async def attending() -> None:
+            life.exchanges[exchange] = asyncio.current_task()
             try:
                 await work()
             except asyncio.CancelledError:
-                raise
+                exchange.break_off(f"{self.name} stopped")
             except Exception as error:  # noqa: BLE001 - an application must answer, not raise
                 self.world.violation(f"{self.name} raised at a request: {error!r}")
             life.exchanges.pop(exchange, None)
@@ -195,7 +220,10 @@ class SchedulerProcess(Process):
             board=life.board,
             name=self.link.name,
         )
-        await supervisor.until_stopped()
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await self.service.resign()
 
 
 class CheckpointerProcess(Process):
@@ -214,7 +242,6 @@ class WorkerProcess(Process):
         super().__init__(world, name)
         self.host = host
         self.service: WorkerService | None = None
-        self._supervisor: Supervisor | None = None
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -235,18 +262,11 @@ class WorkerProcess(Process):
             engine=HostProbe(host, plan.engine.block_size),
             events=ZmqKvEvents(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
         )
-        self._supervisor = supervisor
         supervisor.start(service.run(), name="worker")
         try:
             await supervisor.until_stopped()
         finally:
             await service.leave("worker stopped")
-        self.life = None
-
-    def stop(self) -> None:
-        """SIGTERM: it says goodbye first."""
-        if self.life is not None and self._supervisor is not None:
-            self._supervisor.stop()
 
 
 class IngressProcess(HttpProcess):
@@ -273,6 +293,18 @@ class IngressProcess(HttpProcess):
         ) as app:
             self.app = app
             await supervisor.until_stopped()
+            await self._drain(life)
+
+    async def _drain(self, life: Life) -> None:
+        """It takes what still comes, then nothing more; what does not end in time is cut."""
+        await asyncio.sleep(self.world.plan.lame_duck_seconds)
+        self.app = None
+        answering = [task for task in life.exchanges.values() if task is not None]
+        if answering:
+            _, overdue = await asyncio.wait(answering, timeout=self.world.plan.drain_seconds_max)
+            for task in overdue:
+                task.cancel()
+            await asyncio.gather(*overdue, return_exceptions=True)
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
@@ -317,6 +349,7 @@ class EngineProcess(HttpProcess):
             to_others=way if world.plan.split else None,
             adapters=self.host.names.adapters,
             lies=self.host.lies,
+            misdeed=self.host.misdeed,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -404,7 +437,10 @@ class ScalerProcess(Process):
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
-        await supervisor.until_stopped()
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.resign()
 
 
 def engine_host(world: "World", number: int) -> EngineHost:
