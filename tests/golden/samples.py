@@ -47,18 +47,21 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import (
     DecodeCost,
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
     Patience,
     PrefillCost,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -326,6 +329,26 @@ EVENTS: list[LogEvent] = [
         digest=0,
         certain=False,
     ),
+    RequestAttemptFailed(
+        at=AT,
+        request=REQUEST,
+        instance=ENGINE,
+        attempt=2,
+        failure="http_5xx",
+        status=500,
+        detail="Internal Server Error",
+    ),
+    InstanceEjected(
+        at=AT,
+        stamp=STAMP,
+        instance=ENGINE,
+        epoch=EPOCH,
+        cause="consecutive_failures",
+        detail="5 requests in a row failed there: 500 Internal Server Error",
+        seconds=10.0,
+        number=2,
+    ),
+    InstanceUnejected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, half_open=True),
 ]
 
 COMMANDS: list[AnyCommand] = [

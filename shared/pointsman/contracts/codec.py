@@ -46,16 +46,19 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import (
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -74,6 +77,8 @@ LogEvent = (
     | InstanceSuspected
     | InstanceDraining
     | InstanceUndrained
+    | InstanceEjected
+    | InstanceUnejected
     | InstanceLeft
     | RequestArrived
     | RequestPlaced
@@ -84,6 +89,7 @@ LogEvent = (
     | MigrationRefused
     | RequestRejected
     | PrefillFinished
+    | RequestAttemptFailed
     | RequestFinished
     | RequestFailed
     | RequestCancelled

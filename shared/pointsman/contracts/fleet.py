@@ -1,7 +1,7 @@
 """Fleet events: who is there, how loaded, and how far it can be trusted.
 
 Subject `pm.<pool>.fleet.<instance>`. Joined, Reported and Left are written by the worker, Probed by an ingress,
-Suspected, Draining and Undrained by the leader.
+Suspected, Draining, Undrained, Ejected and Unejected by the leader.
 """
 
 from typing import Annotated, Literal
@@ -165,6 +165,26 @@ class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
 
 class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
     """Draining was called off."""
+
+
+EjectionCause = Literal["consecutive_failures", "failure_share", "success_rate", "latency", "failed_probe"]
+"""What made an instance an outlier (`policies.outliers`)."""
+
+
+class InstanceEjected(FleetEvent, frozen=True, kw_only=True):
+    """It fails requests, or is far slower than the others: nothing new is placed there for so many engine seconds; what runs,
+    finishes. `detail` is the evidence; `number`: ejections in a row, this one counted. A new epoch begins un-ejected."""
+
+    cause: EjectionCause
+    detail: Text
+    seconds: Seconds
+    number: Count
+
+
+class InstanceUnejected(FleetEvent, frozen=True, kw_only=True):
+    """Its ejection is over. `half_open`: one request at a time may try it; without: it has proved well and is whole again."""
+
+    half_open: bool
 
 
 class InstanceLeft(FleetEvent, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ Subject `pm.<pool>.request.<id>`. Every request that arrives has exactly one end
 (in `decisions`) Rejected. Before the grant the leader writes the end, after it the ingress does.
 """
 
+from typing import Literal
+
 from pointsman.contracts.block_keys import check_packed
 from pointsman.contracts.envelope import Event
 from pointsman.primitives import (
@@ -81,6 +83,22 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     tpot: Seconds
     predicted_cached_tokens: Tokens = -1
     """What `cached_tokens` was expected to be when the request was granted; -1 where the two cannot be compared."""
+
+
+AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]
+"""How an engine failed a request; the first three named as in Envoy's outlier detection and retry policies."""
+
+
+class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
+    """An engine failed this request; no end: it may be tried elsewhere. Written by the ingress, whether or not the client has
+    seen anything. `status` is the engine's HTTP status, 0 where it sent none. What the client did, what the engine refused
+    with a 4xx, and the request's own timeout are no failures of the engine."""
+
+    instance: InstanceId
+    attempt: Count = 1
+    failure: AttemptFailure
+    status: Count = 0
+    detail: Text = ""
 
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):

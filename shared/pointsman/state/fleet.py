@@ -23,12 +23,13 @@ from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 
 class Status(StrEnum):
     """`ready` takes requests. `down`: its engine does not answer. `suspected`: its worker is silent. `unschedulable`: it
-    does not fit its pool."""
+    does not fit its pool. `ejected`: it failed requests or was far slower than the others, and is given a rest."""
 
     READY = "ready"
     DOWN = "down"
     SUSPECTED = "suspected"
     DRAINING = "draining"
+    EJECTED = "ejected"
     UNSCHEDULABLE = "unschedulable"
 
 
@@ -91,6 +92,9 @@ class Instance:
     draining: bool = False
     leaving: bool = False
     """Whether a scaler will stop it once it has drained."""
+    ejected: bool = False
+    half_open: bool = False
+    """Whether its ejection is over and it has not proved well yet: ready, but for one request at a time."""
     answered: bool = False
     """Whether its worker has reported in this epoch that the engine serves: before, it is no capacity."""
     sequence: Sequence = 0
@@ -138,7 +142,9 @@ class Instance:
             return Status.DOWN
         if self.unschedulable:
             return Status.UNSCHEDULABLE
-        return Status.DRAINING if self.draining else Status.READY
+        if self.draining:
+            return Status.DRAINING
+        return Status.EJECTED if self.ejected else Status.READY
 
     def can_serve(self, demand: Demand) -> bool:
         """Whether it has what the request needs: the adapter, the name, and room for its length. An engine that does not
@@ -210,12 +216,16 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take new requests, that is prompts, sorted by name: the ring and every tie depend on this order."""
+        """Instances that take new requests, that is prompts, sorted by name: the ring and every tie depend on this order.
+        Where all that could are ejected, they do (Envoy's panic mode)."""
         if self._ready is None:
-            able = sorted((i.id, i.role, i.max_model_len) for i in self._instances.values() if i.status is Status.READY)
-            self._ready = tuple(instance for instance, role, _ in able if role != "decode")
-            self._decoders = tuple(instance for instance, role, _ in able if role != "prefill")
-            self._shortest_context = min((length for _, _, length in able if length > 0), default=0)
+            present = sorted(self._instances.values(), key=lambda instance: instance.id)
+            takers = _ready_or_ejected([instance for instance in present if instance.role != "decode"])
+            decoders = _ready_or_ejected([instance for instance in present if instance.role != "prefill"])
+            self._ready = tuple(instance.id for instance in takers)
+            self._decoders = tuple(instance.id for instance in decoders)
+            lengths = (instance.max_model_len for instance in takers + decoders)
+            self._shortest_context = min((length for length in lengths if length > 0), default=0)
         return self._ready
 
     def ready_for(self, demand: Demand) -> tuple[InstanceId, ...]:
@@ -311,6 +321,16 @@ class Fleet:
         self._instances[instance].leaving = leaving
         self._ready = None
 
+    def eject(self, instance: InstanceId) -> None:
+        self._instances[instance].ejected = True
+        self._instances[instance].half_open = False
+        self._ready = None
+
+    def uneject(self, instance: InstanceId, *, half_open: bool) -> None:
+        self._instances[instance].ejected = False
+        self._instances[instance].half_open = half_open
+        self._ready = None
+
     def begin_anew(self, instance: InstanceId, arrived_at: Sequence) -> None:
         """The leader had let go of it before it joined again: its present life takes nothing over."""
         self.drain(instance, draining=False)
@@ -331,6 +351,12 @@ class Fleet:
             for instance in instances:
                 instance.unschedulable = _misfit(instance, self.model)
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
+
+
+def _ready_or_ejected(instances: list[Instance]) -> list[Instance]:
+    """Those that are ready; where there are none, those that are ejected."""
+    ready = [instance for instance in instances if instance.status is Status.READY]
+    return ready or [instance for instance in instances if instance.status is Status.EJECTED]
 
 
 def _model_of_most(instances: Collection[Instance]) -> str:

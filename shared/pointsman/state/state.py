@@ -30,16 +30,19 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -208,6 +211,12 @@ class State:
             case InstanceUndrained():
                 if self._is_there_since(event):
                     self.fleet.drain(event.instance, draining=False)
+            case InstanceEjected():
+                if self._current(event.instance, event.epoch):
+                    self.fleet.eject(event.instance)
+            case InstanceUnejected():
+                if self._current(event.instance, event.epoch):
+                    self.fleet.uneject(event.instance, half_open=event.half_open)
             case InstanceLeft():
                 if self._current(event.instance, event.epoch):
                     self._forget_cache(event.instance)
@@ -246,7 +255,7 @@ class State:
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
-            case MigrationRefused():
+            case MigrationRefused() | RequestAttemptFailed():
                 pass
             case _:
                 assert_never(event)

@@ -37,16 +37,19 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -65,10 +68,12 @@ STYLES: dict[type, str] = {
     RequestRejected: "yellow",
     MigrationRefused: "yellow",
     RequestCancelled: "yellow",
+    RequestAttemptFailed: "bold red",
     RequestFailed: "bold red",
     CacheGap: "bold red",
     WritesLost: "bold red",
     InstanceSuspected: "bold red",
+    InstanceEjected: "bold red",
     LeaderElected: "bold magenta",
 }
 
@@ -111,6 +116,10 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
             return f"silent for {_seconds(event.silent_seconds)}"
         case InstanceDraining() | InstanceLeft():
             return event.reason
+        case InstanceEjected():
+            return f"for {_seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
+        case InstanceUnejected():
+            return "one request at a time may try it" if event.half_open else "it has proved well"
         case InstanceUndrained():
             return ""
         case RequestArrived():
@@ -134,6 +143,8 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
             return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
         case RequestFinished():
             return _finish(event)
+        case RequestAttemptFailed():
+            return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
         case RequestFailed():
             return f"{event.status} {event.reason}  {event.instance}".rstrip()
         case RequestCancelled():
