@@ -68,6 +68,8 @@ Misdeed = Literal["", "errors", "resets", "hang", "slow"]
 """How an engine fails whose health and load look well. `errors`: it answers 500. `resets`: it closes connections in the middle of
 answers. `hang`: it takes requests and never answers. `slow`: all takes SLOWNESS times as long. Empty: it is well."""
 
+MISDEEDS: tuple[Misdeed, ...] = ("errors", "resets", "hang", "slow")
+
 
 class Truth:
     """What an engine holds, in our keys, folded from its own changes as plainly as can be."""
@@ -346,6 +348,7 @@ class EngineHost:
         """Of the same: its machine is what is bad."""
         self.well_since: Seconds = 0.0
         """Since when it has not misbehaved."""
+        self.last_misdeed: Misdeed = ""
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
@@ -366,7 +369,7 @@ class EngineHost:
     def misbehave(self, misdeed: Misdeed) -> None:
         """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
         if misdeed == "" != self.misdeed:
-            self.well_since = self.loop.time()
+            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
         self.misdeed = misdeed
         if self.life is not None:
             self.life.misbehave(misdeed)

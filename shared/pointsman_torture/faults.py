@@ -7,15 +7,17 @@ from typing import Any
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_scheduler.service import WAITING
-from pointsman_torture.engines import Lies, Misdeed
+from pointsman_torture.engines import MISDEEDS, Lies, Misdeed
 from pointsman_torture.network import CALM, Link, Weather
-from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS
+from pointsman_torture.plan import BAD_SECONDS, FAULTS_BEGIN, FAULTS_SECONDS
 from pointsman_torture.processes import EngineProcess, Life, Process, SchedulerProcess
 from pointsman_torture.world import World
 
 STEPS_BEFORE_KILL_MAX = 12
 """Turns of the loop by which a kill is put off, so that it can come between any two steps."""
 STALE_SECONDS_MAX: Seconds = 8.0
+READY_SECONDS_MAX: Seconds = 5.0
+"""For so long the next one of a rolling restart waits for the one before to be ready."""
 LOOK_SECONDS: Seconds = 0.01
 STOP_SECONDS_MAX: Seconds = 10.0
 """How long a process may take to end after a SIGTERM, beside what it serves."""
@@ -48,6 +50,14 @@ class Trouble:
 
     def schedule(self) -> None:
         """Plan all of it now, so that it depends on the seed alone."""
+        if self.world.plan.scenario == "bad engine":
+            self.world.loop.outside(FAULTS_BEGIN, self._misbehave, self.chance.choice(MISDEEDS), BAD_SECONDS)
+        elif self.world.plan.scenario:
+            self.world.loop.outside(FAULTS_BEGIN, self.rolling_restart)
+        else:
+            self._schedule_faults()
+
+    def _schedule_faults(self) -> None:
         chance, loop = self.chance, self.world.loop
         self.world.network.echoes = chance.choice((0.0, 0.02, 0.1))
         if chance.random() < 0.3:
@@ -168,7 +178,15 @@ class Trouble:
             self._later(LOOK_SECONDS, self._look_for_end, process, life, rest, pause, patience - spent)
         else:
             self._later(pause, self._start, process)
-            self._later(2 * pause, self._restart, rest, pause)
+            self._later(2 * pause, self._restart_next, process, rest, pause, READY_SECONDS_MAX)
+
+    def _restart_next(self, process: Process, rest: list[Process], pause: Seconds, patience: Seconds) -> None:
+        """When the one before is ready, or has had time enough."""
+        ready = process.life is not None and process.life.board.ready
+        if ready or patience < 0:
+            self._restart(rest, pause)
+        else:
+            self._later(LOOK_SECONDS, self._restart_next, process, rest, pause, patience - LOOK_SECONDS)
 
     def pause(self) -> None:
         process = self.chance.choice(self.world.processes)
@@ -414,19 +432,23 @@ class Trouble:
     # Engines that fail what they are asked, and look well
 
     def engine_errors(self) -> None:
-        self._misbehave("errors")
+        self._misbehave("errors", self._bad_seconds)
 
     def engine_resets(self) -> None:
-        self._misbehave("resets")
+        self._misbehave("resets", self._bad_seconds)
 
     def engine_hangs(self) -> None:
-        self._misbehave("hang")
+        self._misbehave("hang", self._bad_seconds)
 
     def engine_slow(self) -> None:
-        self._misbehave("slow")
+        self._misbehave("slow", self._bad_seconds)
 
-    def _misbehave(self, misdeed: Misdeed) -> None:
-        engine, seconds = self.chance.choice(self.world.engines), 3.0 + self._seconds(15.0)
+    @property
+    def _bad_seconds(self) -> Seconds:
+        return 3.0 + self._seconds(15.0)
+
+    def _misbehave(self, misdeed: Misdeed, seconds: Seconds) -> None:
+        engine = self.chance.choice(self.world.engines)
         self.world.note(f"{engine.name} misbehaves for {seconds:.2f} s: {misdeed}")
         engine.host.misbehave(misdeed)
         self._later(seconds, self._behave, engine)

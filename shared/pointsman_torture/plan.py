@@ -1,8 +1,8 @@
 """What a seed decides before anything happens: the fleet, its settings, and how much traffic it gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import Seconds
@@ -43,12 +43,28 @@ OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
 
+Scenario = Literal["", "bad engine", "rolling restart"]
+"""One thing that happens in place of all faults, in a fleet that could do without: for promises that hold in quiet only."""
+BAD_ENGINE_SHARE = 0.06
+"""Of the seeds, in which one of four engines misbehaves for BAD_SECONDS, and that is all."""
+ROLLING_SHARE = 0.04
+"""Of the seeds, in which every service is restarted in turn, and that is all."""
+BAD_SECONDS: Seconds = 40.0
+WELL_SECONDS: Seconds = 31.0
+"""For so long clients go on asking after that: an engine must be back within 30."""
+ROLLING_SECONDS: Seconds = 45.0
+QUIET_RATE = 5.0
+"""Requests a second in a scenario."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """One run's fleet."""
 
     seed: int
+    scenario: Scenario = ""
+    fault_seconds: Seconds = FAULTS_SECONDS
+    """For how long clients ask, and faults strike."""
     speed: float
     engines: int
     """That run at the beginning."""
@@ -91,6 +107,41 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     """The fleet of a seed."""
+    draw, plan = Random(f"scenario {seed}").random(), _any_plan(seed)
+    if draw < BAD_ENGINE_SHARE:
+        return _quiet(plan, "bad engine", BAD_SECONDS + WELL_SECONDS, engines=4)
+    if draw < BAD_ENGINE_SHARE + ROLLING_SHARE:
+        return _quiet(plan, "rolling restart", ROLLING_SECONDS, engines=3)
+    return plan
+
+
+def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) -> Plan:
+    """The same policies and windows for a fleet of equals that can serve all that is asked."""
+    return replace(
+        plan,
+        scenario=scenario,
+        fault_seconds=seconds,
+        engines=engines,
+        spare=0,
+        scalers=1,
+        ingresses=2,
+        schedulers=2,
+        roles=("both",) * engines,
+        replays=(True,) * engines,
+        adapters=((),) * engines,
+        overload=False,
+        rebalancer_delay=0.0,
+        engine=replace(plan.engine, blocks=160 * 32 // plan.engine.block_size, buffer_steps=10_000),
+        window_max=10_000,
+        requests=int(QUIET_RATE * seconds),
+        scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0),
+        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0},
+        scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
+        drain_seconds_max=30.0,
+    )
+
+
+def _any_plan(seed: int) -> Plan:
     chance = Random(f"plan {seed}")
     block_size = chance.choice((16, 32))
     speed = chance.choice((1.0, 1.0, 4.0))

@@ -24,12 +24,14 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import (
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
     PrefillCost,
 )
 from pointsman.contracts.requests import (
@@ -136,6 +138,9 @@ class ModelledInstance:
     surprises: int = 0
     """Deliveries of this life that were other than predicted or than the events say, by more than a block."""
     draining: bool = False
+    ejected: bool = False
+    half_open: bool = False
+    """Whether its ejection is over, and it has not proved well: it takes one request at a time."""
     suspected: bool = False
     serving: bool = True
     parity: bool | None = None
@@ -152,7 +157,9 @@ class ModelledInstance:
             return "down"
         if self.misfit:
             return "unschedulable"
-        return "draining" if self.draining else "ready"
+        if self.draining:
+            return "draining"
+        return "ejected" if self.ejected else "ready"
 
     @property
     def knowledge(self) -> str:
@@ -315,6 +322,10 @@ class PoolModel:
             case InstanceDraining() | InstanceUndrained():
                 if self._means_present(event):
                     self.instances[event.instance].draining = isinstance(event, InstanceDraining)
+            case InstanceEjected() | InstanceUnejected():
+                if (instance := self._life(event.instance, event.epoch)) is not None:
+                    instance.ejected = isinstance(event, InstanceEjected)
+                    instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
             case CacheEvent():
                 instance = self.instances.get(event.instance)
                 if instance is not None and instance.apply(event):
@@ -423,12 +434,19 @@ class PoolModel:
     def ready(
         self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
     ) -> list[InstanceId]:
-        """Who takes its prompt."""
-        return sorted(
-            name
-            for name, known in self.instances.items()
-            if known.status == "ready" and known.role != "decode" and known.serves(request) and name not in excluded
-        )
+        """Who takes its prompt: those that are ready, or where nobody at all is, those that are ejected."""
+        takers = {name: known for name, known in self.instances.items() if known.role != "decode"}
+        able = {name for name, known in takers.items() if known.status == self._taking(takers)}
+        return sorted(name for name in able if takers[name].serves(request) and name not in excluded)
+
+    def decoders(self) -> list[InstanceId]:
+        """Who takes what others have prefilled."""
+        decoders = {name: known for name, known in self.instances.items() if known.role != "prefill"}
+        return sorted(name for name, known in decoders.items() if known.status == self._taking(decoders))
+
+    def _taking(self, instances: dict[InstanceId, ModelledInstance]) -> str:
+        """In which status they take requests."""
+        return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
         return self._newest.get(instance, Epoch(-1))

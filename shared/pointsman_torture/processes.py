@@ -272,6 +272,7 @@ class WorkerProcess(Process):
 class IngressProcess(HttpProcess):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
+        self.stopping = False
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
         self.tried: dict[str, list[str]] = {}
@@ -279,7 +280,7 @@ class IngressProcess(HttpProcess):
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        world = self.world
+        world, self.stopping = self.world, False
         session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
         told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
         async with assembled(
@@ -293,6 +294,7 @@ class IngressProcess(HttpProcess):
         ) as app:
             self.app = app
             await supervisor.until_stopped()
+            self.stopping = True
             await self._drain(life)
 
     async def _drain(self, life: Life) -> None:
@@ -305,6 +307,11 @@ class IngressProcess(HttpProcess):
             for task in overdue:
                 task.cancel()
             await asyncio.gather(*overdue, return_exceptions=True)
+
+    @property
+    def takes_traffic(self) -> bool:
+        """Whether its readiness probe says so."""
+        return self.app is not None and not self.stopping and self.life is not None and self.life.board.ready
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
