@@ -134,12 +134,15 @@ class EventLog(Protocol):
         """What is stored now. Raises LogUnavailableError or LogMissingError."""
         ...
 
-    def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
+    def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
         """Everything from sequence `start` on, for ever, in order and without holes.
 
         `kinds` limits the reading to subjects `pm.<pool>.<kind>...` (for instance `("fleet", "kv.engine-1")`);
         contiguity is then checked by the consumer's own count. Survives disconnects. Where continuity is
-        lost a LogReset comes first and reading goes on from the oldest entry that is left.
+        lost a LogReset comes first and reading goes on from the oldest entry that is left. `at_end` is called
+        whenever the reader has taken everything that there is at that moment.
         """
         ...
 

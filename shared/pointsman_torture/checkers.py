@@ -320,13 +320,13 @@ def the_archive_holds_the_log(world: World) -> Iterator[str]:
 
 
 def everyone_is_ready(world: World) -> Iterator[str]:
-    """Every service says that it can do its work."""
+    """Every service says that it can do its work and lacks nothing."""
     for process in world.services:
         if process.life is None:
             if process.wanted:
                 yield f"{process.name} does not run"
-        elif not process.life.board.ready and process is not world.checkpointer:  # which nobody can ask
-            yield f"{process.name} is not ready: {process.life.board.answer('/ready')}"
+        elif not process.life.board.whole and process is not world.checkpointer:  # which nobody can ask
+            yield f"{process.name} lacks {process.life.board.lacks}"
 
 
 def the_pool_has_its_size(world: World) -> Iterator[str]:

@@ -617,11 +617,13 @@ class SimulatedLog(EventLog):
         return self._link.network.broker.extent
 
     @override
-    async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
         begins = True
-        async for found in self._stored.read(start, kinds=kinds):
+        async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
             if loop.time() != fresh_at or not self._link.open:
                 await self._link.passage()
                 fresh_at = loop.time()

@@ -246,3 +246,50 @@ async def served_models(http: aiohttp.ClientSession, url: str) -> Any:
 
 def metric(exposition: str, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in exposition.splitlines() if line.startswith(f"{name}{{")))
+
+
+async def test_an_engine_told_to_answer_errors_or_to_hang_stays_well_to_those_who_ask_for_its_health(
+    http: aiohttp.ClientSession,
+) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 2}
+    async with running_engine() as engine:
+        inference, told = f"{engine.url}/v1/completions", f"{engine.url}/sim/misbehave"
+
+        await post(http, told, {"kind": "errors"})
+        failed, _ = await post(http, inference, body)
+        async with http.get(f"{engine.url}/health") as health, http.get(f"{engine.url}/metrics") as metrics:
+            well = health.status, metrics.status
+
+        await post(http, told, {"kind": "hang"})
+        hanging = asyncio.create_task(post(http, inference, body))
+        async with http.get(f"{engine.url}/health") as health:
+            await health.read()
+        hung = not hanging.done()
+        hanging.cancel()
+
+        await post(http, told, {"kind": ""})
+        served, _ = await post(http, inference, body)
+        refused, _ = await post(http, told, {"kind": "sulk"})
+
+    assert (failed, well, hung, served, refused) == (500, (200, 200), True, 200, 400)
+
+
+async def test_an_engine_told_to_be_slow_takes_so_many_times_as_long(http: aiohttp.ClientSession) -> None:
+    body = {"prompt": list(range(400, 912)), "max_tokens": 40}
+
+    async def engine_seconds() -> float:
+        """How long requests have taken together, by the engine's own count."""
+        async with http.get(f"{engine.url}/metrics") as page:
+            lines = (await page.text()).splitlines()
+        (line,) = [line for line in lines if line.startswith("vllm:e2e_request_latency_seconds_sum")]
+        return float(line.split()[-1])
+
+    async with running_engine(speed=5.0) as engine:
+        for _ in range(2):
+            await post(http, f"{engine.url}/v1/completions", body)
+        usual = await engine_seconds() / 2
+        await post(http, f"{engine.url}/sim/misbehave", {"kind": "slow", "factor": 8})
+        await post(http, f"{engine.url}/v1/completions", body)
+        slow = await engine_seconds() - 2 * usual
+
+    assert 5 * usual < slow < 12 * usual

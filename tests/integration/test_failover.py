@@ -73,7 +73,7 @@ async def leader_pid(link: Link) -> int:
 
 async def both_are_ready(fleet: FleetFile) -> None:
     """One to lead, one that follows and has caught up."""
-    urls = [f"{process.url}/ready" for process in fleet.processes if process.role == "scheduler"]
+    urls = [f"{process.url}/readyz" for process in fleet.processes if process.role == "scheduler"]
     assert len(urls) == 2
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
         for url in urls:

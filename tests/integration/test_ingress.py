@@ -394,7 +394,9 @@ async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: Wor
 async def test_health_metrics_and_documentation_are_served(world: World) -> None:
     for path, expected in (
         ("/health", '"ok"'),
-        ("/ready", "true"),
+        ("/livez", "ok"),
+        ("/readyz", '"ready": true'),
+        ("/readyz?verbose", "readyz check passed"),
         ("/metrics", "pointsman_ttft_seconds"),
         ("/openapi.json", CHAT),
     ):
@@ -601,7 +603,7 @@ async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_i
         await eventually(lambda: world.one.received)
         async with world.post(COMPLETIONS, TOKENS) as answer:
             await answer.read()
-        ready = world.board.ready
+        ready = world.board.whole
         world.broker.reconnect()
         (end,) = await _events_after(world, lambda event: isinstance(event, RequestFinished))
         hanging.cancel()
@@ -639,7 +641,7 @@ async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.M
             await placed.read()
 
     assert [answer.headers["x-pointsman-knowledge"] for answer in (blind, placed)] == ["blind", "exact"]
-    assert world.board.ready
+    assert world.board.whole
 
 
 # The start-up probe
@@ -769,7 +771,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     )
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
-    await eventually(lambda: world.board.ready)
+    await eventually(lambda: world.board.whole)
     figures = await bench_gateway.measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}

@@ -177,7 +177,7 @@ async def rebalancer(
         async with Supervisor() as supervisor:
             supervisor.start(service.run(), name="fold")
             supervisor.start(service.rebalance(), name="rebalance")
-            await eventually(lambda: board.ready)
+            await eventually(lambda: board.whole)
             yield service
 
 

@@ -222,7 +222,7 @@ async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
         server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
         serving = asyncio.create_task(server.serve())
         stack.push_async_callback(_stop, server, serving)
-        await eventually(lambda: server.started and board.ready)
+        await eventually(lambda: server.started and board.whole)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield Fleet(f"http://127.0.0.1:{server.bound_port}", broker, clock, scheduler, client, engines)
 

@@ -219,8 +219,8 @@ async def test_a_database_that_does_not_answer_delays_and_loses_nothing(file: Pa
 
     async with recording(log, file, board):
         await asyncio.sleep(0.3)
-        assert not board.ready
+        assert not board.whole
         remove_directory(file)
         await until(file, "SELECT count(*) FROM events", [(1,)])
 
-        assert board.ready
+        assert board.whole

@@ -189,7 +189,7 @@ async def test_a_new_leader_is_told_where_a_request_is(world: World, step: str) 
     await eventually(lambda: engine.received)
     elected = LeaderElected(at=0.0, term=Term(2), scheduler="another", as_of=0)
     await world.log.elect(elected, after=0)
-    await eventually(lambda: world.board.ready)
+    await eventually(lambda: world.board.whole)
     async with asyncio.timeout(5.0):
         while not (told := await world.events()):  # noqa: ASYNC110 - the log can only be read
             await asyncio.sleep(0.02)

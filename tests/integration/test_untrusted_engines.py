@@ -507,11 +507,11 @@ async def test_a_page_of_metrics_without_an_end_costs_no_more_memory_than_its_bo
 async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_until_it_makes_sense() -> None:
     async with FakePublisher() as publisher, working(publisher) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
-        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        await eventually(lambda: worker.board.whole and worker.of(InstanceJoined))
         worker.engine.answers["/metrics"] = [whole(METRICS.replace(b'block_size="%d"' % BLOCK, b'block_size="7"'))]
         await publisher.restart()
         await publisher.publish(ScriptedCache(life=2).store([2] * 2 * BLOCK))
-        await eventually(lambda: not worker.board.ready)
+        await eventually(lambda: not worker.board.whole)
         reason, report = worker.board.lacks["engine"], await worker.next_report()
         worker.engine.answers = dict(PAGES)
         await eventually(lambda: len(worker.of(InstanceJoined)) == 2)
@@ -519,7 +519,7 @@ async def test_an_engine_that_comes_back_as_nonsense_is_not_served_and_says_so_u
 
         assert "--block-tokens does not fit this engine" in reason
         assert not report.serving
-        assert worker.board.ready
+        assert worker.board.whole
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -529,7 +529,7 @@ async def test_an_engine_that_serves_something_else_than_before_joins_anew_with_
 ) -> None:
     async with FakePublisher() as publisher, working(publisher if followed else None) as worker:
         await publisher.publish(ScriptedCache().store([1] * 2 * BLOCK))
-        await eventually(lambda: worker.board.ready and worker.of(InstanceJoined))
+        await eventually(lambda: worker.board.whole and worker.of(InstanceJoined))
         worker.engine.answers["/v1/models"] = [
             whole(b'{"data":[{"id":"%s","max_model_len":%d}]}' % (now[0].encode(), now[1]))
         ]
@@ -591,7 +591,7 @@ async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBrok
         )
         server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
         serving = asyncio.create_task(server.serve())
-        await eventually(lambda: server.started and board.ready)
+        await eventually(lambda: server.started and board.whole)
         yield f"http://127.0.0.1:{server.bound_port}", broker
         server.should_exit = True
         await serving

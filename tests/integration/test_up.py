@@ -65,6 +65,17 @@ def test_re_binding_is_told_to_who_plans_it_and_who_allows_it_and_to_nobody_unas
     assert not any("POINTSMAN_REBIND" in p.environment for p in unasked)
 
 
+def test_each_ingress_has_a_port_of_its_own() -> None:
+    plan = replace(plan_of(UpSettings(ingresses=3, schedulers=2, port=9000)), ingress_ports=(9000, 9001, 9002))
+    planned = {process.name: process for process in processes(plan)}
+
+    ingresses = [planned[name] for name in ("ingress", "ingress-2", "ingress-3")]
+    assert [ingress.environment["POINTSMAN_PORT"] for ingress in ingresses] == ["9000", "9001", "9002"]
+    assert [ingress.url for ingress in ingresses] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
+    ports = [process.environment["POINTSMAN_PORT"] for process in planned.values() if process.role != "engine"]
+    assert len(ports) == len(set(ports))
+
+
 def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> None:
     planned = {process.name: process for process in processes(plan_of(UpSettings(engines=2)))}
 
@@ -167,6 +178,8 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(engines=0),
         UpSettings(speed=0.0),
         UpSettings(port=65_536),
+        UpSettings(port=65_535, ingresses=2),
+        UpSettings(ingresses=0),
         UpSettings(kv_blocks=0),
         UpSettings(tokenizer="/no/such/directory"),
         UpSettings(pool="My Pool"),

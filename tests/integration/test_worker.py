@@ -433,7 +433,7 @@ async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() ->
         await publisher.publish(new.store(tokens(3, 4)))
         await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
         assert not bench.log.of(InstanceReported)[-1].serving
-        assert not bench.board.ready
+        assert not bench.board.whole
 
         bench.engine.away = False
         await until(lambda: bench.log.held() == new.keys(CHAIN))
@@ -441,7 +441,7 @@ async def test_a_restarted_engine_begins_a_new_epoch_with_what_it_holds_now() ->
         assert bench.log.held() == new.keys(CHAIN)
         assert [event.cache for event in bench.log.of(InstanceJoined)] == ["empty", "empty"]
         await until(lambda: bench.log.of(InstanceReported)[-1].serving)
-        assert bench.board.ready
+        assert bench.board.whole
 
 
 async def test_a_new_epoch_joins_with_the_adapters_that_the_engine_has_by_then() -> None:
@@ -544,8 +544,8 @@ async def test_while_the_log_is_away_changes_net_out_and_then_the_difference_is_
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
         bench.log.broker.disconnect()
         await publisher.publish(cache.store(tokens(3, 4)))
-        await until(lambda: not bench.board.ready)
-        assert not bench.board.ready
+        await until(lambda: not bench.board.whole)
+        assert not bench.board.whole
         for n in range(10, 60):
             await publisher.publish(cache.store(tokens(n, n)))
             await publisher.publish(cache.evict(tokens(n, n)), cache.evict(tokens(n)))
@@ -557,7 +557,7 @@ async def test_while_the_log_is_away_changes_net_out_and_then_the_difference_is_
 
         assert bench.log.held() == cache.keys(CHAIN)
         assert len(bench.log.of(CacheEvent)) <= written + 4
-        assert bench.board.ready
+        assert bench.board.whole
 
 
 @pytest.mark.parametrize("loss", ["recreated", "tail", "head"])
@@ -645,12 +645,12 @@ async def test_nothing_is_said_before_the_engine_answers() -> None:
     async with FakePublisher() as publisher, working(publisher, engine=FakeHttpEngine(away=True)) as bench:
         await asyncio.sleep(0.3)
         assert not bench.log.events
-        assert not bench.board.ready
+        assert not bench.board.whole
 
         bench.engine.away = False
         await until(lambda: bench.log.of(InstanceJoined))
         assert bench.log.of(InstanceJoined)
-        assert bench.board.ready
+        assert bench.board.whole
 
 
 # The ledger

@@ -40,6 +40,8 @@ class Behaviour(StrEnum):
     """Sends the status and headers of a stream and then nothing."""
     HANGS_AFTER_FIRST = "hangs_after_first"
     """Streams one chunk and then nothing."""
+    PAUSES = "pauses"
+    """Streams half an event, and the rest once `resumes` is set."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class FakeEngine:
     questions: list[Received] = field(default_factory=list)
     """What came to /tokenize and /render."""
     given_up: int = 0
+    resumes: asyncio.Event = field(default_factory=asyncio.Event)
     transfer_params: dict[str, Any] | None = None
     """What it says of its KV cache where it is asked to prefill for another."""
 
@@ -114,6 +117,13 @@ class FakeEngine:
 
     async def _behave(self, behaviour: Behaviour, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         match behaviour:
+            case Behaviour.PAUSES:
+                stream = await self._head(request)
+                whole = _event({"choices": [{"text": "first"}]})
+                await stream.write(whole + whole[:10])
+                await self.resumes.wait()
+                await stream.write(whole[10:] + b"data: [DONE]\n\n")
+                return stream
             case Behaviour.ANSWERS if request.path in self.says:
                 return await self._say(request, self.says[request.path])
             case Behaviour.ANSWERS if request.path not in ("/v1/completions", "/v1/chat/completions"):

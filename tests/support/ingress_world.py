@@ -17,7 +17,7 @@ from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName
-from pointsman_ingress.main import assembled
+from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
 from tests.support.events import BLOCK, joined
 from tests.support.fake_engine import FakeEngine, running_engine
@@ -45,6 +45,7 @@ class World:
     two: FakeEngine
     client: aiohttp.ClientSession
     board: HealthBoard
+    server: HttpServer
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -81,12 +82,12 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
             supervisor=supervisor,
         )
     )
-    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    server = http_server(app, settings, board)
     serving = asyncio.create_task(server.serve())
     stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and board.ready)
+    await eventually(lambda: server.started and board.whole)
     client = await stack.enter_async_context(aiohttp.ClientSession())
-    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board)
+    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board, server)
 
 
 async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
@@ -97,7 +98,8 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 @asynccontextmanager
 async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        told = IngressSettings(**{"probe": False, "name": "ingress-1", **settings})
+        usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
+        told = IngressSettings(**{**usual, **settings})
         yield await open_world(stack, told, block_tokens=block_tokens)
 
 

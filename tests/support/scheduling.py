@@ -29,5 +29,5 @@ async def running_scheduler(
         service = start_scheduler(
             supervisor, link, settings=told, policies=chosen_policies(told), clock=clock, board=board, name=name
         )
-        await eventually(lambda: board.ready, what="readiness")
+        await eventually(lambda: board.whole, what="readiness")
         yield service

@@ -168,5 +168,5 @@ async def start_ingress(
         await serving
 
     stack.push_async_callback(stop)
-    await eventually(lambda: server.started and all(board.ready for board in boards.values()))
+    await eventually(lambda: server.started and all(board.whole for board in boards.values()))
     return f"http://127.0.0.1:{server.bound_port}"

@@ -270,12 +270,30 @@ async def test_a_pool_whose_engines_were_replaced_by_those_of_another_model_forg
 
 def test_an_ingress_is_ready_while_one_of_its_pools_is_and_says_what_the_others_lack() -> None:
     board = PoolsBoard([CHAT, CODE])
-    board.pools[CODE].missing("fleet", "no engine is ready")
-    one_left = board.answer("/ready")
-    board.pools[CHAT].missing("fleet", "no engine is ready")
-    none_left = board.answer("/ready")
+    board.pools[CODE].missing("view", "the log is not read yet")
+    one_left = board.answer("/readyz")
+    board.pools[CHAT].missing("view", "the log is not read yet")
+    none_left = board.answer("/readyz")
 
     assert one_left is not None
-    assert (one_left[0], json.loads(one_left[2])["missing"]) == (200, {"fleet of code": "no engine is ready"})
+    assert (one_left[0], json.loads(one_left[2])["missing"]) == (200, {"view of code": "the log is not read yet"})
     assert none_left is not None
     assert none_left[0] == 503
+
+
+def test_an_ingress_whose_pools_have_neither_scheduler_nor_engines_is_ready_until_it_shuts_down() -> None:
+    board = PoolsBoard([CHAT, CODE])
+    for pool in (CHAT, CODE):
+        board.pools[pool].degraded("scheduler", "no scheduler answers")
+        board.pools[pool].degraded("fleet", "no engine is ready")
+    blind = board.answer("/readyz?verbose")
+    board.missing("shutdown", "shutting down")
+    stopping = board.answer("/readyz?verbose")
+
+    assert blind is not None
+    assert blind[0] == 200
+    assert b"[-]scheduler of code degraded: no scheduler answers\n" in blind[2]
+    assert blind[2].endswith(b"readyz check passed\n")
+    assert stopping is not None
+    assert stopping[0] == 503
+    assert stopping[2].endswith(b"[-]shutdown failed: shutting down\nreadyz check failed\n")

@@ -1,7 +1,7 @@
 """The services that only watch: they fold the whole log, say when they have caught up, and survive a reset."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from typing_extensions import override
@@ -39,7 +39,9 @@ class ScriptedLog(EventLog):
         return LogExtent("log", 1, self._last)
 
     @override
-    async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[Step]:
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Step]:
         for step in self._steps:
             yield step
         self.read_to_the_end.set()
@@ -96,7 +98,7 @@ async def test_an_empty_log_is_read_at_once() -> None:
 async def test_it_waits_for_a_log_that_does_not_answer_yet() -> None:
     follower, board = await follow(ScriptedLog(entry(1, joined("engine-1")), last=1, refusals=2))
 
-    assert board.ready
+    assert board.whole
     assert follower.state.sequence == 1
 
 
@@ -113,7 +115,7 @@ async def test_what_does_not_decode_is_passed_over() -> None:
 
     follower, board = await follow(ScriptedLog(broken, entry(2, joined("engine-1")), last=2))
 
-    assert board.ready
+    assert board.whole
     assert follower.state.sequence == 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, send_whole
+from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, path_and_query, send_whole
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.openai_errors import Refusal, error_body
@@ -60,12 +60,13 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
         keyring.tenant(dict(request.scope["headers"]))
         return _card(*pools.find(name))
 
+    @app.get("/livez", tags=["operations"])
+    @app.get("/readyz", tags=["operations"])
     @app.get("/health", tags=["operations"])
-    @app.get("/ready", tags=["operations"])
     @app.get("/metrics", tags=["operations"])
-    def operations(request: Request) -> Response:
-        """Whether the process runs, whether it can do its work and if not why, and its Prometheus metrics."""
-        status, content_type, body = board.answer(request.url.path) or (404, "text/plain", b"")
+    async def operations(request: Request) -> Response:
+        """Whether the process runs, whether to send it traffic and what it lacks, and its Prometheus metrics."""
+        status, content_type, body = board.answer(path_and_query(request.scope)) or (404, "text/plain", b"")
         return Response(body, status, media_type=content_type)
 
     app.add_exception_handler(Refusal, _refused)

@@ -23,6 +23,7 @@ from pointsman.state.state import PoolSettings, State
 
 log = structlog.get_logger()
 
+VIEW_PART = "view"
 FRESH_WALL_SECONDS: Seconds = 5.0
 """Workers report every second; one not heard for this long may be gone already."""
 
@@ -58,7 +59,10 @@ class FleetView:
         self._changed = asyncio.Event()
         self._dead_letters = DeadLetterWatch()
         self._hear_elections: list[Callable[[Term], None]] = []
-        self._missing()
+        self.is_read = False
+        """Whether the log has been read to its end once."""
+        board.missing(VIEW_PART, "the log is not read yet")
+        self._note_ready()
 
     def on_election(self, hear: Callable[[Term], None]) -> None:
         """Call `hear` with the term of each leader that the log tells of; with 0 where the log begins anew."""
@@ -66,7 +70,7 @@ class FleetView:
 
     async def follow(self, events: EventLog) -> None:
         """Fold the fleet's events and elections, for ever."""
-        async for entry in events.read(kinds=("fleet", "leader")):
+        async for entry in events.read(kinds=("fleet", "leader"), at_end=self._at_end):
             if isinstance(entry, LogReset):
                 log.warning("fleet_view_reset", reason=entry.reason)
                 self._state = self._nothing()
@@ -75,7 +79,13 @@ class FleetView:
                 with contained("fleet_view"):
                     self._take_in(entry)
                 self._dead_letters.look(self._state.dead_letters)
-            self._missing()
+            self._note_ready()
+            self._changed.set()
+
+    def _at_end(self) -> None:
+        if not self.is_read:
+            self.is_read = True
+            self._board.restored(VIEW_PART)
             self._changed.set()
 
     def _take_in(self, entry: LogEntry) -> None:
@@ -164,12 +174,12 @@ class FleetView:
         self._models = offered or self._models
         self._joined_block_tokens = next((i.block_tokens for i in self._fitting), self._joined_block_tokens)
 
-    def _missing(self) -> None:
+    def _note_ready(self) -> None:
         if self._state.fleet.ready:
             self._board.restored("fleet")
         else:
             apart = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
-            self._board.missing("fleet", "; ".join(["no engine is ready", *apart]))
+            self._board.degraded("fleet", "; ".join(["no engine is ready", *apart]))
 
     def _nothing(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))

@@ -14,10 +14,10 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
-from pointsman.chassis.health import AsgiApp, HealthBoard, HttpServer
+from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
+from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
@@ -66,20 +66,35 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
     async with AsyncExitStack() as open_links:
         links = {
             pool: await open_links.enter_async_context(
-                open_link(replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings))
+                open_link(
+                    replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings), serves_without=True
+                )
             )
             for pool in pool_names(settings)
         }
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = HttpServer(app, host=settings.host, port=settings.port)
+            server = http_server(app, settings, board)
+            supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
             supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)
         await supervisor.until_stopped()
+
+
+def http_server(app: AsgiApp, settings: IngressSettings, board: HealthBoard) -> HttpServer:
+    """What carries the ingress's application; `board` says when it shuts down."""
+    return HttpServer(
+        app,
+        host=settings.host,
+        port=settings.port,
+        lame_duck_seconds=settings.lame_duck_seconds,
+        shutdown_seconds=settings.drain_seconds_max,
+        on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+    )
 
 
 @asynccontextmanager
@@ -219,8 +234,11 @@ async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -
     log.info("listening", port=server.bound_port)
     try:
         await supervisor.until_stopped()
+        log.info("shutting_down")
     finally:
         server.should_exit = True
+    await supervisor.until_hurried()
+    server.hurry()
 
 
 def _name(settings: IngressSettings) -> str:

@@ -140,6 +140,10 @@ def given_up() -> Refusal:
     return Refusal(408, "request_timeout", "The request took too long and was given up.", headers=(DO_NOT_RETRY,))
 
 
+def stopped(code: str) -> Refusal:
+    return _try_later(503, code, "This gateway is shutting down and cut the request short. Ask again.", 1.0)
+
+
 def engine_failed(reason: str) -> Refusal:
     """`reason`: of the last one, where several were tried."""
     return Refusal(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")

@@ -4,7 +4,7 @@ Nobody configures models, only pools are named (`--pools`). Which names a pool a
 its aliases, and those of LoRA adapters. Workers report them, `fleet_view` reads them from the pool's log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -94,12 +94,12 @@ class Pools:
 
 
 class PoolsBoard(HealthBoard):
-    """What an ingress of several pools lacks. It is ready while one of its pools is: the others' clients are told by 503,
-    and this pool's are not to suffer for them."""
+    """What an ingress of several pools lacks. It is ready while one of its pools is, unless it lacks something itself: the
+    others' clients are told by 503, and this pool's are not to suffer for them."""
 
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
-        self.pools = {pool: HealthBoard() for pool in pools}
+        self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}
         """Where the parts of single pools say what they wait for."""
 
     @property
@@ -109,11 +109,18 @@ class PoolsBoard(HealthBoard):
 
     @property
     @override
-    def lacks(self) -> dict[str, str]:
-        several = len(self.pools) > 1
-        theirs = {
-            f"{part} of {pool}" if several else part: reason
-            for pool, board in self.pools.items()
-            for part, reason in board.lacks.items()
-        }
-        return super().lacks | theirs
+    def missing_parts(self) -> dict[str, str]:
+        return super().missing_parts | self._of_pools(lambda board: board.missing_parts)
+
+    @property
+    @override
+    def degraded_parts(self) -> dict[str, str]:
+        return super().degraded_parts | self._of_pools(lambda board: board.degraded_parts)
+
+    @property
+    @override
+    def parts(self) -> list[str]:
+        return [*super().parts, *(part for board in self.pools.values() for part in board.parts)]
+
+    def _of_pools(self, told: Callable[[HealthBoard], dict[str, str]]) -> dict[str, str]:
+        return {part: reason for board in self.pools.values() for part, reason in told(board).items()}

@@ -39,6 +39,7 @@ from pointsman_ingress.openai_errors import (
     no_place,
     not_served,
     rejected,
+    stopped,
     too_long,
 )
 from pointsman_ingress.openai_requests import Asked, Tokenised
@@ -57,6 +58,9 @@ log = structlog.get_logger()
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31
 """What a client may ask for where nobody knows the model's context."""
+
+INGRESS_STOPPED = "ingress_stopped"
+"""How a request ends, and what its client is told, where this process stops before it is served."""
 
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
@@ -113,7 +117,7 @@ class Gateway:
         self._passage = Passage(engines, retries=bounds.retries)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises nothing but the cancellation of its own task."""
+        """Answer one request. A cancellation of its task ends it, too, with an error to the client; a second one is raised."""
         call = Call(endpoint, scope, send, ids=self._ids, arrived_at=self._clock.now())
         life: Life | None = None
         with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
@@ -130,10 +134,10 @@ class Gateway:
             except ClientGoneError:
                 pass
             except asyncio.CancelledError:
-                if not patience.recovered():
-                    self._abandon(life)
-                    raise
-                await self._interrupted(call, life, patience.interruption)
+                if patience.recovered():
+                    await self._interrupted(call, life, patience.interruption)
+                else:
+                    await self._cut(call, life)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
                 await self._stumbled(call, life, error)
 
@@ -385,10 +389,11 @@ class Gateway:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
 
-    def _abandon(self, life: Life | None) -> None:
-        """This process is being stopped: no time for more than the end."""
+    async def _cut(self, call: Call, life: Life | None) -> None:
+        """This process is being stopped, and the time to finish is over (`HttpServer`)."""
         if life is not None and not life.over:
-            life.cancelled("ingress_stopped")
+            life.cancelled(INGRESS_STOPPED)
+        await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
 
 
 async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteRejected | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
+from pointsman.chassis.settings import NOT_NEGATIVE, PORT, DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,17 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     request_timeout: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
     body_timeout: float = setting(30.0, "Wall seconds that a client may take to send its body.")
     retries_max: int = setting(2, "How often a request goes to another engine when one fails before its first byte.")
+    lame_duck_seconds: float = setting(
+        5.0,
+        "Wall seconds after SIGTERM during which it still accepts requests, while /readyz answers 503 and each answer says "
+        "connection: close. As long as balancers need to notice.",
+        bounds=NOT_NEGATIVE,
+    )
+    drain_seconds_max: float = setting(
+        600.0,
+        "Wall seconds that requests under way may take to finish after that; what is left then is cut, with an error event.",
+        bounds=NOT_NEGATIVE,
+    )
     connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
     silence_max: float = setting(
         3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."

@@ -58,8 +58,8 @@ class Silence:
             self._began(heard_at)
 
     async def look_out(self) -> None:
-        """While no scheduler answers, ask for one even if no request comes that would, for ever: who reads on /ready
-        that this ingress lacks a scheduler may send it none."""
+        """While no scheduler answers, ask for one even if no request comes that would, for ever: who reads on
+        /readyz that this ingress lacks a scheduler may send it none."""
         while True:
             await self._clock.sleep_wall(SIGN_OF_LIFE_WALL_SECONDS)
             if self._since is not None:
@@ -76,5 +76,5 @@ class Silence:
     def _began(self, since: Seconds) -> None:
         if self._since is None:
             self._since = since
-            self._board.missing("scheduler", "no scheduler answers; requests are placed by least load")
+            self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
             log.warning("scheduler_silent", silence_max=self._silence_max)

@@ -22,7 +22,7 @@ def main(settings: RebalancerSettings) -> None:
     """Move waiting requests from queues that would miss their objectives to instances that have room.
 
     It folds the log, plans, and asks the scheduler, which makes each move or refuses it. It needs no port of its own but
-    the one for /health, /ready and /metrics.
+    the one for /livez, /readyz and /metrics.
 
     \b
       pointsman-rebalancer --rebalance global --rebalance-settings waste_weight=2

@@ -23,7 +23,7 @@ def main(settings: SchedulerSettings) -> None:
     """Place requests: fold the log, choose an instance for each request, and write down why.
 
     One scheduler leads a pool; others follow and take over when it is gone. It answers the ingress over NATS and needs
-    no port of its own but the one for /health, /ready and /metrics.
+    no port of its own but the one for /livez, /readyz and /metrics.
 
     \b
       pointsman-scheduler --nats nats://10.0.0.5:4222 --pool qwen

@@ -315,11 +315,15 @@ class MemoryLog(EventLog):
         return self._broker.extent
 
     @override
-    async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
         reader = _Reader(self._broker, start, kinds)
         while True:
             found = reader.next() if self._broker.available else None
             if found is None:
+                if self._broker.available:
+                    at_end()
                 await self._broker.changed()
                 continue
             if isinstance(found, LogReset):

@@ -1,8 +1,11 @@
-"""`/health`, `/ready` and `/metrics` of every process, and the HTTP server that carries them.
+"""Probes and metrics of every process, and the HTTP server that carries them.
 
-Health says that the process runs; readiness says that it can do its work, and if not, what is missing.
+`/livez` answers 200 while the event loop runs. `/readyz` answers 200 while the process should be sent traffic, else 503;
+`/readyz?verbose` says the same line by line, as kube-apiserver does. A part that is *missing* keeps the process from
+serving at all. One that is *degraded* makes it serve worse, and it stays ready. `/health` answers as vLLM's does.
 """
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -10,47 +13,121 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import click
+import structlog
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from typing_extensions import override
+
+from pointsman.chassis import telemetry
+from pointsman.primitives import Seconds
+
+log = structlog.get_logger()
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+CUT_SECONDS: Seconds = 0.5
+"""How long a request that is cut may take to tell its client and the log."""
+SHUTDOWN_POLL_SECONDS: Seconds = 0.05
+
+
+SHUTDOWN_PART = "shutdown"
+
+READYZ, READYZ_VERBOSE = "/readyz", "/readyz?verbose"
+"""Paths of `HealthBoard.answer`, which takes a query as part of the path."""
+
 
 class HealthBoard:
-    """What this process still needs before it is ready. Starts ready; parts say what they wait for."""
+    """What this process lacks. Starts whole; parts say what they wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of: str = "") -> None:
+        """`of`: the pool whose parts are told here, where a process serves several."""
+        self._of = of
         self._missing: dict[str, str] = {}
+        self._degraded: dict[str, str] = {}
+        self._parts: dict[str, None] = {}
 
     def missing(self, part: str, reason: str) -> None:
-        self._missing[part] = reason
+        """Without this part the process cannot serve."""
+        self._degraded.pop(self._named(part), None)
+        self._note(self._missing, part, reason)
+
+    def degraded(self, part: str, reason: str) -> None:
+        """Without this part the process serves, but worse."""
+        self._missing.pop(self._named(part), None)
+        self._note(self._degraded, part, reason)
 
     def restored(self, part: str) -> None:
-        self._missing.pop(part, None)
+        name = self._named(part)
+        telemetry.DEGRADED.labels(name).set(0)
+        self._missing.pop(name, None)
+        self._degraded.pop(name, None)
 
     @property
     def ready(self) -> bool:
+        """Whether to send traffic here."""
         return not self._missing
 
     @property
+    def whole(self) -> bool:
+        """Whether it is ready and lacks nothing."""
+        return self.ready and not self.lacks
+
+    @property
     def lacks(self) -> dict[str, str]:
-        """What is missing, part by part, with the reason."""
+        """All parts that are missing or degraded, with the reason."""
+        return self.missing_parts | self.degraded_parts
+
+    @property
+    def missing_parts(self) -> dict[str, str]:
         return dict(self._missing)
 
+    @property
+    def degraded_parts(self) -> dict[str, str]:
+        return dict(self._degraded)
+
+    @property
+    def parts(self) -> list[str]:
+        """Every part that was ever told of."""
+        return list(self._parts)
+
     def answer(self, path: str) -> tuple[int, str, bytes] | None:
-        """Status, content type and body for a health path, or None for any other path."""
+        """Status, content type and body for a path of ours, or None for any other path."""
+        if path == "/livez":
+            return 200, "text/plain; charset=utf-8", b"ok"
         if path == "/health":
             return 200, "application/json", b'{"status":"ok"}'
-        if path == "/ready":
-            body = json.dumps({"ready": self.ready, "missing": self.lacks}).encode()
-            return (200 if self.ready else 503), "application/json", body
+        if path == READYZ:
+            said = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
+            return self._status, "application/json", json.dumps(said).encode()
+        if path == READYZ_VERBOSE:
+            return self._status, "text/plain; charset=utf-8", self._verbose().encode()
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY)
         return None
+
+    @property
+    def _status(self) -> int:
+        return 200 if self.ready else 503
+
+    def _verbose(self) -> str:
+        """For people: a line for each part that has ever been told of, in the manner of kube-apiserver."""
+        missing, degraded = self.missing_parts, self.degraded_parts
+        lines = [f"[+]{part} ok" for part in self.parts if part not in missing and part not in degraded]
+        lines += [f"[-]{part} degraded: {reason}" for part, reason in degraded.items()]
+        lines += [f"[-]{part} failed: {reason}" for part, reason in missing.items()]
+        return "\n".join([*lines, f"readyz check {'passed' if self.ready else 'failed'}", ""])
+
+    def _note(self, lacking: dict[str, str], part: str, reason: str) -> None:
+        name = self._named(part)
+        lacking[name] = reason
+        self._parts.setdefault(name)
+        telemetry.DEGRADED.labels(name).set(1)
+
+    def _named(self, part: str) -> str:
+        return f"{part} of {self._of}" if self._of else part
 
 
 def health_app(board: HealthBoard) -> AsgiApp:
@@ -59,10 +136,15 @@ def health_app(board: HealthBoard) -> AsgiApp:
     async def app(scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, content_type, body = board.answer(scope["path"]) or (404, "text/plain", b"not found\n")
+        status, content_type, body = board.answer(path_and_query(scope)) or (404, "text/plain", b"not found\n")
         await send_whole(send, status, body, content_type)
 
     return app
+
+
+def path_and_query(scope: Scope) -> str:
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{scope['path']}?{query}" if query else str(scope["path"])
 
 
 async def send_whole(
@@ -75,9 +157,25 @@ async def send_whole(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn inside a process that owns its own signals."""
+    """uvicorn inside a process that owns its own signals.
 
-    def __init__(self, app: Any, *, host: str, port: int, shutdown_seconds: int = 2) -> None:
+    When `should_exit` is set it shuts down in three phases. *Lame duck*: it serves as ever, but each answer says
+    `connection: close`, so that clients and balancers go elsewhere. *Drain*: nobody can connect any more, and what is under
+    way finishes. *Cut*: the tasks of requests that are left are cancelled; the application still has
+    CUT_SECONDS to say its last words to their clients. `hurry` goes on to the last phase at once.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        host: str,
+        port: int,
+        lame_duck_seconds: Seconds = 0.0,
+        shutdown_seconds: Seconds = 2.0,
+        on_lame_duck: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`shutdown_seconds`: longest drain. `on_lame_duck` is called when the shutdown begins. Wall seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -89,9 +187,16 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=shutdown_seconds,
             )
         )
+        self._lame_duck_seconds = lame_duck_seconds
+        self._drain_seconds_max = shutdown_seconds
+        self._on_lame_duck = on_lame_duck
+        self._hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """End what is under way now. Has no effect before `should_exit` is set."""
+        self._hurried.set()
 
     @override
     @contextlib.contextmanager
@@ -112,9 +217,54 @@ class HttpServer(uvicorn.Server):
             msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with --host and --port"
             raise click.ClickException(msg) from reason
 
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        """Without uvicorn's own date and server headers there is nothing to renew, and the list of headers that every
+        answer begins with stays the same one."""
+        return self.should_exit
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_lame_duck()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        await self._within(self._lame_duck_seconds, lambda: False)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if not await self._within(self._drain_seconds_max, self._is_idle):
+            await self._cut()
+
+    async def _cut(self) -> None:
+        left = list(self.server_state.tasks)
+        log.warning("requests_cut", count=len(left), seconds=self._drain_seconds_max)
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_SECONDS):
+                while not self._is_idle():  # noqa: ASYNC110 - uvicorn tells nobody when a connection has ended
+                    await asyncio.sleep(SHUTDOWN_POLL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not (self.server_state.connections or self.server_state.tasks)
+
+    async def _within(self, seconds: Seconds, done: Callable[[], bool]) -> bool:
+        """Wait until it is done (True), `seconds` are over, or there is a hurry."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not done():
+            wait = min(SHUTDOWN_POLL_SECONDS, deadline - loop.time())
+            if wait <= 0 or self._hurried.is_set():
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._hurried.wait()
+        return True
+
     async def serve_until_cancelled(self) -> None:
-        """Serve; when cancelled, finish what is under way within the shutdown bound. Raises click.ClickException where
-        the port is taken."""
+        """Serve until `should_exit`, and shut down then. Raises click.ClickException where the port is taken."""
         await self.serve()
 
 

@@ -1,11 +1,11 @@
 """How a service is linked to the pool's log and to the other services.
 
-One connection carries both. It is made in the background: a service starts, answers `/health` and says on `/ready`
+One connection carries both. It is made in the background: a service starts, answers `/livez` and says on `/readyz`
 what it waits for, whether NATS is there or not. What the connection goes through becomes metrics, log lines
 and entries on the health board here, so that no service has to do it again.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -34,19 +34,26 @@ TROUBLE_LOG_SECONDS = 5.0
 
 @asynccontextmanager
 async def open_link(
-    settings: DeploymentSettings, clock: Clock, board: HealthBoard, *, name: str, only_reads: bool = False
+    settings: DeploymentSettings,
+    clock: Clock,
+    board: HealthBoard,
+    *,
+    name: str,
+    only_reads: bool = False,
+    serves_without: bool = False,
 ) -> AsyncIterator[Link]:
     """Link this process, known to others as `name`, to the pool's log and commands.
 
     Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
     appends are held within their window and commands answer NoResponderError. Leaving writes what is still
     unconfirmed within a bounded time; the link is not valid after that. Never raises for a missing server. Who
-    `only_reads` makes no log where there is none.
+    `only_reads` makes no log where there is none. Who `serves_without` it is degraded while it is away, and not unready.
     """
     telemetry.NATS_CONNECTED.set(0)
-    board.missing(NATS_PART, f"connecting to {settings.nats_shown}")
-    board.missing(LOG_PART, "not seen yet")
-    listener = _TelemetryListener(board, clock)
+    lacks = board.degraded if serves_without else board.missing
+    lacks(NATS_PART, f"connecting to {settings.nats_shown}")
+    lacks(LOG_PART, "not seen yet")
+    listener = _TelemetryListener(board, lacks, clock)
     async with jetstream.connect(
         settings.nats,
         PoolName(settings.pool),
@@ -66,8 +73,10 @@ async def open_link(
 class _TelemetryListener(LogListener):
     """Turns what the adapter tells into metrics, log lines and readiness."""
 
-    def __init__(self, board: HealthBoard, clock: Clock) -> None:
+    def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
+        """`lacks`: where a part that is away is told."""
         self._board = board
+        self._lacks = lacks
         self._clock = clock
         self._appended: dict[str, Counter] = {}
         self._troubles: dict[str, float] = {}
@@ -81,7 +90,7 @@ class _TelemetryListener(LogListener):
     @override
     def disconnected(self, reason: str) -> None:
         telemetry.NATS_CONNECTED.set(0)
-        self._board.missing(NATS_PART, reason)
+        self._lacks(NATS_PART, reason)
         log.warning("nats_disconnected", reason=reason)
 
     @override
@@ -91,7 +100,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def log_missing(self, reason: str) -> None:
-        self._board.missing(LOG_PART, reason)
+        self._lacks(LOG_PART, reason)
         self._warn("log_missing", reason=reason)
 
     @override
@@ -104,7 +113,7 @@ class _TelemetryListener(LogListener):
     @override
     def stalled(self, reason: str) -> None:
         telemetry.LOG_STALLED.set(1)
-        self._board.missing(WRITES_PART, reason)
+        self._board.degraded(WRITES_PART, reason)
         log.error("log_stalled", reason=reason)
 
     @override

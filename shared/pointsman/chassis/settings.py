@@ -46,6 +46,7 @@ COUNT = click.IntRange(min=1)
 PORT_MAX = 65_535
 PORT = click.IntRange(0, PORT_MAX)
 POSITIVE = click.FloatRange(min=0, min_open=True)
+NOT_NEGATIVE = click.FloatRange(min=0)
 
 
 def setting(
@@ -88,7 +89,7 @@ class DeploymentSettings:
 
     @property
     def nats_shown(self) -> str:
-        """`nats` without names, passwords and tokens: for people, logs and /ready."""
+        """`nats` without names, passwords and tokens: for people, logs and /readyz."""
         return re.sub(r"//[^/,]*@", "//", self.nats)
 
 

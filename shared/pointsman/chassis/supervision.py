@@ -16,8 +16,8 @@ import structlog
 log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
-"""How long a service may take to shut down after SIGTERM before it gives up on being polite. It takes 0.2 to 3 s; the rest
-is for machines where ten others want the same core."""
+"""How long a service may take to shut down after SIGTERM before it is killed. It takes 0.2 to 3 s; the rest is for machines
+where ten others want the same core. An ingress, which finishes its streams, has longer (`Supervisor.stop_seconds_max`)."""
 
 
 class Supervisor:
@@ -26,6 +26,9 @@ class Supervisor:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.stop_seconds_max = STOP_SECONDS_MAX
+        """How long the process may take to shut down after a signal before it is killed."""
         self._failure: BaseException | None = None
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
@@ -37,6 +40,19 @@ class Supervisor:
     def stop(self) -> None:
         """Ask for shutdown: `until_stopped` returns."""
         self._stop.set()
+
+    def hurry(self) -> None:
+        """Ask for shutdown at once: `until_hurried` returns, too."""
+        self._stop.set()
+        self._hurry.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def until_hurried(self) -> None:
+        """Wait until a shutdown may wait for nothing any more: after a second signal, or a failure."""
+        await self._hurry.wait()
 
     async def until_stopped(self) -> None:
         """Wait for a signal, `stop`, or the first failure of a task, which is raised."""
@@ -64,7 +80,7 @@ class Supervisor:
             if not isinstance(failure, click.ClickException):
                 log.error("task_failed", task=task.get_name(), exc_info=failure)
             self._failure = failure
-            self._stop.set()
+            self.hurry()
 
 
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
@@ -91,13 +107,18 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
+    """The first signal stops in order; a second one stops at once."""
     log.debug("signal_received", signal=number.name)
+    seconds = supervisor.stop_seconds_max
+    if supervisor.stopping:
+        supervisor.hurry()
+        seconds = STOP_SECONDS_MAX
     supervisor.stop()
-    asyncio.get_running_loop().call_later(STOP_SECONDS_MAX, _give_up)
+    asyncio.get_running_loop().call_later(seconds, _give_up, seconds)
 
 
-def _give_up() -> None:
-    log.error("shutdown_overdue", seconds=STOP_SECONDS_MAX)
+def _give_up(seconds: float) -> None:
+    log.error("shutdown_overdue", seconds=seconds)
     signal.raise_signal(signal.SIGKILL)
 
 

@@ -134,6 +134,9 @@ STEPS_FAILED = Counter(
 )
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.")
+DEGRADED = Gauge(
+    "pointsman_degraded", "1 while this part of the process is missing or degraded, as on /readyz.", ["part"]
+)
 
 ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["type"])
 ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total", "Engine messages not understood.")

@@ -200,8 +200,10 @@ class JetStreamLog(EventLog):
         return await self._stream.extent()
 
     @override
-    async def read(self, start: Sequence = 1, *, kinds: tuple[str, ...] = ()) -> AsyncIterator[LogEntry | LogReset]:
-        reader = Reader(self._wire, self._stream, self._listener, start, kinds)
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
+        reader = Reader(self._wire, self._stream, self._listener, start, kinds, at_end)
         try:
             while True:
                 yield await reader.next()

@@ -71,12 +71,19 @@ class Reader:
     """One reading of the log, for one task."""
 
     def __init__(
-        self, wire: Wire, stream: Stream, listener: LogListener, start: Sequence, kinds: tuple[str, ...]
+        self,
+        wire: Wire,
+        stream: Stream,
+        listener: LogListener,
+        start: Sequence,
+        kinds: tuple[str, ...],
+        at_end: Callable[[], None],
     ) -> None:
         self._wire = wire
         self._stream = stream
         self._listener = listener
         self._kinds = kinds
+        self._at_end = at_end
         self._identity: str | None = None
         self._position = start - 1  # everything up to here was read, or was not asked for
         self._stamp: str | None = None  # of the message at that position, if we read that one
@@ -125,6 +132,8 @@ class Reader:
         if self._audit_due:
             return await self._trying(self._audit)
         self._ask_for_more()
+        if not self._pending and not self._overlapping:
+            self._at_end()
         await self._sleep()
         return None
 

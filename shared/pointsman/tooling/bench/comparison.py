@@ -16,7 +16,6 @@ from pointsman.chassis.lifeline import lifeline
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.tooling.discovery import FleetFile, NoFleetError, find_fleet
-from pointsman.tooling.up.ports import free_ports
 from pointsman.tooling.up.runner import STOP_SECONDS_MAX
 from pointsman.tooling.up.scripts import console_script
 
@@ -93,7 +92,7 @@ class FreshFleets:
             "policy": variant.policy,
             "engines": self.engines,
             "speed": self.speed,
-            "port": free_ports(1)[0],
+            "port": 0,
             "data": data,
         }
         if variant.rebalancing:

@@ -16,6 +16,7 @@ from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, Seconds
 from pointsman.tooling.bench_faults.fleet import NATS, Struck
 from pointsman.tooling.bench_faults.schedule import Fault
+from pointsman.tooling.up.child import lacks_told
 from pointsman.tooling.up.probe import NoAnswerError, http_get
 
 LEADER_SECONDS_MAX = 20.0
@@ -131,12 +132,12 @@ class Striker:
         for process in self._fleet.file.processes:
             if process.role == NATS:
                 continue
-            path = "/health" if process.role == "engine" else "/ready"
+            path = "/health" if process.role == "engine" else "/readyz"
             try:
-                status, _ = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
+                status, body = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
             except NoAnswerError:
                 return False
-            if status != READY:
+            if status != READY or lacks_told(body):
                 return False
         return True
 

@@ -132,6 +132,11 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._overdue_steps = 0
         self._warn_at = 0.0
+        self._slowdown = 1.0
+
+    def slow_down(self, factor: float) -> None:
+        """From the next step on, every step takes `factor` times as long."""
+        self._slowdown = factor
 
     def submit(
         self,
@@ -190,7 +195,7 @@ class SimulatedEngine:
             if step is None:
                 at = await self._next_arrival()
                 continue
-            at = step.ends_at
+            at = step.started_at + self._slowdown * step.seconds
             await self._until(at)
             self._deliver(self._model.end_step(at))
 

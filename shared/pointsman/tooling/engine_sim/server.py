@@ -20,6 +20,7 @@ from pointsman.tooling.engine_sim.engine import SimulatedEngine
 from pointsman.tooling.engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
 from pointsman.tooling.engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
 from pointsman.tooling.engine_sim.metrics import EngineMetrics
+from pointsman.tooling.engine_sim.misbehaviour import MisbehavingApp
 from pointsman.tooling.engine_sim.settings import EngineSimSettings
 from pointsman.tooling.engine_sim.wording import Wording
 
@@ -50,7 +51,7 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
     engine = SimulatedEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
     transfer = _transfer(settings, clock, engine)
     app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)
-    http = HttpServer(app, host=settings.host, port=settings.port)
+    http = HttpServer(MisbehavingApp(app, slow_down=engine.slow_down), host=settings.host, port=settings.port)
     supervisor.start(engine.run(), name="engine-steps")
     if publisher is not None:
         supervisor.start(publisher.run(), name="event-replays")

@@ -60,7 +60,7 @@ class ChildProcess(ABC):
 
     @abstractmethod
     async def is_ready(self) -> bool:
-        """Whether it can do its work."""
+        """Whether it can do its work, and lacks nothing."""
 
     @property
     def pid(self) -> int:
@@ -149,8 +149,11 @@ class ServiceProcess(ChildProcess):
         except NoAnswerError:
             self.waiting_for = self._last_words() if self._plan.foreign else ""
             return False
-        self.waiting_for = "" if status == HTTPStatus.OK else _missing(body)
-        return status == HTTPStatus.OK
+        lacks = lacks_told(body)
+        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in lacks.items())
+        if status != HTTPStatus.OK:
+            self.waiting_for = self.waiting_for or "not ready"
+        return status == HTTPStatus.OK and not lacks
 
     def _last_words(self) -> str:
         """What an engine, which says nothing over HTTP before it serves, last wrote to its log."""
@@ -181,10 +184,10 @@ def described_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _missing(body: bytes) -> str:
-    """What a process says that it waits for."""
+def lacks_told(body: bytes) -> dict[str, str]:
+    """What an answer of /readyz says is missing or degraded, with the reasons; nothing where it is no such answer."""
     try:
-        missing = json.loads(body)["missing"]
-        return ", ".join(f"{part}: {reason}" for part, reason in missing.items())
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return "not ready"
+        told = json.loads(body)
+        return {**told["missing"], **told["degraded"]}
+    except (ValueError, KeyError, TypeError):
+        return {}

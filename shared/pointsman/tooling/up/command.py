@@ -64,6 +64,7 @@ def up_command(settings: UpSettings) -> None:
     Without anything else it simulates the engines, so nothing but Python is needed:
       pointsman up                                   4 simulated engines behind http://127.0.0.1:8080/v1
       pointsman up --engines 8 --speed 20            8 of them, 20 times faster than real time
+      pointsman up --ingresses 2 --schedulers 2      two of each; put a load balancer before ports 8080 and 8081
       pointsman up --scale 4..8 --speed 20           from 4 to 8 of them, as many as the load needs
       pointsman up --engines 2 --also coder=2 --lora poet                two models, a pool each; the first has an adapter
       pointsman up --prefill 2 --decode 2            prompts at two of them, answers from two others
@@ -99,10 +100,13 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
     if settings.split:
         settings = replace(settings, engines=settings.prefill + settings.decode)
     with data_dir_held(data), _runtime_directory() as runtime:
-        _check_port(settings)
+        _check_ports(settings)
         _check_room(data)
-        *ports, nats_port, http_port = free_ports(ports_needed(settings, len(engines), further) + 2)
-        settings = replace(settings, port=settings.port or http_port)
+        asked = _ingress_ports(settings)
+        found = free_ports(ports_needed(settings, len(engines), further) + 1 + settings.ingresses)
+        nats_port, *ports = [port for port in found if port not in asked]
+        ingress_ports = asked or ports[-settings.ingresses :]
+        settings = replace(settings, port=ingress_ports[0])
         plan = FleetPlan(
             settings=settings,
             data=data,
@@ -113,6 +117,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             config=config,
             runtime=runtime,
             ports=tuple(ports),
+            ingress_ports=tuple(ingress_ports),
             engines=tuple(engines),
             scale=scale,
             home=_home(settings) if settings.kind is CPU_ENGINES else None,
@@ -313,13 +318,19 @@ def _runtime_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check_port(settings: UpSettings) -> None:
+def _check_ports(settings: UpSettings) -> None:
     if reason := why_taken(0, settings.host):
         message = f"nobody can listen on {settings.host} here ({reason}); see --host"
         raise click.ClickException(message)
-    if reason := why_taken(settings.port, settings.host):
-        message = f"port {settings.port} on {settings.host} cannot be had: {reason}; choose another one with --port"
-        raise click.ClickException(message)
+    for port in _ingress_ports(settings):
+        if reason := why_taken(port, settings.host):
+            message = f"port {port} on {settings.host} cannot be had: {reason}; choose another one with --port"
+            raise click.ClickException(message)
+
+
+def _ingress_ports(settings: UpSettings) -> list[int]:
+    """As asked for; empty where any will do."""
+    return list(range(settings.port, settings.port + settings.ingresses)) if settings.port else []
 
 
 def _check_room(data: Path) -> None:

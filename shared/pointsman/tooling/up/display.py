@@ -87,8 +87,9 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
     models = (
         f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
     )
+    others = "".join(f", {other.url}/v1" for other in fleet.of_role("ingress")[1:])
     return [
-        ("API", f"{fleet.ingress}/v1   (any OpenAI client; {models})"),
+        ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
         ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
         ("Logs", f"{fleet.data}/logs/NAME.log"),

@@ -53,7 +53,7 @@ FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process to run. `ready_path` answers 200 once it can do its work. `script` is a console script of Pointsman, or,
+    """One process to run. `ready_path` answers 200 once it can do its work, and as /readyz does if it lacks something. `script` is a console script of Pointsman, or,
     where it is `foreign`, a program as a shell would find it."""
 
     name: str
@@ -62,7 +62,7 @@ class ProcessPlan:
     url: str
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()
-    ready_path: str = "/ready"
+    ready_path: str = "/readyz"
     niceness: int = 0
     foreign: bool = False
 
@@ -100,6 +100,9 @@ class FleetPlan:
     """Where vLLM's CPU build lies, if that is what is started; `engine_threads` is what each engine may compute with."""
 
     engine_threads: int = 1
+
+    ingress_ports: tuple[int, ...] = ()
+    """Where each ingress listens; none: there is one, on the port of the settings."""
 
     further: tuple[FurtherPool, ...] = ()
     """Pools behind the same ingress."""
@@ -179,12 +182,22 @@ class FleetPlan:
 
     @property
     def ingress_url(self) -> str:
+        """Of the first ingress."""
+        return self.ingress_url_at(self.settings.port)
+
+    def ingress_url_at(self, port: int) -> str:
         host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.settings.host, self.settings.host)
-        return f"http://{host}:{self.settings.port}"
+        return f"http://{host}:{port}"
 
 
 def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPool] = ()) -> int:
-    first = len(SERVICES) + settings.schedulers - 1 + PORTS_EACH_ENGINE * max(settings.engines, engines)
+    first = (
+        len(SERVICES)
+        + settings.schedulers
+        + settings.ingresses
+        - 2
+        + PORTS_EACH_ENGINE * max(settings.engines, engines)
+    )
     return first + sum(len(FURTHER_SERVICES) + PORTS_EACH_ENGINE * pool.engines for pool in further)
 
 
@@ -199,7 +212,11 @@ def processes(plan: FleetPlan) -> list[ProcessPlan]:
 
 
 def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[int]) -> list[ProcessPlan]:
-    planned = [_service(plan, role, next(ports), name) for role in services for name in _names(plan, role)]
+    planned = [
+        _service(plan, role, next(ports), name, number)
+        for role in services
+        for number, name in enumerate(_names(plan, role))
+    ]
     for number, name in enumerate(plan.engine_names(), 1):
         if plan.engines:
             address = plan.engines[number - 1]
@@ -219,15 +236,17 @@ def _role(settings: UpSettings, number: int) -> Role:
 
 
 def _names(plan: FleetPlan, role: str) -> list[str]:
-    others = range(2, plan.settings.schedulers + 1) if role == "scheduler" else ()
-    return [plan.prefix + role, *(f"{role}-{number}" for number in others)]
+    count = {"scheduler": plan.settings.schedulers, "ingress": plan.settings.ingresses}.get(role, 1)
+    return [plan.prefix + role, *(f"{role}-{number}" for number in range(2, count + 1))]
 
 
-def _service(plan: FleetPlan, role: str, port: int, name: str) -> ProcessPlan:
+def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> ProcessPlan:
+    """`number`: which of those with this role it is, from 0."""
     host = LOOPBACK
     url = _url(port)
     if role == "ingress":
-        host, port, url = plan.settings.host, plan.settings.port, plan.ingress_url
+        host, port = plan.settings.host, (plan.ingress_ports or (plan.settings.port,))[number]
+        url = plan.ingress_url_at(port)
     return ProcessPlan(
         name=name,
         role=role,

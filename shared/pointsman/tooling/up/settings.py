@@ -27,6 +27,7 @@ VLLM = "vllm"
 MODEL_PLACE = "{model}"
 ENGINES_MAX = 512
 SCHEDULERS_MAX = 5
+INGRESSES_MAX = 16
 BUILTIN_TOKENIZER = "builtin"
 TOKENIZER_FILE = "tokenizer.json"
 POOL_NAME_MAX = 40
@@ -54,6 +55,11 @@ class UpSettings:
         SloAttainment.name, "With --scale: the scaling policy.", choices=tuple(sorted(SCALING_POLICIES))
     )
     schedulers: int = setting(1, "How many schedulers to start. One leads, the others take over when it is gone.")
+    ingresses: int = setting(
+        1,
+        "How many ingresses to start: the first on --port, the others on the ports after it, for a load balancer in front "
+        "(docs/operations.md).",
+    )
     policy: str | None = setting(
         None,
         f"Routing policy. Default: the scheduler's own, which is {DEFAULT_ROUTING}.",
@@ -212,6 +218,8 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
         _refuse("--engines", f"must be from 1 to {ENGINES_MAX}, not {settings.engines}")
     if not 1 <= settings.schedulers <= SCHEDULERS_MAX:
         _refuse("--schedulers", f"must be from 1 to {SCHEDULERS_MAX}, not {settings.schedulers}")
+    if not 1 <= settings.ingresses <= INGRESSES_MAX:
+        _refuse("--ingresses", f"must be from 1 to {INGRESSES_MAX}, not {settings.ingresses}")
     for flag, value in (
         ("--speed", settings.speed),
         ("--slo-ttft", settings.slo_ttft),
@@ -221,8 +229,9 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
     ):
         if value is not None and not value > 0:
             _refuse(flag, f"must be positive, not {value}")
-    if not 0 <= settings.port <= PORT_MAX:
-        _refuse("--port", f"must be from 0 to {PORT_MAX}, not {settings.port}")
+    highest = PORT_MAX - settings.ingresses + 1
+    if not 0 <= settings.port <= highest:
+        _refuse("--port", f"must be from 0 to {highest}, not {settings.port}")
     if not _has_tokenizer(settings.tokenizer or BUILTIN_TOKENIZER):
         _refuse("--tokenizer", f"there is no {TOKENIZER_FILE} in '{settings.tokenizer}'; name the model's directory")
     if not SYNC_INTERVALS.fullmatch(settings.sync_interval):
