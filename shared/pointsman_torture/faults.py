@@ -165,7 +165,9 @@ class Trouble:
         if process in self.world.ingresses:
             self.world.ghosts.watch(process.link.name)
         process.stop()
-        self._look_for_end(process, life, rest[1:], pause, STOP_SECONDS_MAX + self.world.plan.drain_seconds_max)
+        self._look_for_end(
+            process, life, rest[1:], pause, STOP_SECONDS_MAX + self.world.plan.ingress_settings["drain_seconds_max"]
+        )
 
     def _look_for_end(
         self, process: Process, life: Life, rest: list[Process], pause: Seconds, patience: Seconds

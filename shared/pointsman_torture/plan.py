@@ -28,6 +28,8 @@ ROLES: tuple[tuple[Role, ...], ...] = (
 )
 """Of the hosts in their order: the first two can do all of a request between them."""
 
+EQUALS: tuple[Role, ...] = ("both",) * 6
+
 WITHOUT_REPLAY_SHARE = 0.4
 """Of the seeds, in which some engines have no replay socket: about half of them."""
 ADAPTER_SHARE = 0.3
@@ -91,10 +93,6 @@ class Plan:
     """What every process is told."""
     ingress_settings: dict[str, Any]
     scaler_settings: dict[str, Any]
-    lame_duck_seconds: Seconds
-    """For how long an ingress that shall stop takes what still comes."""
-    drain_seconds_max: Seconds
-    """How long what it serves may take after that."""
 
     @property
     def hosts(self) -> int:
@@ -126,7 +124,7 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
         scalers=1,
         ingresses=2,
         schedulers=2,
-        roles=("both",) * engines,
+        roles=EQUALS[:engines],
         replays=(True,) * engines,
         adapters=((),) * engines,
         overload=False,
@@ -135,9 +133,8 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
         window_max=10_000,
         requests=int(QUIET_RATE * seconds),
         scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0),
-        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0},
+        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
-        drain_seconds_max=30.0,
     )
 
 
@@ -166,7 +163,7 @@ def _any_plan(seed: int) -> Plan:
         scalers=2 if spare else 1,
         ingresses=chance.randint(1, 2),
         schedulers=chance.choice((1, 2, 2, 3)),
-        roles=(parts.choice(ROLES) if split else ("both",) * 6)[:hosts],
+        roles=(parts.choice(ROLES) if split else EQUALS)[:hosts],
         replays=replays,
         adapters=adapters,
         overload=overload,
@@ -196,7 +193,13 @@ def _any_plan(seed: int) -> Plan:
             checkpoint_seconds=chance.choice((3.0, 10.0)),
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),
-        ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
+        ingress_settings={
+            "retries_max": 2,
+            "request_timeout": chance.choice((20.0, 120.0)),
+            "slo_ttft": 30.0 * speed,
+            "lame_duck_seconds": 1.0,
+            "drain_seconds_max": Random(f"drain {seed}").choice((0.5, 30.0)),
+        },
         scaler_settings={
             "min_instances": 2 if split else 1,
             "max_instances": hosts,
@@ -205,6 +208,4 @@ def _any_plan(seed: int) -> Plan:
             "pause_up_seconds": 1.0,
             "pause_down_seconds": 1.0,
         },
-        lame_duck_seconds=1.0,
-        drain_seconds_max=Random(f"drain {seed}").choice((0.5, 30.0)),
     )

@@ -14,7 +14,7 @@ import aiohttp
 from typing_extensions import override
 
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import AsgiApp, HealthBoard
+from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard
 from pointsman.chassis.supervision import Supervisor
 from pointsman.policies.dispatch import scaling_policy
 from pointsman.ports import InstanceProvider
@@ -191,7 +191,7 @@ class HttpProcess(Process, Site):
             try:
                 await work()
             except asyncio.CancelledError:
-                exchange.break_off(f"{self.name} stopped")
+                pass  # cut, after its last words
             except Exception as error:  # noqa: BLE001 - an application must answer, not raise
                 self.world.violation(f"{self.name} raised at a request: {error!r}")
             life.exchanges.pop(exchange, None)
@@ -272,7 +272,6 @@ class WorkerProcess(Process):
 class IngressProcess(HttpProcess):
     def __init__(self, world: "World", name: str) -> None:
         super().__init__(world, name)
-        self.stopping = False
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
         self.tried: dict[str, list[str]] = {}
@@ -280,11 +279,12 @@ class IngressProcess(HttpProcess):
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        world, self.stopping = self.world, False
+        world = self.world
         session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
         told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
+        settings = IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name)
         async with assembled(
-            IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name),
+            settings,
             {self.world.network.pool: self.link.ports},
             clock=self.clock,
             board=life.board,
@@ -294,16 +294,16 @@ class IngressProcess(HttpProcess):
         ) as app:
             self.app = app
             await supervisor.until_stopped()
-            self.stopping = True
-            await self._drain(life)
+            await self._drain(life, settings)
 
-    async def _drain(self, life: Life) -> None:
-        """It takes what still comes, then nothing more; what does not end in time is cut."""
-        await asyncio.sleep(self.world.plan.lame_duck_seconds)
+    async def _drain(self, life: Life, settings: IngressSettings) -> None:
+        """As `HttpServer.shutdown`: it takes what still comes, then nothing more; what does not end in time is cut."""
+        life.board.missing(SHUTDOWN_PART, "shutting down")
+        await asyncio.sleep(settings.lame_duck_seconds)
         self.app = None
         answering = [task for task in life.exchanges.values() if task is not None]
         if answering:
-            _, overdue = await asyncio.wait(answering, timeout=self.world.plan.drain_seconds_max)
+            _, overdue = await asyncio.wait(answering, timeout=settings.drain_seconds_max)
             for task in overdue:
                 task.cancel()
             await asyncio.gather(*overdue, return_exceptions=True)
@@ -311,7 +311,7 @@ class IngressProcess(HttpProcess):
     @property
     def takes_traffic(self) -> bool:
         """Whether its readiness probe says so."""
-        return self.app is not None and not self.stopping and self.life is not None and self.life.board.ready
+        return self.app is not None and self.life is not None and self.life.board.ready
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
