@@ -16,6 +16,7 @@ from typing_extensions import override
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard
 from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.decisions import RequestMigrated
 from pointsman.policies.dispatch import scaling_policy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, Seconds
@@ -316,11 +317,21 @@ class IngressProcess(HttpProcess):
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
+    def _was_rebound_from(self, host: str, request: RequestId) -> bool:
+        """Whether it was taken out of that engine, which had not failed it; then it may come back."""
+        return any(
+            isinstance(s.event, RequestMigrated)
+            and s.event.rebound
+            and (s.event.request, s.event.source) == (request, host)
+            for s in self.world.network.history
+        )
+
     def _sends(self, host: str, headers: dict[str, str]) -> None:
         """A request goes to an engine: on whose word, and for the first time?"""
         request = RequestId(headers.get("x-request-id", ""))
         tried = self.tried.setdefault(f"{self.link.name} {request}", [])
-        if host in tried and not self.world.plan.split and not request.startswith(PROBES):
+        again = host in tried and not self.world.plan.split and not request.startswith(PROBES)
+        if again and not self._was_rebound_from(host, request):
             self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
         heeded = self.link.heeds(request)
