@@ -25,10 +25,19 @@ from pointsman.contracts.decisions import (
     Settings,
 )
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained, Patience
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+    Patience,
+)
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, Ejection, OutlierDetection
 from pointsman.policies.pairing import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
@@ -44,11 +53,17 @@ from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
-P = TypeVar("P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing)
+P = TypeVar(
+    "P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing, OutlierDetection
+)
 
 ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 PAIRING_PREFIX = "pair."
+OUTLIER_PREFIX = "outlier."
+
+GRANTED = (Status.READY, Status.DRAINING, Status.EJECTED)
+"""Who is given what waits for it. For one that is ejected only what cannot go elsewhere waits."""
 
 NOT_PLANNED = MigrationPlan(as_of=0)
 """What a move that the leader makes by itself belongs to."""
@@ -78,6 +93,7 @@ class PolicySet:
     pairing: Pairing = DEFAULT_PAIRING
     rebind: bool = False
     """Whether a rebalancer may have requests taken out of an engine before their first token (`rebalancing.rebinding`)."""
+    outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
     def memories(self) -> tuple[Memory, ...]:
         """Fresh memories for a State that these policies will read."""
@@ -85,7 +101,13 @@ class PolicySet:
 
     @property
     def settings(self) -> Settings:
-        """Everything that a recomputation of a decision must know beyond its policy's name, for the event."""
+        """Everything that a recomputation of a term must know beyond its policy's name, for LeaderElected."""
+        outliers = {OUTLIER_PREFIX + name: value for name, value in self.outliers.settings.items()}
+        return {**self.placement_settings, **(outliers if self.outliers != NO_OUTLIER_DETECTION else {})}
+
+    @property
+    def placement_settings(self) -> Settings:
+        """Those by which requests are placed and refused, for each such event."""
         return {
             **self.routing.settings,
             **{ADMISSION_PREFIX + name: value for name, value in self.admission.settings.items()},
@@ -114,9 +136,9 @@ def policy_set(
     hold_max: int = 1_000,
     rebind: bool = False,
 ) -> PolicySet:
-    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.`, `order.` or
-    `pair.` are for the others. Raises UnknownPolicyError."""
-    own, for_admission, for_ordering, for_pairing = _split(settings or {})
+    """Policies by name. `settings` are those of the routing policy; names that begin with `admission.`, `order.`,
+    `pair.` or `outlier.` are for the others. Raises UnknownPolicyError."""
+    own, for_admission, for_ordering, for_pairing, for_outliers = _split(settings or {})
     return PolicySet(
         routing=_made("routing policy", routing, ROUTING_POLICIES, own),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, for_admission),
@@ -128,6 +150,7 @@ def policy_set(
         hold_max=hold_max,
         pairing=_made("way of pairing", "pair", {"pair": Pairing}, for_pairing),
         rebind=rebind,
+        outliers=_made("way of outlier detection", "outlier", {"outlier": OutlierDetection}, for_outliers),
     )
 
 
@@ -147,6 +170,8 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     Raises UnknownPolicyError.
     """
     rest = dict(settings)
+    if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # of a leader that ejected nobody
+        rest |= {OUTLIER_PREFIX + name: value for name, value in NO_OUTLIER_DETECTION.settings.items()}
     try:
         bounds = {name: int(rest.pop(name)) for name in ("prefill_window_tokens", "running_max", "pending_max")}
         hold_seconds, hold_max = float(rest.pop("hold_seconds", 0.0)), int(rest.pop("hold_max", 1_000))
@@ -171,13 +196,15 @@ def reason_to_relocate(instance: InstanceId) -> str:
     return f"{instance} takes no requests any more"
 
 
-def _split(settings: Settings) -> tuple[Settings, Settings, Settings, Settings]:
-    """Settings of the routing, the admission and the ordering policy and of pairing, their prefixes taken off."""
-    parts: dict[str, Settings] = {ADMISSION_PREFIX: {}, ORDERING_PREFIX: {}, PAIRING_PREFIX: {}, "": {}}
+def _split(settings: Settings) -> tuple[Settings, ...]:
+    """Settings of the routing, the admission and the ordering policy, of pairing and of outlier detection, their prefixes
+    taken off."""
+    prefixes = (ADMISSION_PREFIX, ORDERING_PREFIX, PAIRING_PREFIX, OUTLIER_PREFIX, "")
+    parts: dict[str, Settings] = {prefix: {} for prefix in prefixes}
     for name, value in settings.items():
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
-    return parts[""], parts[ADMISSION_PREFIX], parts[ORDERING_PREFIX], parts[PAIRING_PREFIX]
+    return parts[""], *(parts[prefix] for prefix in prefixes[:-1])
 
 
 def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
@@ -227,7 +254,7 @@ class Dispatcher:
         self._seen = seen or state
         self._on_record = on_record
         self.policies = policies
-        self._settings = policies.settings  # gathered once: every decision tells them
+        self._settings = policies.placement_settings  # gathered once: every decision tells them
         self.term = term
         self.decided = 0
         """Decisions of this term so far."""
@@ -400,6 +427,30 @@ class Dispatcher:
                 self._suspect(instance, silent, patience, turn)
         return turn.events
 
+    def eject_outliers(self, now: Seconds) -> list[LogEvent]:
+        """Eject who fails requests or is far slower than the others, let who was ejected for long enough be tried again, and
+        move what waits for who takes none any more."""
+        turn = _Turn(now)
+        while (found := self.policies.outliers.next(self.state, now)) is not None:
+            name, epoch = found.instance.id, found.instance.epoch
+            if isinstance(found, Ejection):
+                event: LogEvent = InstanceEjected(
+                    at=now,
+                    stamp=self._stamp,
+                    instance=name,
+                    epoch=epoch,
+                    cause=found.cause,
+                    detail=found.detail,
+                    seconds=found.seconds,
+                    number=found.number,
+                )
+            else:
+                event = InstanceUnejected(
+                    at=now, stamp=self._stamp, instance=name, epoch=epoch, half_open=found.half_open
+                )
+            self._decide(turn, event)
+        return turn.events + self.relocate_pending(now) if turn.events else []
+
     def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
         """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
         freed = request.instance
@@ -468,14 +519,15 @@ class Dispatcher:
     def _place(self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn) -> None:
         decoder = self._decoder_for(request, turn.now, excluded)
         view = self._view(request, turn.now, excluded, decoder)
+        trial = self._trial(view)
         try:
-            choice = self.policies.routing.choose(view)
+            choice = trial or self.policies.routing.choose(view)
         except NoInstance as answer:
             if not self._may_hold(request, turn.now):
                 refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), 1.0)
                 self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
-        admitted = self._admit(view, choice, decoder)
+        admitted = self._admit(view, choice, decoder, asked=trial is None)
         if isinstance(admitted, Refusal):
             self._reject(request, attempt, excluded, admitted, choice.considered, turn, decoder=decoder)
             return
@@ -506,6 +558,22 @@ class Dispatcher:
             ),
         )
 
+    def _trial(self, view: PoolView) -> Choice | None:
+        """A half-open instance that nobody tries: the next request that it can serve goes there, whatever the policy would
+        say, which has learned from a sick engine. Not one that has failed elsewhere."""
+        if view.retried:
+            return None
+        for name in view.on_trial:
+            if not self._is_taken(name):
+                option = view.option(name)
+                return Choice(option, f"{name} is tried again after its ejection", [option])
+        return None
+
+    def _is_taken(self, instance: InstanceId) -> bool:
+        """Whether a half-open instance has its one request, or one that waits for it."""
+        line = self.state.workload.lines.get(instance)
+        return bool(line and line.pending) or self.state.is_tried(instance)
+
     # Who decodes, where prefill and decode are split
 
     def _decoder_for(
@@ -535,9 +603,10 @@ class Dispatcher:
         return None
 
     def _admit(
-        self, view: PoolView, choice: Choice, decoder: Decoder | NoDecoder | None
+        self, view: PoolView, choice: Choice, decoder: Decoder | NoDecoder | None, *, asked: bool
     ) -> tuple[Choice, Pair] | Refusal:
-        admitted = self._refuse_full() or self.policies.admission.admit(view, choice)
+        """`asked`: whether the admission policy is."""
+        admitted = (self._refuse_full() or self.policies.admission.admit(view, choice)) if asked else choice
         if isinstance(admitted, Refusal):
             return admitted
         pair = ALONE if decoder is None else self._pair(view.request, admitted.option, decoder, view.now)
@@ -712,10 +781,10 @@ class Dispatcher:
     def _grant_next(self, instance_id: InstanceId, turn: _Turn) -> None:
         instance = self.state.fleet.get(instance_id)
         line = self.state.workload.lines.get(instance_id)
-        if instance is None or line is None or instance.status not in (Status.READY, Status.DRAINING):
+        if instance is None or line is None or instance.status not in GRANTED:
             return
         self._assume_prefills(instance_id, line, turn)
-        while line.pending:
+        while line.pending and not (instance_id in self.state.fleet.on_trial and self.state.is_tried(instance_id)):
             request = self.policies.ordering.first(line, turn.now, self.state)
             if not self._has_room(line, request):
                 return

@@ -102,6 +102,8 @@ class Pairing:
         hits = state.hits(request.keys)
         fleet = state.fleet
         able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
+        if fleet.on_trial:
+            able = [i for i in able if i not in fleet.on_trial or not state.is_tried(i)] or able
         considered = [weigh(state, state.fleet[instance], request, now, hits.get(instance, 0)) for instance in able]
         if not considered:
             return NoDecoder(Refusal("no_instance", "no instance that decodes is ready", DECODE_RETRY_SECONDS), [])

@@ -79,10 +79,15 @@ class PoolView:
         """Whether any instance takes requests, if perhaps not this one."""
         able = state.fleet.ready_for(request)
         self.eligible: tuple[InstanceId, ...] = tuple(i for i in able if i not in excluded) if excluded else able
-        """Ready instances that can serve this request and did not fail it, sorted by name."""
+        """Ready instances that can serve this request and did not fail it, sorted by name; without those `on_trial`."""
         self._transfer_seconds = transfer_seconds or 0.0
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
+        self.on_trial: tuple[InstanceId, ...] = ()
+        """Of those that could, the half-open ones: they take no part unless nobody else could."""
+        if state.fleet.on_trial:
+            self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
+            self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
     def budget(self) -> Seconds:

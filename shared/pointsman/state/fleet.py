@@ -196,6 +196,7 @@ class Fleet:
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
         self._decoders: tuple[InstanceId, ...] = ()
+        self._on_trial: tuple[InstanceId, ...] = ()
         self._shortest_context: Tokens = 0
         """Of those that are ready and say how long theirs is."""
         self.split = False
@@ -224,16 +225,29 @@ class Fleet:
             decoders = _ready_or_ejected([instance for instance in present if instance.role != "prefill"])
             self._ready = tuple(instance.id for instance in takers)
             self._decoders = tuple(instance.id for instance in decoders)
+            self._on_trial = tuple(sorted({*_on_trial(takers), *_on_trial(decoders)}))
             lengths = (instance.max_model_len for instance in takers + decoders)
             self._shortest_context = min((length for length in lengths if length > 0), default=0)
         return self._ready
 
     def ready_for(self, demand: Demand) -> tuple[InstanceId, ...]:
-        """Those of `ready` that can serve the request."""
+        """Those of `ready` that can serve the request; where there are none, those that are ejected and can."""
         ready = self.ready
         if not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context:
             return ready
-        return tuple(i for i in ready if self._instances[i].can_serve(demand))
+        able = tuple(i for i in ready if self._instances[i].can_serve(demand))
+        return able or tuple(i for i in self._ejected if self._instances[i].can_serve(demand))
+
+    @property
+    def on_trial(self) -> tuple[InstanceId, ...]:
+        """Half-open instances, which take one request at a time, sorted by name. One that nobody could stand in for takes all."""
+        _ = self.ready
+        return self._on_trial
+
+    @property
+    def _ejected(self) -> list[InstanceId]:
+        """Instances that are ejected and take prompts, sorted by name."""
+        return sorted(i.id for i in self._instances.values() if i.status is Status.EJECTED and i.role != "decode")
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:
@@ -357,6 +371,12 @@ def _ready_or_ejected(instances: list[Instance]) -> list[Instance]:
     """Those that are ready; where there are none, those that are ejected."""
     ready = [instance for instance in instances if instance.status is Status.READY]
     return ready or [instance for instance in instances if instance.status is Status.EJECTED]
+
+
+def _on_trial(instances: list[Instance]) -> list[InstanceId]:
+    """Those that are half-open, where there are others that are not."""
+    half_open = [instance.id for instance in instances if instance.half_open]
+    return half_open if len(half_open) < len(instances) else []
 
 
 def _model_of_most(instances: Collection[Instance]) -> str:

@@ -60,6 +60,7 @@ from pointsman.state.latency_model import Correction
 from pointsman.state.memories.base import Memory
 from pointsman.state.memories.decode_load import DecodeLoad
 from pointsman.state.outages import Outages
+from pointsman.state.outliers import Failure, Outliers, Prefill
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.scaling import Scaling
 from pointsman.state.speculation import Speculation
@@ -67,6 +68,8 @@ from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stag
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
+TRIAL_OPEN_WALL_SECONDS = 10.0
+"""How long a failed trial of a half-open instance waits for whose fault it was, before another request may try it."""
 STRANGERS_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 DELIVERED_WALL_SECONDS = 45.0
@@ -120,6 +123,7 @@ class State:
         )
         self.scaling = Scaling()
         self.outages = Outages(settings.speed)
+        self.outliers = Outliers(settings.speed)
         self.decode_load = DecodeLoad()
         """How fast instances decode; kept only where prefill and decode are split."""
         self.corrections: dict[InstanceId, Correction] = {}
@@ -164,6 +168,7 @@ class State:
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
             self.fleet.at_work(event.instance, event.at)
+            self.outliers.answered(event.request, event.instance)
         self.delivered.settle(event.at)
         match event:
             case BlocksStored():
@@ -213,14 +218,15 @@ class State:
                     self.fleet.drain(event.instance, draining=False)
             case InstanceEjected():
                 if self._current(event.instance, event.epoch):
-                    self.fleet.eject(event.instance)
+                    self._eject(event)
             case InstanceUnejected():
                 if self._current(event.instance, event.epoch):
-                    self.fleet.uneject(event.instance, half_open=event.half_open)
+                    self._uneject(event)
             case InstanceLeft():
                 if self._current(event.instance, event.epoch):
                     self._forget_cache(event.instance)
                     self.fleet.leave(event.instance)
+                    self.outliers.left(event.instance)
                     self.decode_load.left(event.instance, event.at)
                     for memory in self._memories:
                         memory.left(event.instance, event.at)
@@ -255,7 +261,9 @@ class State:
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
-            case MigrationRefused() | RequestAttemptFailed():
+            case RequestAttemptFailed():
+                self._fail_attempt(event)
+            case MigrationRefused():
                 pass
             case _:
                 assert_never(event)
@@ -366,6 +374,7 @@ class State:
         if event.instance in self.workload.lines:
             self.workload.lines[event.instance].forsaken_at = 0.0
         self.index.add(event.instance)
+        self.outliers.joined(event.instance, event.at)
         self.decode_load.joined(event.instance, event.at)
         for memory in self._memories:
             memory.joined(event.instance, event.at)
@@ -407,6 +416,28 @@ class State:
         )
         if found and instance.relied_on:
             instance.contradicted = found
+
+    def _eject(self, event: InstanceEjected) -> None:
+        why = f"{event.cause}: {event.detail}"
+        self.fleet.eject(event.instance)
+        self.outliers.ejected(event.instance, event.at, seconds=event.seconds, number=event.number, why=why)
+
+    def _uneject(self, event: InstanceUnejected) -> None:
+        self.fleet.uneject(event.instance, half_open=event.half_open)
+        self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
+        if not event.half_open:
+            self.corrections.pop(event.instance, None)  # what a sick engine has taught says nothing of a well one
+
+    def is_tried(self, instance: InstanceId) -> bool:
+        """Whether a half-open instance has a request already that was granted since, or has failed one and nobody knows yet
+        whose fault that was."""
+        since = self.outliers.record(instance).half_open_since
+        line = self.workload.lines.get(instance)
+        if line is not None and any(r.granted_at >= since for r in (*line.prefill.values(), *line.decoding.values())):
+            return True
+        return self.outliers.is_open(
+            instance, since=max(since, self.last_at - TRIAL_OPEN_WALL_SECONDS * self.settings.speed)
+        )
 
     def _forget_cache(self, instance: InstanceId) -> None:
         self.index.drop(instance)
@@ -579,7 +610,23 @@ class State:
             self._put(request, instance, event.at)
             self._enter_engine(request, event.at)
 
+    def _fail_attempt(self, event: RequestAttemptFailed) -> None:
+        instance = self.fleet.get(event.instance)
+        request = self.workload.requests.get(event.request)
+        if instance is None:
+            return
+        since = event.at
+        if request is not None and event.instance in (request.instance, request.prefilled_by):
+            if event.instance == request.instance and request.epoch != instance.epoch:
+                return  # an earlier life of it
+            since = request.granted_at or event.at
+        what = f"{event.status or event.failure} {event.detail}".rstrip()
+        failure = Failure(event.instance, event.at, since, what)
+        self.outliers.failed(event.request, failure, proven=event.failure == "connect_failure")
+
     def _learn_prefill(self, request: Request, at: Seconds) -> None:
+        prefill = Prefill(at, at - request.granted_at, request.engine_seconds)
+        self.outliers.prefilled(request.instance, prefill, since=request.granted_at)
         correction = self.corrections.setdefault(request.instance, Correction())
         correction.learn(
             predicted=request.engine_seconds, observed=at - request.granted_at, tokens=request.engine_tokens
@@ -627,9 +674,13 @@ class State:
         self.speculation.promise(to, request.keys)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+        if not isinstance(event, RequestFinished):
+            self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.workload.end(event.request, type(event).__name__)
         if request is None:
             return
+        if isinstance(event, RequestFinished) and event.instance == request.instance:
+            self.outliers.served(event.instance, event.at, since=request.granted_at)
         if isinstance(event, RequestRejected):
             self.workload.reject(
                 event.request,

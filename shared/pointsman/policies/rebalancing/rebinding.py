@@ -129,6 +129,8 @@ class Rebinding:
         fleet = self._state.fleet
         if target == request.instance or target in request.excluded or target not in fleet.ready:
             return False
+        if target in fleet.on_trial:
+            return False
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
     def _has_room(self, option: Option) -> bool:

@@ -51,6 +51,8 @@ class Recheck:
             return Objection("elsewhere", f"it waits for {request.instance}")
         if migration.target not in self._state.fleet.ready_for(request):
             return Objection("target_unavailable", f"{migration.target} takes no such requests")
+        if migration.target in self._state.fleet.on_trial:
+            return Objection("target_unavailable", f"{migration.target} is half-open after its ejection")
         if migration.target in request.excluded:
             return Objection("target_unavailable", f"{migration.target} has failed it before")
         return self._compare(request, migration)

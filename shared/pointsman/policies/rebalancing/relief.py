@@ -93,7 +93,7 @@ class Relief:
             if source.overloaded:
                 self._sources.append(source)
                 return
-        if not stalled:
+        if not stalled and instance.id not in self._state.fleet.on_trial:
             self.targets[instance.id] = Target(instance, self._state.expected_seconds(instance.id, *line.queue(now)))
 
     def _sort_out(self, instance: Instance, now: Seconds) -> None:
@@ -101,7 +101,7 @@ class Relief:
         line = self._state.workload.lines.get(instance.id)
         if line is None or not line.pending:
             return
-        silent = 0.0 if instance.status is Status.DRAINING else max(0.0, now - instance.heard_at)
+        silent = 0.0 if instance.status in (Status.DRAINING, Status.EJECTED) else max(0.0, now - instance.heard_at)
         source = _source(self._state, instance.id, line, silent, now, self._bounds.slo_share, leaves=True)
         self._sources.append(source)
 

@@ -31,7 +31,14 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+)
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.policies.dispatch import (
     Dispatcher,
@@ -376,6 +383,8 @@ class _Tenure:
                 dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
             case InstanceUndrained():
                 dispatcher.undrain(event.instance, now)
+            case InstanceEjected() | InstanceUnejected():
+                dispatcher.eject_outliers(now)
             case _:
                 self._take_as_given(event)
 

@@ -1,0 +1,279 @@
+"""Outlier detection: who should be ejected, who may be tried again, who has proved well.
+
+Semantics and setting names are Envoy's (`outlier_detection`) where it has them: consecutive failures, the share of failures,
+the success rate against that of the others, an ejection time that grows with each ejection in a row, a largest share that may
+be ejected. Our own are: latency (prefill seconds over what the cost model says, against the others), since an engine serves
+slowly rather than not at all; and that an ejected instance comes back half-open, as behind a circuit breaker: one request at a
+time may try it, and decides.
+
+What counts as a failure of the engine, and not of the request, `state.outliers` knows. While that is open, an attempt counts
+against an engine already where the request has been inside another one for twice as long as it took to fail.
+
+Nobody is ejected unless somebody else who is whole can do its part, nor for being slow like all others. Success rate differs
+from Envoy: the mean and deviation are those of the other hosts, since of three or four hosts one alone can never be 1.9
+deviations from a mean that it belongs to.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import chain
+from statistics import fmean, median, pstdev
+
+from pointsman.contracts.decisions import Settings
+from pointsman.contracts.fleet import EjectionCause
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance, Status
+from pointsman.state.outliers import Failure, Prefill, Record
+from pointsman.state.state import State
+from pointsman.state.workload import Request, Stage
+
+FAILURE_SHARE_REQUESTS_MIN = 10
+SUCCESS_RATE_HOSTS_MIN = 3
+SUCCESS_RATE_REQUESTS_MIN = 20
+SUCCESS_RATE_STDEV_MIN = 0.05
+"""Where the others differ less, for instance not at all, a single failure would make an outlier."""
+PREFILLS_MIN = 5
+EXCESS_WALL_SECONDS_MIN = 0.2
+"""So much longer than expected a prefill must take at least to be slow: a busy machine delays any by less."""
+OVERDUE_WALL_SECONDS_MIN = 1.0
+"""And so much before it counts although it is not over."""
+DOUBT_WALL_SECONDS_MIN = 0.5
+"""How long a request must at least be inside another engine before who failed it is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """Nothing new shall be placed there for so many engine seconds."""
+
+    instance: Instance
+    cause: EjectionCause
+    detail: str
+    seconds: Seconds
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Its ejection is over, or it has proved well."""
+
+    instance: Instance
+    half_open: bool
+
+
+@dataclass(frozen=True)
+class OutlierDetection:
+    """Seconds are wall seconds. A count, share or factor of 0 turns its rule off, `max_ejection_share` all of them.
+
+    `consecutive_failures`: requests in a row. `failure_share`: of the requests of an interval. `success_rate_stdev_factor`:
+    deviations below the mean of the others. `latency_factor`: how many times as slow as the others. An ejection lasts
+    `base_ejection_seconds` times the number in a row, which falls by one in each interval without.
+    """
+
+    consecutive_failures: int = 5
+    interval_seconds: float = 10.0
+    failure_share: float = 0.5
+    success_rate_stdev_factor: float = 1.9
+    latency_factor: float = 5.0
+    base_ejection_seconds: float = 5.0
+    max_ejection_seconds: float = 20.0
+    max_ejection_share: float = 0.75
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)
+
+    def next(self, state: State, now: Seconds) -> Ejection | Return | None:
+        """What to do first. Once that is applied to the state there may be more."""
+        return _Look(self, state, now).next()
+
+
+DEFAULT_OUTLIER_DETECTION = OutlierDetection()
+NO_OUTLIER_DETECTION = OutlierDetection(max_ejection_share=0.0)
+
+
+class _Look:
+    """One look at one State at one moment."""
+
+    def __init__(self, settings: OutlierDetection, state: State, now: Seconds) -> None:
+        self._settings = settings
+        self._state = state
+        self._now = now
+        self._speed = state.settings.speed
+        self._since = now - settings.interval_seconds * self._speed
+        self._instances = sorted(state.fleet.instances, key=lambda instance: instance.id)
+        self._whole = [i for i in self._instances if i.status is Status.READY and not i.half_open]
+
+    def next(self) -> Ejection | Return | None:
+        for instance in self._instances:
+            if instance.ejected or instance.half_open:
+                found = self._of_unwell(instance)
+                if found is not None:
+                    return found
+        if not self._settings.max_ejection_share or len(self._whole) < 2:
+            return None
+        return next(self._outliers(), None)
+
+    def _of_unwell(self, instance: Instance) -> Ejection | Return | None:
+        record = self._state.outliers.record(instance.id)
+        if instance.ejected:
+            return Return(instance, half_open=True) if self._now >= record.until else None
+        if record.trial_failure:
+            return self._back_out(instance, f"the request that tried it again failed: {record.trial_failure}")
+        if record.trial is None:
+            return None
+        slow = self._slowness(instance, [record.trial])
+        if slow:
+            return self._back_out(instance, f"the request that tried it again was slow: {slow}")
+        return Return(instance, half_open=False)
+
+    def _back_out(self, instance: Instance, detail: str) -> Ejection | None:
+        return self._ejection(instance, "failed_probe", detail) if self._is_spared(instance) else None
+
+    def _outliers(self) -> Iterator[Ejection]:
+        rules: tuple[tuple[EjectionCause, Callable[[Instance, Record], str]], ...] = (
+            ("consecutive_failures", self._failing),
+            ("failure_share", self._failing_often),
+            ("success_rate", self._failing_more_than_others),
+            ("latency", self._slow),
+        )
+        for cause, evidence in rules:
+            for instance in self._whole:
+                detail = evidence(instance, self._state.outliers.record(instance.id))
+                if detail and self._is_spared(instance) and self._is_within_share():
+                    yield self._ejection(instance, cause, detail)
+
+    def _ejection(self, instance: Instance, cause: EjectionCause, detail: str) -> Ejection:
+        settings, record = self._settings, self._state.outliers.record(instance.id)
+        number = record.number
+        if not instance.half_open:
+            number -= int((self._now - record.whole_since) / (settings.interval_seconds * self._speed))
+        number = max(0, number) + 1
+        seconds = min(settings.base_ejection_seconds * number, settings.max_ejection_seconds)
+        return Ejection(instance, cause, detail, seconds * self._speed, number)
+
+    def _is_spared(self, instance: Instance) -> bool:
+        """Whether others that are whole can do what it does."""
+        roles = {other.role for other in self._whole if other.id != instance.id}
+        prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
+        return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")
+
+    def _is_within_share(self) -> bool:
+        unwell = sum(instance.ejected or instance.half_open for instance in self._instances)
+        return unwell + 1 <= self._settings.max_ejection_share * (unwell + len(self._whole))
+
+    # Failures
+
+    def _failing(self, instance: Instance, record: Record) -> str:
+        doubtful = [f for f in self._doubtful.get(instance.id, ()) if f.since > record.served_since]
+        count = record.in_a_row + len(doubtful)
+        recent = doubtful or record.last_failure_at >= self._since
+        if not 0 < self._settings.consecutive_failures <= count or not recent:
+            return ""
+        return f"{count} requests in a row failed there: {doubtful[-1].what if doubtful else record.last_failure}"
+
+    def _failing_often(self, instance: Instance, record: Record) -> str:
+        served, failed = self._served_and_failed(instance)
+        whole = served + failed
+        share = self._settings.failure_share
+        if whole < FAILURE_SHARE_REQUESTS_MIN or not share or failed < share * whole:
+            return ""
+        interval = self._settings.interval_seconds
+        return f"{failed} of {whole} requests in {interval:g} s failed there: {record.last_failure}"
+
+    def _failing_more_than_others(self, instance: Instance, record: Record) -> str:
+        factor = self._settings.success_rate_stdev_factor
+        rates = {i.id: rate for i in self._whole if (rate := self._success_rate(i)) is not None}
+        own = rates.pop(instance.id, None)
+        if not factor or own is None or len(rates) + 1 < SUCCESS_RATE_HOSTS_MIN:
+            return ""
+        mean, deviation = fmean(rates.values()), max(pstdev(rates.values()), SUCCESS_RATE_STDEV_MIN)
+        if own >= mean - factor * deviation:
+            return ""
+        return f"{own:.0%} of its requests succeeded, of the others' {mean:.0%}: {record.last_failure}"
+
+    def _success_rate(self, instance: Instance) -> float | None:
+        served, failed = self._served_and_failed(instance)
+        whole = served + failed
+        return served / whole if whole >= SUCCESS_RATE_REQUESTS_MIN else None
+
+    def _served_and_failed(self, instance: Instance) -> tuple[int, int]:
+        served, failed = self._state.outliers.served_and_failed(instance.id, since=self._since)
+        return served, failed + len(self._doubtful.get(instance.id, ()))
+
+    @cached_property
+    def _doubtful(self) -> dict[InstanceId, list[Failure]]:
+        """Failures that are open, of requests that are well enough elsewhere, by instance."""
+        found: dict[InstanceId, list[Failure]] = {}
+        for request_id, failures in self._state.outliers.open_failures():
+            request, last = self._state.workload.requests.get(request_id), failures[-1]
+            alone = all(failure.instance == last.instance for failure in failures)
+            if request is not None and alone and last.at >= self._since and self._is_well_elsewhere(request, last):
+                found.setdefault(last.instance, []).append(last)
+        return found
+
+    def _is_well_elsewhere(self, request: Request, failure: Failure) -> bool:
+        inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
+        if not inside or request.instance == failure.instance or request.granted_at < failure.at:
+            return False
+        doubt = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
+        return self._now - request.granted_at > doubt
+
+    # Slowness
+
+    def _slow(self, instance: Instance, _record: Record) -> str:
+        prefills = self._prefills[instance.id]
+        if len(prefills) < PREFILLS_MIN or _pace(prefills) < self._settings.latency_factor * self._lowest_pace(
+            instance
+        ):
+            return ""
+        return self._slowness(instance, prefills)
+
+    def _lowest_pace(self, instance: Instance) -> float:
+        """Of the others: what they are usually like is at least that. Spares looking at each of their prefills."""
+        return min((pace for other, pace in self._paces.items() if other != instance.id), default=0.0)
+
+    def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
+        """How much slower than the others it was at these; empty where it was not, or nobody can tell."""
+        factor = self._settings.latency_factor
+        others = [known for other, known in self._prefills.items() if other != instance.id]
+        if not factor or sum(map(len, others)) < PREFILLS_MIN:
+            return ""
+        own, usual = _pace(prefills), _pace(list(chain(*others)))
+        excess = median(prefill.observed - usual * prefill.predicted for prefill in prefills)
+        if own < factor * usual or excess < EXCESS_WALL_SECONDS_MIN * self._speed:
+            return ""
+        what = "its prefill took" if len(prefills) == 1 else f"{len(prefills)} prefills there took"
+        return f"{what} {own:.1f} times what the cost model says, those of the others {usual:.1f} times"
+
+    @cached_property
+    def _paces(self) -> dict[InstanceId, float]:
+        return {instance: _pace(prefills) for instance, prefills in self._prefills.items() if prefills}
+
+    @cached_property
+    def _prefills(self) -> dict[InstanceId, list[Prefill]]:
+        """Of the interval, by instance that is whole: those that are over, and those inside the engine that are overdue."""
+        outliers = self._state.outliers
+        done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._whole}
+        newest = {instance: max((p.at for p in prefills), default=0.0) for instance, prefills in done.items()}
+        for instance, prefills in done.items():
+            heard = max((at for other, at in newest.items() if other != instance), default=0.0)
+            prefills += self._overdue(instance, heard)
+        return done
+
+    def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
+        """Prefills inside the engine that were slow already when another one finished its newest, at `heard`: so it is not
+        that nobody tells us."""
+        line = self._state.workload.lines.get(instance)
+        inside = () if line is None else line.prefill.values()
+        least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
+        return [
+            Prefill(self._now, self._now - request.granted_at, request.engine_seconds)
+            for request in inside
+            if request.streaming and heard > request.granted_at + factor * request.engine_seconds + least
+        ]
+
+
+def _pace(prefills: list[Prefill]) -> float:
+    """How many times as long as the cost model says they took, at the median."""
+    return median([p.observed / p.predicted for p in prefills if p.predicted > 0] or [0.0])

@@ -1,0 +1,196 @@
+"""How instances serve and fail requests: what tells an outlier from the others (`policies.outliers`).
+
+A failed attempt may be the engine's fault or the request's own. So it is *open* until that is known: the engine's as soon as
+another one gives the request its first token, or when the request ends after one engine alone has failed it; the request's own
+where two or more failed it and none served it (a "query of death"). A connection that was not made is never the request's
+fault. What a client gave up before that proves nothing.
+
+Memory is bounded by the constants below. Seconds are engine seconds; what is kept covers HISTORY_WALL_SECONDS.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pointsman.primitives import InstanceId, RequestId, Seconds
+
+HISTORY_WALL_SECONDS = 60
+PREFILLS_MAX = 64
+"""Newest prefills that are remembered of one instance."""
+OPEN_MAX = 10_000
+"""Requests whose failed attempts are open; of more the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt that an instance failed. `since`: when it was granted there, or `at` where that is not known."""
+
+    instance: InstanceId
+    at: Seconds
+    since: Seconds
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The first token of one request: seconds since its grant, and those that the cost model said, uncorrected."""
+
+    at: Seconds
+    observed: Seconds
+    predicted: Seconds
+
+
+@dataclass(slots=True)
+class Tally:
+    """Attempts that ended within one second of the wall."""
+
+    served: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """One instance in its present epoch."""
+
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    """By second of the wall, the newest HISTORY_WALL_SECONDS of those in which an attempt ended."""
+    in_a_row: int = 0
+    """Attempts that failed and were begun after the newest that was served."""
+    last_failure: str = ""
+    last_failure_at: Seconds = 0.0
+    prefills: deque[Prefill] = field(default_factory=deque)
+    served_since: Seconds = 0.0
+    """When the newest attempt that was served was begun."""
+    number: int = 0
+    """Ejections in a row, as of `whole_since`."""
+    ejected_at: Seconds = 0.0
+    until: Seconds = 0.0
+    """When the ejection ends; 0 where it is not ejected."""
+    why: str = ""
+    """Of the newest ejection."""
+    half_open_since: Seconds = 0.0
+    """0 where it is not half-open."""
+    whole_since: Seconds = 0.0
+    """Since when it is not ejected."""
+    trial: Prefill | None = None
+    """What the newest attempt of those begun since then came to, where it was served."""
+    trial_failure: str = ""
+    """And where it failed."""
+
+    def clear(self) -> None:
+        """A new phase begins: nothing before it counts."""
+        self.tallies = {}
+        self.prefills = deque()
+        self.in_a_row, self.last_failure = 0, ""
+        self.until = self.half_open_since = 0.0
+        self.trial, self.trial_failure = None, ""
+
+
+class Outliers:
+    """What is known of each instance that has served or failed a request."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._records: dict[InstanceId, Record] = {}
+        self._open: dict[RequestId, list[Failure]] = {}
+
+    def record(self, instance: InstanceId) -> Record:
+        """To be read only; empty for an instance of which nothing is known."""
+        return self._records.get(instance) or Record()
+
+    def open_failures(self) -> Iterator[tuple[RequestId, list[Failure]]]:
+        """Requests that were failed, and have neither a first token since nor an end."""
+        yield from self._open.items()
+
+    def is_open(self, instance: InstanceId, *, since: Seconds) -> bool:
+        """Whether an attempt that began there since then has failed, and whose fault that was is not known."""
+        return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
+
+    def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
+        """Attempts that ended since then, to a second of the wall."""
+        first = int(since / self._speed)
+        tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
+        return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
+
+    # Attempts
+
+    def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
+        """`proven`: it cannot be the request's fault."""
+        if proven:
+            self._convict(failure)
+            return
+        self._open.setdefault(request, []).append(failure)
+        if len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
+
+    def answered(self, request: RequestId, instance: InstanceId) -> None:
+        """The request has its first token from there: who failed it before was to blame."""
+        for failure in self._open.pop(request, ()):
+            if failure.instance != instance:
+                self._convict(failure)
+
+    def ended(self, request: RequestId, *, given_up: bool) -> None:
+        """The request ended unserved. `given_up`: its client did not wait for whether anybody would serve it."""
+        failures = self._open.pop(request, [])
+        if not given_up and len({failure.instance for failure in failures}) == 1:
+            self._convict(failures[-1])
+
+    def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: Seconds) -> None:
+        """An attempt begun then has its first token."""
+        record = self._of(instance)
+        record.prefills.append(prefill)
+        if len(record.prefills) > PREFILLS_MAX:
+            record.prefills.popleft()
+        if record.half_open_since and since >= record.half_open_since:
+            record.trial, record.trial_failure = prefill, ""
+
+    def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
+        """An attempt begun then was answered whole."""
+        record = self._of(instance)
+        self._tally(record, at).served += 1
+        if since >= record.served_since:
+            record.served_since = since
+            record.in_a_row = 0
+        if record.half_open_since and since >= record.half_open_since and record.trial is None:
+            record.trial, record.trial_failure = Prefill(at, 0.0, 0.0), ""
+
+    # Phases
+
+    def ejected(self, instance: InstanceId, at: Seconds, *, seconds: Seconds, number: int, why: str) -> None:
+        record = self._of(instance)
+        record.clear()
+        record.ejected_at, record.until, record.number, record.why = at, at + seconds, number, why
+
+    def unejected(self, instance: InstanceId, at: Seconds, *, half_open: bool) -> None:
+        record = self._of(instance)
+        record.clear()
+        record.half_open_since = at if half_open else 0.0
+        record.whole_since = at
+
+    def joined(self, instance: InstanceId, at: Seconds) -> None:
+        """It begins a new life."""
+        self._records[instance] = Record(whole_since=at)
+
+    def left(self, instance: InstanceId) -> None:
+        self._records.pop(instance, None)
+
+    def _of(self, instance: InstanceId) -> Record:
+        return self._records.setdefault(instance, Record())
+
+    def _convict(self, failure: Failure) -> None:
+        record = self._of(failure.instance)
+        if failure.at < max(record.ejected_at, record.whole_since):
+            return  # that was before it was ejected, tried again or started anew
+        self._tally(record, failure.at).failed += 1
+        record.last_failure, record.last_failure_at = failure.what, failure.at
+        if failure.since > record.served_since:
+            record.in_a_row += 1
+        if record.half_open_since and failure.since >= record.half_open_since:
+            record.trial, record.trial_failure = None, failure.what
+
+    def _tally(self, record: Record, at: Seconds) -> Tally:
+        second = int(at / self._speed)
+        tally = record.tallies.setdefault(second, Tally())
+        while len(record.tallies) > HISTORY_WALL_SECONDS:
+            del record.tallies[min(record.tallies)]
+        return record.tallies.setdefault(second, tally)
