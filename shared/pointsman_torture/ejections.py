@@ -151,7 +151,8 @@ class EjectionRules:
     """What the settings of a leader allow."""
 
     def __init__(self, settings: Settings, conducts: Conducts, speed: float) -> None:
-        self._told = {name.removeprefix("outlier."): v for name, v in settings.items() if name.startswith("outlier.")}
+        prefix = "outlier."
+        self._told = {name.removeprefix(prefix): float(v) for name, v in settings.items() if name.startswith(prefix)}
         self._conducts = conducts
         self._speed = speed
 
@@ -215,7 +216,7 @@ class EjectionRules:
                 rates = [rate for other in others if (rate := self._rate(other.id, since)) is not None]
                 enough = len(rates) + 1 >= RATE_HOSTS_MIN and served + failed >= RATE_REQUESTS_MIN
                 gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
-                return enough and 0 < gap and served / (served + failed) < fmean(rates) - gap
+                return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
             case "latency":
                 paces = self._paces(own, since, now)
                 return len(paces) >= PREFILLS_MIN and self._is_slow(median(paces), others, since)

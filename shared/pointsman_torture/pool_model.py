@@ -37,11 +37,13 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman_torture.ejections import Conducts, FirstToken, Peer, Served
 
 CONFIRMED_SECONDS: Seconds = 2.0
 """Wall seconds after its first token for which a prompt is still promised."""
@@ -59,6 +61,7 @@ FORSAKEN_SECONDS: Seconds = 10.0
 """For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
 
 NOBODY = InstanceId("")
+NO_LIFE = Epoch(-1)
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 
@@ -89,6 +92,8 @@ class BookedRequest:
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
     instance: InstanceId = NOBODY
+    epoch: Epoch = NO_LIFE
+    """Of that instance when it was queued there."""
     uncached: Tokens = 0
     seconds: Seconds = 0.0
     placed_at: Seconds = 0.0
@@ -274,6 +279,8 @@ class PoolModel:
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
+        self.conducts = Conducts()
+        """How each instance serves and fails requests."""
         self.working_since: dict[InstanceId, Seconds] = {}
         """When the engine began the prefill it is at."""
         self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
@@ -304,6 +311,8 @@ class PoolModel:
                 return False
             self._decided.add(decision)
         self._settle(event.at)
+        if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
+            self.conducts.answers(event.request, event.instance)
         match event:
             case InstanceJoined():
                 self._join(event)
@@ -324,12 +333,13 @@ class PoolModel:
                     self.instances[event.instance].draining = isinstance(event, InstanceDraining)
             case InstanceEjected() | InstanceUnejected():
                 if (instance := self._life(event.instance, event.epoch)) is not None:
-                    instance.ejected = isinstance(event, InstanceEjected)
-                    instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
+                    self._eject(instance, event)
             case CacheEvent():
                 instance = self.instances.get(event.instance)
                 if instance is not None and instance.apply(event):
                     self._evict(event)
+            case RequestAttemptFailed():
+                self._fail(event)
             case RequestArrived():
                 self._arrive(event)
             case RequestPlaced():
@@ -448,8 +458,38 @@ class PoolModel:
         """In which status they take requests."""
         return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
 
+    def on_trial(self, instance: InstanceId) -> bool:
+        """Whether it takes one request at a time: half-open, and there is somebody else for what it does."""
+        known = self.instances.get(instance)
+        if known is None or known.status != "ready" or not known.half_open:
+            return False
+        for part in ("prefill", "decode"):
+            able = [k for k in self.instances.values() if k.role in (part, "both") and k.status == "ready"]
+            if known in able and not all(k.half_open for k in able):
+                return True
+        return False
+
+    def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
+        """What a half-open instance was given since it is so."""
+        since = self.conducts.of(instance).phase_at
+        return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
+
+    def peers(self) -> list[Peer]:
+        """Instances, as rules on ejections know them."""
+        return [
+            Peer(
+                id=name,
+                role=known.role,
+                whole=known.status == "ready" and not known.half_open,
+                unwell=known.ejected or known.half_open,
+                half_open=known.half_open,
+                waits=[(r.granted_at, r.engine_seconds) for r in self.at(name, PREFILL) if r.streaming],
+            )
+            for name, known in self.instances.items()
+        ]
+
     def newest_epoch(self, instance: InstanceId) -> Epoch:
-        return self._newest.get(instance, Epoch(-1))
+        return self._newest.get(instance, NO_LIFE)
 
     # The fleet
 
@@ -470,6 +510,7 @@ class PoolModel:
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
+        self.conducts.joined(event.instance, event.at)
         self._forsaken.pop(event.instance, None)
         before = self.instances.get(event.instance)
         self.instances[event.instance] = ModelledInstance(
@@ -494,6 +535,7 @@ class PoolModel:
     def _leave(self, event: InstanceLeft) -> None:
         if self._life(event.instance, event.epoch) is not None:
             self._forget(event.instance)
+            self.conducts.left(event.instance)
             del self.instances[event.instance]
             self._compare_models()
         elif event.stamp is not None and self._means_present(event):
@@ -515,6 +557,28 @@ class PoolModel:
         self._promises = [promise for promise in self._promises if promise.instance != instance]
         self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)
+
+    def _eject(self, instance: ModelledInstance, event: InstanceEjected | InstanceUnejected) -> None:
+        instance.ejected = isinstance(event, InstanceEjected)
+        instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
+        if isinstance(event, InstanceEjected):
+            self.conducts.ejected(event)
+            return
+        self.conducts.unejected(event)
+        if not event.half_open:
+            self.learned.pop(event.instance, None)  # taught by one that was sick
+
+    def _fail(self, event: RequestAttemptFailed) -> None:
+        known, request = self.instances.get(event.instance), self.requests.get(event.request)
+        if known is None:
+            return
+        begun = event.at
+        if request is not None and event.instance in (request.instance, request.prefilled_by):
+            if event.instance == request.instance and request.epoch != known.epoch:
+                return  # an earlier life of it
+            begun = request.granted_at or event.at
+        proven = event.failure == "connect_failure"
+        self.conducts.failed(event.request, event.instance, event.at, begun, proven=proven)
 
     # Promises
 
@@ -610,6 +674,7 @@ class PoolModel:
 
     def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
         request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.epoch = self.newest_epoch(instance)
         request.uncached, request.seconds = uncached, seconds
         self._next_turn(request)
         self._promise(request)
@@ -679,6 +744,8 @@ class PoolModel:
         self._confirm(request, event.at)
 
     def _learn(self, request: BookedRequest, at: Seconds) -> None:
+        took = FirstToken(at, request.granted_at, at - request.granted_at, request.engine_seconds)
+        self.conducts.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
 
@@ -700,16 +767,21 @@ class PoolModel:
             self._withdraw(request)
         request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
         request.instance, request.prefilled_by = to, event.source
+        request.epoch = self.newest_epoch(to)
         self._next_turn(request)
         self._promise(request)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
         self.ended.add(event.request)
+        if not isinstance(event, RequestFinished):
+            self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.requests.pop(event.request, None)
         if request is None:
             return
         if isinstance(event, RequestFinished):
             self._deliver(request, event)
+            if event.instance == request.instance:
+                self.conducts.of(event.instance).served.append(Served(event.at, request.granted_at))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)

@@ -77,6 +77,10 @@ class FakeEngine:
     received: list[Received] = field(default_factory=list)
     questions: list[Received] = field(default_factory=list)
     """What came to /tokenize and /render."""
+    pause: asyncio.Event | None = None
+    """Answers nothing before this is set."""
+    dies: bool = False
+    """Closes connections instead of answering, after the pause."""
     given_up: int = 0
     resumes: asyncio.Event = field(default_factory=asyncio.Event)
     transfer_params: dict[str, Any] | None = None
@@ -86,7 +90,9 @@ class FakeEngine:
         body = await self._take(request, self.received)
         behaviour = self.script.popleft() if self.script else Behaviour.ANSWERS
         try:
-            return await self._behave(behaviour, request, json.loads(body))
+            if self.pause is not None:
+                await self.pause.wait()
+            return await self._behave(Behaviour.RESETS if self.dies else behaviour, request, json.loads(body))
         except asyncio.CancelledError:
             self.given_up += 1
             raise

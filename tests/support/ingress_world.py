@@ -9,17 +9,19 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
 from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
-from tests.support.events import BLOCK, joined
+from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.log_reading import events_in
@@ -111,3 +113,11 @@ async def eventually_listed(world: World, model: str) -> None:
             return answer.status == 200
 
     await eventually(is_listed)
+
+
+async def drop(world: World, instance: InstanceId, *, stays: InstanceId) -> None:
+    """One of two instances leaves, and the ingress has read so."""
+    await world.log.append(InstanceLeft(at=0.0, instance=instance, epoch=Epoch(1), reason="the test says so"))
+    report = reported(stays, 0, [], at=ScaledClock().now())
+    await world.log.append(msgspec.structs.replace(report, adapters=["read-up-to-here"]))
+    await eventually_listed(world, "read-up-to-here")

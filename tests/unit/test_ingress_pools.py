@@ -78,6 +78,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
             tokenising=unused,
             keys=unused,
             events=logs[name],
+            retry_budget=unused,
         )
         for name in names
     ]

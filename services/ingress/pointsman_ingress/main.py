@@ -31,11 +31,13 @@ from pointsman_ingress.probe import Prober
 from pointsman_ingress.proxy import EngineClient, open_session
 from pointsman_ingress.rebinding import Rebinding
 from pointsman_ingress.request_headers import Objectives
+from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
 from pointsman_ingress.routing import Router
 from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.tenants import Keyring, KeysFileError
+from pointsman_ingress.timeouts import FirstByteBounds
 from pointsman_ingress.tokenising import Tokenising
 from pointsman_ingress.under_way import UnderWay
 
@@ -120,7 +122,12 @@ async def assembled(
     async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
     ) as session:
-        engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
+        engines = EngineClient(
+            session,
+            api_key=settings.engine_api_key,
+            forward_authorization=not keyring.required,
+            chunk_wall_seconds=settings.chunk_timeout,
+        )
         with ExitStack() as closing:
             served = [
                 _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
@@ -136,6 +143,7 @@ async def assembled(
                     body_wall_seconds=settings.body_timeout,
                     request_wall_seconds=settings.request_timeout,
                     retries=settings.retries_max,
+                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
                 ),
                 objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
                 additions=Additions(stream_usage=settings.stream_usage, client_name=settings.names_clients),
@@ -175,6 +183,7 @@ def _pool(
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,
+        failed=under_way.failed,
         engines=engines,
         threads=settings.tokenise_threads,
         clock=clock,
@@ -197,6 +206,7 @@ def _pool(
         tokenising=tokenising,
         keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
+        retry_budget=RetryBudget(RetryBounds(settings.retry_budget, settings.retry_budget_min)),
     )
 
 

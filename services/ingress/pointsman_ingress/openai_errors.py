@@ -32,6 +32,10 @@ DO_NOT_RETRY = (b"x-should-retry", b"false")
 
 REASON_HEADER = b"x-pointsman-reject-reason"
 
+RETRY_BUDGET_SPENT = "retry_budget_spent"
+RETRY_REFUSED_WALL_SECONDS: Seconds = 2.0
+"""By then the requests that are being tried again now have been answered, or their engine is ejected."""
+
 NAMES_MAX = 20
 """Models that are named to a client that asked for another."""
 
@@ -147,6 +151,12 @@ def stopped(code: str) -> Refusal:
 def engine_failed(reason: str) -> Refusal:
     """`reason`: of the last one, where several were tried."""
     return Refusal(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
+
+
+def retry_refused(reason: str) -> Refusal:
+    """The engine failed it, and as many others as may are being tried again already."""
+    message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
+    return _try_later(503, RETRY_BUDGET_SPENT, message, RETRY_REFUSED_WALL_SECONDS)
 
 
 def engine_broke_off(reason: str) -> Refusal:

@@ -17,6 +17,7 @@ from pointsman_ingress.heartbeat import Heartbeat
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_errors import Refusal, model_wanted, no_engines, unknown_model
 from pointsman_ingress.rebinding import Rebinding
+from pointsman_ingress.retry_budget import RetryBudget
 from pointsman_ingress.routing import Router
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.tokenising import Tokenising
@@ -37,6 +38,7 @@ class Pool:
     tokenising: Tokenising
     keys: Keys
     events: EventLog
+    retry_budget: RetryBudget
 
 
 class Pools:

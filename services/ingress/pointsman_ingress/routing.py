@@ -28,7 +28,8 @@ from pointsman.contracts.commands import (
 )
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
-from pointsman.state.fleet import Knowledge
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.under_way import UnderWay
@@ -212,6 +213,13 @@ class Router:
             predicted_ttft=0.0,
             knowledge=Knowledge.BLIND,
             dp_rank=instance.dp_rank,
+            expected_seconds=self._expected_alone(instance, request),
         )
         self._under_way.tell(grant)
         return grant
+
+    def _expected_alone(self, instance: Instance, request: RouteRequest) -> Seconds:
+        """By the engine's own cost model: the whole prompt, for nobody knows what of it is cached, behind as many like it as
+        the engine has."""
+        prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
+        return prefill * (1 + self._under_way.load(instance))

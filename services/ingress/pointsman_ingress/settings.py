@@ -45,7 +45,20 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         "Wall seconds that requests under way may take to finish after that; what is left then is cut, with an error event.",
         bounds=NOT_NEGATIVE,
     )
+    retry_budget: float = setting(
+        0.6, "Share of a pool's live requests in this ingress that may be on a further attempt at once; others get 503."
+    )
+    retry_budget_min: int = setting(10, "Requests that may be on a further attempt in any case.")
     connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
+    first_byte_factor: float = setting(
+        10.0,
+        "How many times the predicted seconds an engine may take to its first byte before the request is tried elsewhere; "
+        "0: any time.",
+    )
+    first_byte_min: float = setting(5.0, "Wall seconds that it may take in any case.")
+    chunk_timeout: float = setting(
+        60.0, "Wall seconds without a byte after which an answer that has begun is given up."
+    )
     silence_max: float = setting(
         3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."
     )

@@ -125,11 +125,13 @@ class Tokenising:
         engines: EngineClient,
         threads: int,
         clock: Clock,
+        failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
-        """`engine` gives an instance to ask where there is no `tokenizer`."""
+        """`engine` gives an instance to ask where there is no `tokenizer`; `failed` is told of one that did not answer."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
+        self._failed = failed
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._clock = clock
         self._renders_not: set[tuple[InstanceId, Epoch]] = set()
@@ -211,6 +213,8 @@ class Tokenising:
                 return [await self._tokenised(engine, question, inquiry) for question in _questions(prompt, model)]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
+            if isinstance(error, TimeoutError) or (isinstance(error, EngineFailedError) and error.failure is not None):
+                self._failed(engine.id)
             return None
 
     async def _rendered(self, engine: Instance, body: bytes, inquiry: Inquiry) -> list[int]:

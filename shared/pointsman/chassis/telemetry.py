@@ -47,6 +47,17 @@ CACHE_PREDICTIONS = Counter(
 ENGINE_RETRIES = Counter(
     "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
 )
+RETRIES_REFUSED = Counter(
+    "pointsman_engine_retries_refused_total", "Further attempts that the retry budget did not allow."
+)
+ATTEMPT_FAILURES = Counter(
+    "pointsman_attempt_failures_total",
+    "Requests that an engine failed, by how, whether or not they were tried elsewhere.",
+    ["instance", "failure"],
+)
+HELD_REQUESTS = Gauge(
+    "pointsman_ingress_held_requests", "Requests that wait in the ingress because no engine can be asked yet."
+)
 TOKENISE_SECONDS = Histogram(
     "pointsman_tokenise_seconds",
     "Wall time to turn a body into tokens.",
