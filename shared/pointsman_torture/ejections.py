@@ -185,7 +185,7 @@ class EjectionRules:
         elif event.half_open and event.at < conduct.ejected_until - SAME_TIME:
             yield f"{event.instance} is let in at {event.at}, and ejected until {conduct.ejected_until}"
         elif not event.half_open:
-            begun = [answer.begun for answer in (*conduct.served, *conduct.first_tokens)]
+            begun = [answer.begun for answer in conduct.served] + [token.begun for token in conduct.first_tokens]
             if not half_open:
                 yield f"{event.instance} is not half-open"
             elif not any(at >= conduct.phase_at for at in begun):
