@@ -195,7 +195,7 @@ async def test_a_restarted_scheduler_knows_what_the_first_one_knew() -> None:
 async def test_a_rejection_whose_answer_was_lost_is_said_again_by_this_leader_and_by_the_next() -> None:
     world = World()
     asked_at = world.clock.now()
-    async with world.scheduler("one"):
+    async with world.scheduler("one", hold_seconds=0.0):
         first, repeated = [await world.route("r", [1], arrived_at=asked_at) for _ in range(2)]
     await world.append(world.joined("a"))
     async with world.scheduler("two"):

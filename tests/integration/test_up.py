@@ -277,6 +277,27 @@ async def test_without_restart_a_death_is_told_and_left(tmp_path: Path) -> None:
     assert said[1].endswith("stays down: --no-restart")
 
 
+async def test_an_ingress_that_still_streams_when_the_fleet_stops_gets_a_second_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointsman.tooling.up.runner.STREAMS_SECONDS_MAX", 0.1)
+    child = Script(tmp_path, STREAMS, role="ingress")
+    runner, said = runner_of(child)
+    await runner.start(seconds_max=10)
+
+    await runner.stop()
+
+    assert child.exit_code == 7
+    assert not any("killed" in line for line in said)
+
+
+STREAMS = """
+import signal, time
+def second(*_): raise SystemExit(7)
+signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, second))
+print('ready', flush=True)
+time.sleep(60)
+"""
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 
 

@@ -20,6 +20,7 @@ from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSu
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman_ingress.fleet_view import FleetView, Model
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.under_way import UnderWay
@@ -82,7 +83,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
         )
         for name in names
     ]
-    yield Rig(Pools(pools), fleets, logs)
+    yield Rig(Pools(pools, Hold(HoldBounds(), clock)), fleets, logs)
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)

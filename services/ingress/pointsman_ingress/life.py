@@ -66,6 +66,12 @@ class Life:
         self.may_go_elsewhere: Callable[[], bool] = lambda: False
         """Tells whether it may be sent to another engine than the one that has it, and claims its place in the retry budget
         if so. Asked only where that engine refuses it or is too slow."""
+        self.usage = Usage()
+        """What the engine says that it took."""
+        self.reason = ""
+        """Why it did not end well."""
+        self.retries = 0
+        """How many further engines it was sent to because one failed."""
         self._arrived_at = arrived_at
         self._slo_ttft = slo_ttft
         self._comparable = comparable
@@ -104,6 +110,11 @@ class Life:
         return Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
 
     @property
+    def sent_at(self) -> Seconds:
+        """When it was sent to its engine."""
+        return self._sent_at
+
+    @property
     def sent_seconds(self) -> Seconds:
         """How long ago it was sent to its engine."""
         return self._clock.now() - self._sent_at
@@ -131,6 +142,7 @@ class Life:
     def waits_again(self) -> None:
         """Its engine failed; it is the scheduler's once more."""
         self.grant = None
+        self.retries += 1
         self._prefill_cached = None
 
     def ended_by_leader(self) -> None:
@@ -152,6 +164,7 @@ class Life:
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """Delivered whole. `output_tokens`: the engine's count or, failing that, the number of stream events."""
         self._end()
+        self.usage = usage
         now = self._clock.now()
         first_at = now if self._first_at is None else self._first_at
         event = RequestFinished(
@@ -178,20 +191,21 @@ class Life:
         return grant.hit_tokens
 
     def failed(self, reason: str, status: int) -> None:
-        self._end()
+        self._end(reason)
         event = RequestFailed(
             at=self._clock.now(), request=self.request, reason=reason, status=status, instance=self.instance
         )
         self._log.append_soon(event)
 
     def cancelled(self, reason: str) -> None:
-        self._end()
+        self._end(reason)
         event = RequestCancelled(at=self._clock.now(), request=self.request, reason=reason, instance=self.instance)
         self._log.append_soon(event)
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "") -> None:
         assert not self.over, "a request has one end"
         self.over = True
+        self.reason = reason
 
     def _measure(self, event: RequestFinished, output_tokens: Tokens) -> None:
         TTFT_SECONDS.observe(event.ttft)

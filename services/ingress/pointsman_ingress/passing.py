@@ -1,6 +1,6 @@
 """Questions that any engine of a pool answers alike and that cost it no model: `/tokenize`, `/detokenize`.
 
-Nothing is scheduled and nothing logged. The reachable instance with the least to do is asked, and when it fails the
+Nothing is scheduled and the log does not hear of it. The reachable instance with the least to do is asked, and when it fails the
 next, as often as a request may be sent again and the pool's retry budget allows. It costs an engine no prefill, so the least
 that the bounds allow is its deadline for the first byte.
 """
@@ -45,6 +45,7 @@ class Passage:
                     if not ticket.claim():
                         raise retry_refused(error.told) from error
                     told = error.told
+                    call.retries += 1
                     ENGINE_RETRIES.inc()
                 else:
                     return

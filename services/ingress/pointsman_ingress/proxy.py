@@ -50,6 +50,8 @@ AFTER_END_WALL_SECONDS: Seconds = 1.0
 _done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
+KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
+JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
 UNFIT_STATUSES = (404, 408, 425, 429)
@@ -108,15 +110,15 @@ class EngineClient:
         *,
         dp_rank: int = ANY_RANK,
         shape: StreamShape = CHUNKS,
+        content_type: str = JSON,
     ) -> "EngineAnswer":
         """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
-        serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
+        serve it. `shape`: of the stream that comes, if one does. `content_type`: of the body. Raises EngineFailedError (not for 4xx, nor for 501, by
         which an engine says that it cannot do such a thing). Of other statuses only 200 is an answer."""
         try:
             url = self._urls.get((engine, path)) or self._remember_url(engine, path)
-            response = await self._session.post(
-                url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
-            )
+            told = {"content-type": content_type, **self._headers(headers, request_id, dp_rank)}
+            response = await self._session.post(url, data=_payload(body), headers=told, allow_redirects=False)
         except (
             aiohttp.ClientError,
             OSError,
@@ -140,9 +142,12 @@ class EngineClient:
         *,
         dp_rank: int = ANY_RANK,
         shape: StreamShape = CHUNKS,
+        content_type: str = JSON,
     ) -> tuple["EngineAnswer", bytes]:
         """As `send`, and the answer's opening. Raises EngineFailedError."""
-        answer = await self.send(engine, path, body, headers, request_id, dp_rank=dp_rank, shape=shape)
+        answer = await self.send(
+            engine, path, body, headers, request_id, dp_rank=dp_rank, shape=shape, content_type=content_type
+        )
         try:
             return answer, await answer.opening()
         except BaseException:
@@ -152,21 +157,21 @@ class EngineClient:
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether a refusal tells of the engine and not of the request, so that another may answer it: it does not take the
         key that it is shown (unless that is the client's own), does not know the model, or takes no more."""
-        of_client = self._forward_authorization and b"authorization" in headers
+        of_client = self._forward_authorization and any(name in headers for name, _ in KEY_HEADERS)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not of_client)
 
     def _headers(self, headers: Headers, request_id: str, dp_rank: int) -> dict[str, str]:
-        sent = {"content-type": "application/json", "x-request-id": request_id, **self._own_headers}
+        sent = {"x-request-id": request_id, **self._own_headers}
         if dp_rank != ANY_RANK:
             sent[RANK_HEADER] = str(dp_rank)
         for name, sent_name in FORWARDED_HEADERS:
             value = headers.get(name)
             if value is not None:
                 sent[sent_name] = value.decode("latin-1")
-        if self._forward_authorization:
-            value = headers.get(b"authorization")
+        for name, sent_name in KEY_HEADERS if self._forward_authorization else ():
+            value = headers.get(name)
             if value is not None:
-                sent["authorization"] = value.decode("latin-1")
+                sent[sent_name] = value.decode("latin-1")
         return sent
 
     def _remember_url(self, engine: str, path: str) -> URL:
@@ -329,7 +334,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Under the names of chats and completions, or those of the Responses API."""
+    """Under the names of chats and completions, those of the Responses API, or Anthropic's, whose `input_tokens` are those
+    that the cache had nothing to do with."""
 
     prompt_tokens: _Count = -1
     completion_tokens: _Count = -1
@@ -337,6 +343,20 @@ class _Usage(msgspec.Struct):
     input_tokens: _Count = -1
     output_tokens: _Count = -1
     input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+    @property
+    def whole_prompt(self) -> Tokens:
+        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+
+    @property
+    def cached(self) -> Tokens:
+        """-1 where it is not said."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
+        return -1 if cached is None else cached
 
 
 class _Response(msgspec.Struct):
@@ -360,19 +380,13 @@ def usage_in(answer: bytes) -> Usage:
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     if usage is None:
         return Usage()
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    return Usage(
-        max(usage.prompt_tokens, usage.input_tokens),
-        max(usage.completion_tokens, usage.output_tokens),
-        -1 if cached is None else cached,
-    )
+    return Usage(usage.whole_prompt, max(usage.completion_tokens, usage.output_tokens), usage.cached)
 
 
 def _content_type(said: str) -> str:
     """What clients are told; what cannot be a header of ours is not."""
     sound = said.isascii() and said.isprintable() and 0 < len(said) <= CONTENT_TYPE_CHARACTERS_MAX
-    return said if sound else "application/json"
+    return said if sound else JSON
 
 
 def _failure(error: Exception, *, begun: bool = False) -> EngineFailedError:

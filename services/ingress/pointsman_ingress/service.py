@@ -10,7 +10,8 @@ writes the end then depends on where that was: the leader while the request wait
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +25,8 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteReque
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
+from pointsman_ingress.access_log import AccessLog
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.call import Call, ClientGoneError, RequestIds
 from pointsman_ingress.client_naming import naming_client
 from pointsman_ingress.endpoints import Endpoint
@@ -42,6 +45,7 @@ from pointsman_ingress.openai_errors import (
     rejected,
     retry_refused,
     stopped,
+    too_deep,
     too_long,
 )
 from pointsman_ingress.openai_requests import Asked, Tokenised
@@ -49,7 +53,7 @@ from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
 from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
-from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
+from pointsman_ingress.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
 from pointsman_ingress.retry_budget import RetryTicket
 from pointsman_ingress.routing import NoPlaceError, Router
 from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
@@ -107,6 +111,7 @@ class Gateway:
         clock: Clock,
         supervisor: Supervisor,
         ids: RequestIds,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`name`: this ingress in the log. `objectives`: of clients that name none."""
         self._name = name
@@ -119,17 +124,22 @@ class Gateway:
         self._clock = clock
         self._supervisor = supervisor
         self._ids = ids
+        self._bodies = Bodies()
+        self._access_log = access_log
         self._passage = Passage(engines, retries=bounds.retries, first_byte=bounds.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A cancellation of its task ends it, too, with an error to the client; a second one is raised."""
-        call = Call(endpoint, scope, send, ids=self._ids, arrived_at=self._clock.now())
+        call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
         life: Life | None = None
-        with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
+        with (
+            self._logged(call, lambda: life),
+            Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience,
+        ):
             try:
                 asked = await self._read(call, receive, patience)
                 if not endpoint.placed:
-                    await self._passage.deliver(call, *self._pools.find(asked.model))
+                    await self._passage.deliver(call, *await self._find(call, asked))
                     return
                 pool, command = await self._understand(call, asked)
                 life = self._begin(pool, call, command)
@@ -137,33 +147,57 @@ class Gateway:
             except Refusal as refusal:
                 await call.refuse(refusal)
             except ClientGoneError:
-                pass
+                call.reason = Interruption.HUNG_UP
             except asyncio.CancelledError:
                 if patience.recovered():
                     await self._interrupted(call, life, patience.interruption)
                 else:
                     await self._cut(call, life)
+            except RecursionError:  # nothing else here is nested as deeply as a client likes
+                await self._nested_too_deeply(call, life)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
                 await self._stumbled(call, life, error)
+
+    async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, refusal: Refusal) -> None:
+        """Answer a request that is none for this path, whatever is in it."""
+        call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
+        with self._logged(call, lambda: None):
+            await call.refuse(refusal)
+
+    @contextmanager
+    def _logged(self, call: Call, life: Callable[[], Life | None]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._access_log is not None:
+                self._access_log.tell(call, life())
 
     # Understand
 
     async def _read(self, call: Call, receive: Receive, patience: Patience) -> Asked:
         """What the client asks for. Raises Refusal, ClientGoneError."""
-        call.key_name = self._keyring.tenant(call.headers)
+        call.key_name = call.tenant = self._keyring.tenant(call.headers)
         bounds = self._bounds
-        await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
-        return call.endpoint.parse(call.body)
+        return call.endpoint.read(call.body, call.headers)
+
+    async def _find(self, call: Call, asked: Asked) -> tuple[Pool, Model]:
+        """Raises Refusal."""
+        call.model, call.wants_stream = cleaned(asked.model) or None, asked.stream
+        call.tenant = call.key_name or tenant_of(call.headers, asked.user)
+        pool, model = await self._pools.await_model(asked.model)
+        call.model, call.pool = model.name, pool.name
+        return pool, model
 
     async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
         wished = objectives(call.headers, self._objectives)
-        pool, model = self._pools.find(asked.model)
+        pool, model = await self._find(call, asked)
         model_len = pool.fleet.context_of(model)
         _check_length(asked, model_len, _certain_tokens(asked))
         tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model))
-        call.prefix = tokens.said
+        call.prefix, call.prompt_tokens = tokens.said, tokens.count
         call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
         call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
         if tokens.exact:
@@ -172,7 +206,7 @@ class Gateway:
             request=call.id,
             ingress=self._name,
             arrived_at=call.arrived_at,
-            tenant=call.key_name or tenant_of(call.headers, asked.user),
+            tenant=call.tenant or ANONYMOUS,
             keys=_packed_keys(pool.keys, model, asked, tokens.keyed),
             prompt_tokens=tokens.count,
             max_output_tokens=_output_tokens(asked, model_len, tokens.count),
@@ -186,7 +220,7 @@ class Gateway:
             context_tokens=_context_tokens(asked, model_len, max(map(len, tokens.prompts), default=0)),
             followed=True,
         )
-        if self._additions.client_name:
+        if self._additions.client_name and call.endpoint.parse is not None:
             call.body = naming_client(call.body, command.tenant)
         return pool, command
 
@@ -246,8 +280,9 @@ class Gateway:
         """Raises Refusal where there is no place; the request's end is written then."""
         router = life.pool.router
         answer = await _route(router, command)
-        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
-            # The client's id was used before, in another ingress or another life of this one.
+        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
+            # The client's id was used before, in another ingress or another life of this one; or the leader has given this
+            # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         if answer is None:
@@ -330,6 +365,7 @@ class Gateway:
                 life.request,
                 dp_rank=grant.dp_rank,
                 shape=call.endpoint.shape,
+                content_type=call.endpoint.content_type(call.headers),
             )
 
     async def _prefill_elsewhere(
@@ -416,6 +452,7 @@ class Gateway:
     # Interruptions
 
     async def _interrupted(self, call: Call, life: Life | None, interruption: Interruption | None) -> None:
+        call.reason = interruption or ""
         overdue = interruption is Interruption.OVERDUE
         if life is not None and not life.over:
             await self._end_interrupted(life, overdue=overdue)
@@ -438,8 +475,15 @@ class Gateway:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
 
+    async def _nested_too_deeply(self, call: Call, life: Life | None) -> None:
+        """A body that decodes, and whose parts cannot be followed to their end."""
+        if life is not None and not life.over:
+            life.failed("malformed_body", 400)
+        await call.refuse(too_deep())
+
     async def _cut(self, call: Call, life: Life | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
+        call.reason = INGRESS_STOPPED
         if life is not None and not life.over:
             life.cancelled(INGRESS_STOPPED)
         await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)

@@ -27,6 +27,8 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self.for_good = False
+        """Whether it was SIGINT that asked for shutdown: a person ends all of it, and nobody waits for it to come back."""
         self.stop_seconds_max = STOP_SECONDS_MAX
         """How long the process may take to shut down after a signal before it is killed."""
         self._failure: BaseException | None = None
@@ -107,12 +109,14 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
-    """The first signal stops in order; a second one stops at once."""
+    """The first signal stops in order, and SIGINT for good; a second one stops at once."""
     log.debug("signal_received", signal=number.name)
     seconds = supervisor.stop_seconds_max
     if supervisor.stopping:
         supervisor.hurry()
         seconds = STOP_SECONDS_MAX
+    else:
+        supervisor.for_good = number == signal.SIGINT
     supervisor.stop()
     asyncio.get_running_loop().call_later(seconds, _give_up, seconds)
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pointsman.primitives import Seconds
+from pointsman.tooling.bench_faults.bad_engines import FIRST_SECONDS, Touched
 from pointsman.tooling.bench_faults.evidence import Evidence
 from pointsman.tooling.bench_faults.strikes import Strike
 
@@ -35,6 +36,8 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     entries: int
     terms: int
     quiet_s: Seconds | None
+    busy_share: float
+    """Of this machine's cores, from the first request to the last answer."""
     strikes: list[Strike]
     findings: dict[str, list[str]]
 
@@ -44,7 +47,13 @@ class FaultsReport(msgspec.Struct, kw_only=True):
 
 
 def reported(
-    evidence: Evidence, findings: dict[str, list[str]], *, seed: int, workload: str, wall_s: Seconds
+    evidence: Evidence,
+    findings: dict[str, list[str]],
+    *,
+    seed: int,
+    workload: str,
+    wall_s: Seconds,
+    busy_share: float,
 ) -> FaultsReport:
     """The numbers of a run."""
     exchanges = evidence.exchanges
@@ -63,6 +72,7 @@ def reported(
         entries=len(evidence.entries),
         terms=evidence.state.term,
         quiet_s=evidence.quiet_s,
+        busy_share=busy_share,
         strikes=evidence.strikes,
         findings=findings,
     )
@@ -75,13 +85,17 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 def show(console: Console, report: FaultsReport) -> None:
     """The strikes, the answers, and what each check says."""
     console.print(_strikes(report.strikes))
+    for strike in report.strikes:
+        if strike.touched is not None:
+            _show_touched(console, strike.fault, strike.touched)
     told = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
     console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {told}; {report.blind:,} placed blind")
     for detail, count in report.details.items():
         console.print(f"  {count:>5}  {detail}", style="dim", markup=False, soft_wrap=True)
     quiet = "never" if report.quiet_s is None else f"after {report.quiet_s:.1f} s"
     console.print(
-        f"{report.entries:,} log entries, {report.decisions:,} decisions, {report.terms} terms; quiet {quiet}"
+        f"{report.entries:,} log entries, {report.decisions:,} decisions, {report.terms} terms; quiet {quiet}; "
+        f"cores {report.busy_share:.0%} busy"
     )
     console.print(_findings(report.findings))
     for name, found in report.findings.items():
@@ -95,7 +109,18 @@ def _strikes(strikes: list[Strike]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
-    for heading in ("lasted", "served again", "normal again", "all well again", "streams cut"):
+    for heading in (
+        "lasted",
+        "served again",
+        "normal again",
+        "all well again",
+        "answers",
+        "TTFT P99",
+        "streams cut",
+        "not 200",
+        "not served",
+        "out of rotation",
+    ):
         table.add_column(heading, justify="right")
     for strike in sorted(strikes, key=lambda one: one.began):
         table.add_row(
@@ -106,9 +131,35 @@ def _strikes(strikes: list[Strike]) -> Table:
             _seconds(strike.served_s),
             _seconds(strike.normal_s),
             _seconds(strike.well_s),
-            str(strike.streams_cut) if strike.streams_cut else "",
+            f"{strike.answered:,}",
+            _seconds(strike.ttft_p99_s),
+            str(strike.streams_cut),
+            ", ".join(f"{count} x {status}" for status, count in strike.statuses.items()),
+            str(strike.failed),
+            ", ".join(f"{server} {seconds:.1f} s" for server, seconds in strike.out_of_rotation.items()),
         )
     return table
+
+
+def told(strike: Strike) -> str:
+    """A line for who waits."""
+    well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
+    return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"
+
+
+def _show_touched(console: Console, fault: str, touched: Touched) -> None:
+    failures = ", ".join(f"{count} {failure}" for failure, count in touched.failures.items()) or "none"
+    console.print(
+        f"{fault} of {touched.instance}: sent there in the first {FIRST_SECONDS:g} s {touched.early}, then "
+        f"{touched.touched} of {touched.asked} ({touched.share:.1%}); failures there: {failures}; whole again "
+        f"{_seconds(touched.whole_s)} and served there {_seconds(touched.back_s)} after it was well",
+        markup=False,
+        soft_wrap=True,
+    )
+    for command in ("doctor", "explain"):
+        console.print(
+            f"  {command}: {getattr(touched, command) or 'does not name it'}", style="dim", markup=False, soft_wrap=True
+        )
 
 
 def _findings(findings: dict[str, list[str]]) -> Table:

@@ -90,10 +90,17 @@ class ChildProcess(ABC):
         self._restarted_at = now + self._restart_wait
         return self._restart_wait
 
+    def stop(self) -> None:
+        """Ask it to stop because the whole fleet does."""
+        self._signal(signal.SIGTERM)
+
     def terminate(self) -> None:
         """Ask it to stop."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._process and self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it and whatever it started."""
@@ -154,6 +161,12 @@ class ServiceProcess(ChildProcess):
         if status != HTTPStatus.OK:
             self.waiting_for = self.waiting_for or "not ready"
         return status == HTTPStatus.OK and not lacks
+
+    @override
+    def stop(self) -> None:
+        """A service takes SIGINT as the end of all of it: an ingress then plays no lame duck, and a worker's instance
+        leaves."""
+        self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
     def _last_words(self) -> str:
         """What an engine, which says nothing over HTTP before it serves, last wrote to its log."""

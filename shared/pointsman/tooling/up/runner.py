@@ -1,8 +1,8 @@
 """Starts the processes of a fleet, watches them, and stops them in an order that loses nothing.
 
 Nothing is restarted silently: each death is told with its exit code and log file, and so is each new start. While
-stopping, the ingress goes first so that what it streams can finish, and the nats-server last so that everybody
-can write their last words. A busy machine takes longer for that, and people are told who is waited for; only who hangs
+stopping, the ingress goes first so that what it streams can finish, within `STREAMS_SECONDS_MAX`, and the nats-server last
+so that everybody can write their last words. A busy machine takes longer for that, and people are told who is waited for; only who hangs
 is killed, so that all of it ends within `STOP_SECONDS_MAX`.
 """
 
@@ -28,10 +28,13 @@ STOP_STAGES: tuple[frozenset[str], ...] = (
 """Which roles stop together. Engines have nothing more to say once their workers are gone: they stop beside all that
 comes after."""
 
+STREAMS_SECONDS_MAX = 5.0
+"""How long answers may take to finish when the fleet stops. What an ingress still has then is cut, with an error event."""
+
 STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
 """How long one of these stages may take before what is left of it is killed: services give up by themselves before."""
 
-STOP_SECONDS_MAX = STAGE_SECONDS_MAX * len(STOP_STAGES)
+STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
 """How long a fleet may take to stop of which a process hangs in every stage."""
 
 STILL_STOPPING_SECONDS = 3.0
@@ -105,6 +108,8 @@ class FleetRunner:
             async with asyncio.TaskGroup() as beside:
                 for roles in STOP_STAGES:
                     stopping = [self._stop_together(self._of(roles))]
+                    if "ingress" in roles:
+                        beside.create_task(self._cut_streams(self._of({"ingress"})))
                     if "worker" in roles and self._stop_others is not None:
                         stopping.append(self._stop_others())
                     await asyncio.gather(*stopping)
@@ -157,12 +162,18 @@ class FleetRunner:
             if self._stopping.is_set():
                 return
             self._became(child, Condition.DEAD)
-            self._tell(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
+            self._tell_end(child, code)
             if not restart:
                 self._tell(f"✗ {child.name} stays down: --no-restart", "red")
                 return
             if not await self._started_again(child):
                 return
+
+    def _tell_end(self, child: ChildProcess, code: int) -> None:
+        if code == 0:
+            self._tell(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
+        else:
+            self._tell(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
         """Start it again after a wait that grows; False where the fleet stops meanwhile."""
@@ -200,19 +211,34 @@ class FleetRunner:
             waited_for = ", ".join(late) or "what the scaler started"
             self._tell(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
+    async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
+        """A second signal ends what an ingress still has."""
+        deadline = time.monotonic() + STREAMS_SECONDS_MAX
+        while any(child.exit_code is None for child in ingresses if child.pid):
+            if time.monotonic() > deadline:
+                for child in ingresses:
+                    child.terminate()
+                return
+            await asyncio.sleep(READY_POLL_SECONDS)
+
     async def _stop_together(self, children: list[ChildProcess]) -> None:
         for child in children:
-            child.terminate()
+            if self.conditions[child.name] is Condition.READY:
+                child.stop()
+            else:
+                child.terminate()
         self._asked_to_stop += children
+        streams = any(child.role == "ingress" for child in children)
+        seconds_max = STAGE_SECONDS_MAX + (STREAMS_SECONDS_MAX if streams else 0.0)
         try:
-            async with asyncio.timeout(STAGE_SECONDS_MAX):
+            async with asyncio.timeout(seconds_max):
                 for child in children:
                     if child.pid:
                         await child.exited()
         except TimeoutError:
             late = [child for child in children if child.exit_code is None]
             names = ", ".join(child.name for child in late)
-            self._tell(f"killed, for not stopping within {STAGE_SECONDS_MAX:g} s: {names}", "yellow")
+            self._tell(f"killed, for not stopping within {seconds_max:g} s: {names}", "yellow")
             for child in late:
                 child.kill()
                 await child.exited()
