@@ -380,6 +380,7 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         "engine_url": address.url,
         "kv_endpoint": address.kv_endpoint,
         "dp_rank": address.dp_rank,
+        "state_directory": plan.data / "workers",
         "kv_replay_endpoint": address.kv_replay_endpoint,
         "engine_model": plan.engine_model,
         "role": address.role if address.role != "both" else None,
