@@ -204,8 +204,11 @@ class _Term:
                     yield f"{event.request} has ended before"
             case InstanceSuspected() as event:
                 yield from self._silent(event, event.patience.suspect_after if event.patience else 0.0)
-                if event.instance in self._model.instances and self._model.instances[event.instance].suspected:
+                suspect = self._model.instances.get(event.instance)
+                if suspect is not None and suspect.suspected:
                     yield f"{event.instance} was suspected already"
+                if suspect is not None and event.at <= suspect.excused_until:
+                    yield f"{event.instance} has until {suspect.excused_until} to come back, and is suspected at {event.at}"
             case InstanceLeft() as event:
                 yield from self._silent(event, event.patience.leave_after if event.patience else 0.0)
             case InstanceEjected() as event:

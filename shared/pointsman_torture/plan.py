@@ -32,6 +32,17 @@ EQUALS: tuple[Role, ...] = ("both",) * 6
 
 WITHOUT_REPLAY_SHARE = 0.4
 """Of the seeds, in which some engines have no replay socket: about half of them."""
+OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
+    (),
+    (
+        "outlier.consecutive_failures=2",
+        "outlier.latency_factor=3",
+        "outlier.base_ejection_seconds=2",
+        "outlier.max_ejection_seconds=6",
+    ),
+    ("outlier.consecutive_failures=0", "outlier.failure_share=0.2", "outlier.success_rate_stdev_factor=1"),
+)
+"""What outlier detection is told, each as likely: nothing, or to be quick with it."""
 ADAPTER_SHARE = 0.3
 """Of the seeds without roles, in which some engines have a LoRA adapter."""
 ADAPTER = "torture-lora"
@@ -88,6 +99,8 @@ class Plan:
     flush_ms: float
     window_max: int
     requests: int
+    workers_pause: bool
+    """Whether a worker that is stopped leaves what it knows to the next one, and its instance stays."""
     scheduler: SchedulerSettings
     fleet_settings: dict[str, Any]
     """What every process is told."""
@@ -132,7 +145,8 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
         engine=replace(plan.engine, blocks=160 * 32 // plan.engine.block_size, buffer_steps=10_000),
         window_max=10_000,
         requests=int(QUIET_RATE * seconds),
-        scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0),
+        workers_pause=True,
+        scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0, policy_settings=()),
         ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
     )
@@ -178,8 +192,10 @@ def _any_plan(seed: int) -> Plan:
         window_max=chance.choice((10_000, 10_000, 10_000, 25)),
         requests=chance.randint(40, 90) + OVERLOAD_REQUESTS * overload,
         fleet_settings=fleet,
+        workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,
+            policy_settings=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
             admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),

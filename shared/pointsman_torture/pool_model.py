@@ -147,6 +147,8 @@ class ModelledInstance:
     half_open: bool = False
     """Whether its ejection is over, and it has not proved well: it takes one request at a time."""
     suspected: bool = False
+    excused_until: Seconds = 0.0
+    """Its worker is being restarted."""
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0
@@ -216,6 +218,7 @@ class ModelledInstance:
         self.heard_at = max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
         self.suspected = False
+        self.excused_until = event.at + event.back_within if event.back_within else 0.0
         self.serving = event.serving
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
         self.certain = event.certain

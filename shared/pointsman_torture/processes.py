@@ -96,9 +96,10 @@ class Process(ABC):
         self.world.lives.append(life)
         self.world.loop.launch(self._live(life), life.context)
 
-    def stop(self) -> None:
-        """SIGTERM: it ends in its own order, which takes a while. `life` is None then."""
+    def stop(self, *, for_good: bool = False) -> None:
+        """SIGTERM, or `for_good` SIGINT: it ends in its own order, which takes a while. `life` is None then."""
         if self.life is not None and self.life.supervisor is not None:
+            self.life.supervisor.for_good = for_good
             self.life.supervisor.stop()
 
     def kill(self) -> None:
@@ -258,6 +259,7 @@ class WorkerProcess(Process):
                 engine_url=host.url,
                 flush_ms=plan.flush_ms,
                 role=host.role,
+                state_directory=self.world.state_directory if plan.workers_pause else "",
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
@@ -267,7 +269,10 @@ class WorkerProcess(Process):
         try:
             await supervisor.until_stopped()
         finally:
-            await service.leave("worker stopped")
+            if plan.workers_pause and supervisor.stopped_in_order and not supervisor.for_good:
+                await service.pause()
+            else:
+                await service.leave("worker stopped")
 
 
 class IngressProcess(HttpProcess):

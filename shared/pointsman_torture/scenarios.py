@@ -3,11 +3,18 @@
 Judged by what clients got and by what the log says. Times are virtual wall seconds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
+from pointsman.contracts.fleet import (
+    InstanceEjected,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUnejected,
+)
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
-from pointsman.primitives import Seconds
+from pointsman.primitives import InstanceId, Seconds
 from pointsman_torture.plan import BAD_SECONDS
 from pointsman_torture.world import World
 
@@ -72,8 +79,25 @@ def clients_notice_nothing(world: World) -> Iterator[str]:
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"
 
 
+def restarted_workers_keep_their_caches(world: World) -> Iterator[str]:
+    """A worker that is stopped and started goes on in the same epoch, and nobody takes its instance for gone."""
+    if world.plan.scenario != "rolling restart":
+        return
+    joined: Counter[InstanceId] = Counter()
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, InstanceJoined) and not stored.echo:
+            joined[event.instance] += 1
+        elif isinstance(event, InstanceLeft | InstanceSuspected | InstanceEjected):
+            yield f"{event.instance} is well, and the log has {type(event).__name__} of it at {stored.sequence}"
+    for instance, count in joined.items():
+        if count > 1:
+            yield f"{instance} joined {count} times"
+
+
 SCENARIOS: tuple[Callable[[World], Iterator[str]], ...] = (
     a_bad_engine_is_kept_away,
     a_well_engine_is_back_soon,
     clients_notice_nothing,
+    restarted_workers_keep_their_caches,
 )
