@@ -145,7 +145,7 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])
 async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(why: str) -> None:
     retries = 0 if why == "no retries" else 2
-    budget = {"retry_budget": 0.0, "retry_budget_min": 0} if why == "no budget" else {}
+    budget: dict[str, Any] = {"retry_budget": 0.0, "retry_budget_min": 0} if why == "no budget" else {}
     async with world_with(**STAYS, **budget, retries_max=retries) as world:
         if why == "no other engine":
             world.scheduler.engines = {ONE: world.one.url}

@@ -40,7 +40,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
         doubt=instance.unschedulable
-        or ejection(state, instance)
+        or state.why_out(instance)
         or foreign_keys(instance, state.settings.block_tokens)
         or instance.doubt,
         correction=round(state.correction(instance.id), 3),
@@ -49,14 +49,6 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         knowledge_since=instance.known_since,
         prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
     )
-
-
-def ejection(state: State, instance: Instance) -> str:
-    """Why the instance is ejected, or tried again; else empty."""
-    why = state.outliers.record(instance.id).why
-    if instance.ejected:
-        return f"ejected, {why}"
-    return f"half-open, takes one request at a time: {why}" if instance.half_open else ""
 
 
 def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
