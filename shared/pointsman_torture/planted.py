@@ -52,14 +52,14 @@ DEFECTS = (
     Defect(
         "a gap leaves `exact`",
         STATE,
-        '                    self.fleet[event.instance].doubt = f"engine events missed: {event.reason}"\n',
+        '                    instance_missing.doubt = f"engine events missed: {event.reason}"\n',
         "                    pass\n",
     ),
     Defect(
         "`unknown` caches are `exact`",
         FLEET,
-        'if self.doubt or self.cache == "unknown" or not self.parity:',
-        "if self.doubt or not self.parity:",
+        '        if self.cache == "unknown":\n',
+        '        if self.cache == "unheard":\n',
     ),
     Defect(
         "one more than `running_max`",
@@ -82,14 +82,14 @@ DEFECTS = (
     Defect(
         "the role of an instance is not looked at",
         FLEET,
-        'if role != "decode")',
-        'if role != "nothing")',
+        '[instance for instance in present if instance.role != "decode"]',
+        "present",
     ),
     Defect(
         "an adapter is not asked for",
         FLEET,
-        "        return not adapter or adapter in self.adapters\n",
-        "        return True\n",
+        "            (not adapter or adapter in self.adapters)\n",
+        "            True\n",
     ),
     Defect(
         "what waits at a draining instance is granted there",
@@ -112,8 +112,8 @@ DEFECTS = (
     Defect(
         "a hit is one block too long",
         STATE,
-        "        self.speculation.extend_hits(keys, hits)\n        return hits",
-        "        self.speculation.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
+        "        self.delivered.extend_hits(keys, hits)\n        return hits",
+        "        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
     ),
     Defect(
         "the last token counts as cached",
