@@ -42,6 +42,7 @@ from pointsman_torture.pool_model import ARRIVED, NOBODY, PENDING, PREFILL, Book
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
+HOLD_MAX = 1000
 REBOUND_MAX = 8
 OVERDUE_SECONDS: Seconds = 3.0
 RETURN_SECONDS_MAX: Seconds = 4.0
@@ -84,6 +85,8 @@ class _Bounds:
     admission: str
     rebind: bool
     ageing: float
+    hold_seconds: Seconds
+    hold_max: int
 
     @classmethod
     def told(cls, settings: Settings) -> "_Bounds":
@@ -95,6 +98,8 @@ class _Bounds:
             admission=str(settings["admission"]),
             rebind=bool(settings.get("rebind", False)),
             ageing=float(settings.get("order.ageing", AGEING)),
+            hold_seconds=float(settings.get("hold_seconds", 0.0)),
+            hold_max=int(settings.get("hold_max", HOLD_MAX)),
         )
 
 
@@ -276,7 +281,10 @@ class _Term:
         transfer = event.transfer_seconds if event.decode else 0.0
         if not isclose(event.predicted_ttft, own.queue_seconds + own.prefill_seconds + transfer, **SAME):
             yield f"its first token is predicted in {event.predicted_ttft} s, which is not the sum of its parts"
-        budget = request.deadline - event.at
+        lost = request.lost(event.attempt, event.at)
+        if not isclose(event.lost_seconds, lost, **SAME):
+            yield f"it is said to have lost {event.lost_seconds} s, not {lost}"
+        budget = request.deadline + lost - event.at
         tries = model.on_trial(event.instance)
         if tries and (model.tried_by(event.instance) or model.at(event.instance, PENDING)):
             yield f"{event.instance} is half-open, and tried by another already"
@@ -291,7 +299,8 @@ class _Term:
             return
         excluded = tuple(event.excluded)
         yield from self._candidates(event.candidates, request, event.at, excluded)
-        budget = request.deadline - event.at
+        lost = request.lost(event.attempt, event.at)
+        budget = request.deadline + lost - event.at
         able = self._model.ready(request, excluded)
         if event.reason in LATE:
             late = [c for c in event.candidates if c.predicted_ttft > budget]
@@ -302,13 +311,15 @@ class _Term:
             elif self._bounds.admission != "predicted_ttft" and len(late) < len(event.candidates):
                 yield f"it is refused as late, and would be on time somewhere: {budget} s are left"
             if event.reason == "slo_unreachable" and any(
-                c.prefill_seconds <= request.slo_ttft for c in event.candidates
+                c.prefill_seconds <= request.slo_ttft + lost for c in event.candidates
             ):
-                yield f"its objective of {request.slo_ttft} s is called out of reach, and is not"
+                yield f"its objective of {request.slo_ttft + lost} s is called out of reach, and is not"
         elif event.reason == "queue_full" and self._full_line_allows():
             yield f"the line is called full with {self._waiting()} of {self._bounds.pending_max}"
         elif event.reason == "no_instance" and any(self._model.instances[i].role == "both" for i in able):
             yield f"nobody is said to take it, and {able} would"
+        elif event.reason == "no_instance" and not able and not excluded and self._would_be_held(request, event.at):
+            yield f"nobody takes it, and it is not held, {event.at - request.arrived_at:.2f} s after it came"
 
     def _granted(self, event: RequestGranted) -> Iterator[str]:
         request = self._model.requests.get(event.request)
@@ -554,6 +565,11 @@ class _Term:
         return self._model.has_room(
             instance, tokens, window_tokens=bounds.window_tokens, running_max=bounds.running_max
         )
+
+    def _would_be_held(self, request: BookedRequest, now: Seconds) -> bool:
+        held = sum(known.stage == ARRIVED for known in self._model.requests.values())
+        in_time = now - request.arrived_at < self._bounds.hold_seconds - 1e-6
+        return request.stage == ARRIVED and not request.excluded and in_time and held <= self._bounds.hold_max
 
     def _waiting(self) -> int:
         return sum(request.stage == PENDING for request in self._model.requests.values())

@@ -206,6 +206,8 @@ def _any_plan(seed: int) -> Plan:
             leave_seconds=chance.choice((8.0, 30.0)),
             waiter_seconds=3.0,
             request_seconds_max=60.0,
+            hold_seconds=Random(f"hold {seed}").choice((0.0, 3.0, 30.0)),
+            hold_max=Random(f"hold max {seed}").choice((2, 1000, 1000)),
             checkpoint_seconds=chance.choice((3.0, 10.0)),
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),

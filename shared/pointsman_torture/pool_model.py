@@ -88,6 +88,8 @@ class BookedRequest:
     adapter: str
     alias: str
     context_tokens: Tokens
+    taken_at: Seconds
+    """When a leader took it in."""
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -112,6 +114,12 @@ class BookedRequest:
     @property
     def deadline(self) -> Seconds:
         return self.arrived_at + self.slo_ttft
+
+    def lost(self, attempt: int, now: Seconds) -> Seconds:
+        """What it has lost since it came, or since its engine got it: held, or given to one that failed it."""
+        if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
+            return 0.0
+        return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 
     @property
     def with_nobody(self) -> bool:
@@ -638,6 +646,7 @@ class PoolModel:
                 adapter=event.adapter,
                 alias=event.alias,
                 context_tokens=event.context_tokens,
+                taken_at=event.at,
             )
 
     def _extra_time(self, event: RequestArrived) -> Seconds:
@@ -655,6 +664,7 @@ class PoolModel:
         if request is None or (request.stage != ARRIVED and event.attempt <= request.attempt):
             return
         self._withdraw(request)
+        request.slo_ttft += event.lost_seconds
         request.attempt, request.excluded = event.attempt, tuple(event.excluded)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at
