@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import BinaryIO
 
 import aiohttp
 import click
@@ -21,7 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.chassis.http_protocol import HttpLimits
-from pointsman.chassis.line_writer import LineWriter
+from pointsman.chassis.line_writer import LineWriter, Output
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.open_files import clients_max, raised_open_files
 from pointsman.chassis.processes import serve_in_processes
@@ -35,6 +35,7 @@ from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
@@ -150,7 +151,7 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
-    access_log_out: BinaryIO | None = None,
+    access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
@@ -171,16 +172,23 @@ async def assembled(
             chunk_wall_seconds=settings.chunk_timeout,
         )
         with ExitStack() as closing:
+            hold = Hold(HoldBounds(settings.hold_seconds, settings.hold_max), clock)
             served = [
-                _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
+                _pool(
+                    settings,
+                    name,
+                    link,
+                    engines=engines,
+                    clock=clock,
+                    board=(pool_boards or {}).get(name, board),
+                    hold=hold,
+                )
                 for name, link in links.items()
             ]
             for pool in served:
                 closing.callback(pool.tokenising.close)
-            pools = Pools(served)
-            lines = (
-                closing.enter_context(LineWriter(access_log_out or sys.stdout.buffer)) if settings.access_log else None
-            )
+            pools = Pools(served, hold)
+            lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -206,6 +214,11 @@ async def assembled(
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
 
 
+def _access_lines(out: Output | None) -> LineWriter:
+    """To standard output, if to nowhere else."""
+    return LineWriter(out or FileIO(sys.stdout.fileno(), "w", closefd=False))
+
+
 def pool_names(settings: IngressSettings) -> list[PoolName]:
     """The pools to serve."""
     return [PoolName(name) for name in dict.fromkeys(settings.pools or (settings.pool,))]
@@ -219,13 +232,16 @@ def _pool(
     engines: EngineClient,
     clock: Clock,
     board: HealthBoard,
+    hold: Hold,
 ) -> Pool:
     """Raises click.ClickException."""
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
     rebinding = Rebinding()
-    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
+    router = Router(
+        commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
+    )
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,
