@@ -10,7 +10,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
-from tests.support.events import joined, reported
+from tests.support.events import first_token, joined, reported
 from tests.support.failing_pool import PREFILL, policies
 from tests.support.failing_pool import FailingPool as Pool
 
@@ -278,6 +278,27 @@ def test_a_request_that_nobody_can_serve_does_not_fail_the_trial() -> None:
     assert first == A
     assert pool.status(A) == TRIED
     assert pool.asks()[1] == A
+
+
+def test_a_first_token_is_no_proof_before_it_has_lasted() -> None:
+    for seconds, passed in ((1.9, False), (2.1, True)):
+        pool = Pool()
+        pool.serve(40, sick=A)
+        pool.later(5)
+        pool.look()
+        trial, there = pool.asks()
+        pool.happens(first_token(trial, there, at=pool.now + PREFILL))
+        pool.later(PREFILL + seconds)
+        pool.look()
+        assert there == A
+        assert pool.status(A) == (WHOLE if passed else TRIED)
+        assert (pool.asks()[1] == A) is False or passed
+        if not passed:
+            pool.fails(trial, A, "stream_reset")
+            pool.gives_up(trial)
+            pool.look()
+            assert pool.status(A) == EJECTED
+        assert pool.proven
 
 
 def test_the_number_in_a_row_falls_while_an_engine_is_whole() -> None:

@@ -42,6 +42,8 @@ EXCESS_WALL_SECONDS_MIN = 0.2
 """So much longer than expected a prefill must take at least to be slow: a busy machine delays any by less."""
 OVERDUE_WALL_SECONDS_MIN = 1.0
 """And so much before it counts although it is not over."""
+TRIAL_WALL_SECONDS = 2.0
+"""A trial is passed once it is answered whole, or for so long after its first token: an engine may break off its answers."""
 DOUBT_WALL_SECONDS_MIN = 0.5
 """How long a request must at least be inside another engine before who failed it is to blame."""
 
@@ -134,7 +136,8 @@ class _Look:
         slow = self._slowness(instance, [record.trial])
         if slow:
             return self._back_out(instance, f"the request that tried it again was slow: {slow}")
-        return Return(instance, half_open=False)
+        lasted = self._now - record.trial.at >= TRIAL_WALL_SECONDS * self._speed
+        return Return(instance, half_open=False) if record.trial_served or lasted else None
 
     def _back_out(self, instance: Instance, detail: str) -> Ejection | None:
         return self._ejection(instance, "failed_probe", detail) if self._is_spared(instance) else None
