@@ -228,6 +228,8 @@ def test_it_is_tried_by_one_request_at_a_time_and_whole_once_that_is_served_well
     assert others == {B, C, D}
     pool.answers(trial, A)
     pool.look()
+    assert pool.status(A) == TRIED
+    pool.visit(A, 2)
 
     assert pool.status(A) == WHOLE
     assert A in {pool.asks()[1] for _ in range(4)}
@@ -245,7 +247,7 @@ def test_who_fails_the_trial_is_ejected_for_longer_up_to_a_bound_and_touches_one
         pool.look()
         touched += pool.serve(20, sick=A).count(A)
 
-    assert [e.seconds for e in pool.ejections()] == [5.0, 10.0, 15.0, 20.0, 20.0, 20.0, 20.0]
+    assert [e.seconds for e in pool.ejections()] == [5.0, 10.0, 15.0, 15.0, 15.0, 15.0, 15.0]
     assert [e.cause for e in pool.ejections()[1:]] == ["failed_probe"] * 6
     assert touched == 6
     assert pool.proven
@@ -299,6 +301,19 @@ def test_a_first_token_is_no_proof_before_it_has_lasted() -> None:
             pool.look()
             assert pool.status(A) == EJECTED
         assert pool.proven
+
+
+def test_where_requests_are_few_one_trial_will_do_after_a_while() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    pool.visit(A, 1)
+    assert pool.status(A) == TRIED
+    pool.later(5)
+    pool.look()
+
+    assert pool.status(A) == WHOLE
 
 
 def test_the_number_in_a_row_falls_while_an_engine_is_whole() -> None:

@@ -79,6 +79,8 @@ class Record:
     """The first token of the newest attempt of those begun since then, where it has one."""
     trial_served: bool = False
     """Whether that one was answered whole."""
+    trials_served: int = 0
+    """How many were, since then."""
     trial_failure: str = ""
     """And where it failed."""
 
@@ -88,7 +90,7 @@ class Record:
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
         self.until = self.half_open_since = 0.0
-        self.trial, self.trial_served, self.trial_failure = None, False, ""
+        self.trial, self.trial_served, self.trials_served, self.trial_failure = None, False, 0, ""
 
 
 class Outliers:
@@ -176,6 +178,7 @@ class Outliers:
             record.in_a_row = 0
         if record.half_open_since and since >= record.half_open_since:
             record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
+            record.trials_served += 1
             record.trial_failure = ""
 
     # Phases
