@@ -22,6 +22,8 @@ FIRST_SECONDS: Seconds = 10.0
 """After which a bad engine must have been found out."""
 TOUCHED_SHARE_MAX = 0.02
 """Of the requests that come after that: those that the bad engine may still get."""
+TRIALS_MAX = 4
+"""Requests that may try it all the same: at so few requests a second those alone are more than that share."""
 BACK_SECONDS_MAX: Seconds = 30.0
 """Within which an engine must be whole again that is well."""
 
@@ -42,7 +44,7 @@ def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
             asked.add(event.request)
         elif isinstance(event, SENT) and event.instance == bad.instance and event.request in asked:
             touched.add(event.request)
-    if len(touched) > TOUCHED_SHARE_MAX * len(asked):
+    if len(touched) > max(TRIALS_MAX, TOUCHED_SHARE_MAX * len(asked)):
         yield f"{bad.instance} still got {len(touched)} of {len(asked)} requests: {sorted(touched)[:5]}"
 
 
