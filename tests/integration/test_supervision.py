@@ -3,13 +3,17 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 PROGRAM = """
 import asyncio, time
 from pointsman.chassis import supervision
+from pointsman.chassis.telemetry import configure_logging
 
+configure_logging('error', 'text')
 supervision.STOP_SECONDS_MAX = 0.5
 
 async def main(supervisor):
@@ -61,8 +65,14 @@ def test_a_task_that_fails_ends_the_process_without_waiting_for_anything() -> No
     assert process.returncode == 1
 
 
-def running(program: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+@contextmanager
+def running(program: str) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+            process.wait(30)
+        finally:
+            process.kill()
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:

@@ -469,6 +469,12 @@ async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_ba
     (ingress,) = find_fleet(data=fleet.data).of_role("ingress")
     body = {"model": "pointsman-sim", "prompt": "once upon a time", "max_tokens": 4_000, "stream": True}
     async with aiohttp.ClientSession() as session:
+
+        async def is_whole() -> bool:
+            async with session.get(f"{fleet.url}/readyz") as probe:
+                return (await probe.json())["degraded"] == {}
+
+        await eventually(is_whole)
         streams = [await session.post(f"{fleet.url}/v1/completions", json=body) for _ in range(4)]
         begun = [await stream.content.readuntil(b"\n\n") for stream in streams]
         os.kill(ingress.pid, signal.SIGTERM)
@@ -480,7 +486,7 @@ async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_ba
         await eventually(plays_lame_duck)
         rests = [await stream.content.read() for stream in streams]
 
-    assert all(first.startswith(b"data:") for first in begun)
+    assert [first[:5] for first in begun] == [b"data:"] * 4, begun
     assert [rest.rstrip().endswith(b"data: [DONE]") for rest in rests] == [True] * 4
     fleet.wait_for(rf"ingress \(pid {ingress.pid}\) ended in order, with exit code 0")
     fleet.wait_for("ingress was started again as pid")
