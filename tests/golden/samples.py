@@ -514,4 +514,14 @@ COMMANDS: list[AnyCommand] = [
         refusal="more than 8",
     ),
     ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
+    RouteGranted(
+        request=REQUEST,
+        attempt=1,
+        instance=ENGINE,
+        url="http://127.0.0.1:8101",
+        hit_tokens=128,
+        predicted_ttft=0.75,
+        knowledge="exact",
+        expected_seconds=0.25,
+    ),
 ]

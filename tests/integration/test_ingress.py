@@ -20,6 +20,7 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -420,7 +421,7 @@ async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothi
     assert content.endswith("data: [DONE]\n\n")
     assert answer.headers["x-pointsman-instance"] == TWO
     assert [(asked.attempt, asked.excluded) for asked in world.scheduler.asked] == [(1, []), (2, [ONE])]
-    assert [type(event) for event in await world.events()] == [PrefillFinished, RequestFinished]
+    assert [type(event) for event in await world.events()] == [RequestAttemptFailed, PrefillFinished, RequestFinished]
 
 
 async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World) -> None:
@@ -449,7 +450,9 @@ async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_on
 
         assert answer.status == 502
         assert error["code"] == "engine_failed"
-        (end,) = await world.events()
+        *failures, end = await world.events()
+        told = [(e.instance, e.attempt, e.failure) for e in failures if isinstance(e, RequestAttemptFailed)]
+        assert told == [(ONE, 1, "http_5xx"), (TWO, 2, "stream_reset")]
         assert isinstance(end, RequestFailed)
         assert end.status == 502
 
@@ -472,8 +475,10 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -
     assert answer.status == 200
     assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
     assert len(world.scheduler.asked) == 1
-    first, end = await world.events()
+    first, failure, end = await world.events()
     assert isinstance(first, PrefillFinished)
+    assert isinstance(failure, RequestAttemptFailed)
+    assert (failure.instance, failure.failure) == (ONE, "stream_reset")
     assert isinstance(end, RequestFailed)
 
 

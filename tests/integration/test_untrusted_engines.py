@@ -24,7 +24,7 @@ from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
-from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject, route_subject
 from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman.tooling.fleet import fleet_table
@@ -90,7 +90,9 @@ async def test_what_is_no_answer_costs_the_client_nothing(world: World, liar: Ra
 
     assert status == 200
     assert json.loads(body)["choices"] == [{"text": "answer"}]
-    (end,) = await world.events()
+    failure, end = await world.events()
+    assert isinstance(failure, RequestAttemptFailed)
+    assert (failure.instance, failure.attempt) == (ONE, 1)
     assert isinstance(end, RequestFinished)
     assert end.instance == TWO
 

@@ -9,17 +9,20 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.line_writer import Output
 from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
-from tests.support.events import BLOCK, joined
+from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.log_reading import events_in
@@ -59,7 +62,16 @@ class World:
         return [event for event in await events_in(self.log) if isinstance(event, RequestEvent)]
 
 
-async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_tokens: int = BLOCK) -> World:
+async def open_world(
+    stack: AsyncExitStack,
+    settings: IngressSettings,
+    *,
+    block_tokens: int = BLOCK,
+    engines_join: bool = True,
+    log_answers: bool = True,
+    access_log_out: Output | None = None,
+) -> World:
+    """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
     link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
@@ -68,9 +80,12 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
     two = await stack.enter_async_context(running_engine())
     scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
     await stack.enter_async_context(scheduler)
-    for instance, engine in ((ONE, one), (TWO, two)):
-        told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
-        await log.append(told)
+    if engines_join:
+        for instance, engine in ((ONE, one), (TWO, two)):
+            told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
+            await log.append(told)
+    if not log_answers:
+        broker.disconnect()
     supervisor = await stack.enter_async_context(Supervisor())
     board = HealthBoard()
     app = await stack.enter_async_context(
@@ -80,12 +95,13 @@ async def open_world(stack: AsyncExitStack, settings: IngressSettings, *, block_
             clock=clock,
             board=board,
             supervisor=supervisor,
+            access_log_out=access_log_out,
         )
     )
     server = http_server(app, settings, board)
     serving = asyncio.create_task(server.serve())
     stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and board.whole)
+    await eventually(lambda: server.started and (board.whole or not (engines_join and log_answers)))
     client = await stack.enter_async_context(aiohttp.ClientSession())
     return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board, server)
 
@@ -96,11 +112,15 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 
 
 @asynccontextmanager
-async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIterator[World]:
+async def world_with(
+    *, block_tokens: int = BLOCK, engines_join: bool = True, log_answers: bool = True, **settings: Any
+) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
         told = IngressSettings(**{**usual, **settings})
-        yield await open_world(stack, told, block_tokens=block_tokens)
+        yield await open_world(
+            stack, told, block_tokens=block_tokens, engines_join=engines_join, log_answers=log_answers
+        )
 
 
 async def eventually_listed(world: World, model: str) -> None:
@@ -111,3 +131,11 @@ async def eventually_listed(world: World, model: str) -> None:
             return answer.status == 200
 
     await eventually(is_listed)
+
+
+async def drop(world: World, instance: InstanceId, *, stays: InstanceId) -> None:
+    """One of two instances leaves, and the ingress has read so."""
+    await world.log.append(InstanceLeft(at=0.0, instance=instance, epoch=Epoch(1), reason="the test says so"))
+    report = reported(stays, 0, [], at=ScaledClock().now())
+    await world.log.append(msgspec.structs.replace(report, adapters=["read-up-to-here"]))
+    await eventually_listed(world, "read-up-to-here")

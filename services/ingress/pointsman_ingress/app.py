@@ -9,15 +9,14 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, path_and_query, send_whole
+from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, path_and_query
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.fleet_view import Model
-from pointsman_ingress.openai_errors import Refusal, error_body
+from pointsman_ingress.openai_errors import Refusal, error_body, only_post
 from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.tenants import Keyring
 
-_ONLY_POST = error_body(405, "method_not_allowed", "This path takes POST only.")
 _SAID = {
     404: ("not_found", "There is no such path; /docs lists those that there are."),
     405: ("method_not_allowed", "This path does not take that method; /docs says which."),
@@ -36,7 +35,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: Heal
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:
-            await send_whole(send, 405, _ONLY_POST, "application/json", [(b"allow", b"POST")])
+            await gateway.refuse(endpoint, scope, send, only_post())
 
     return app
 
@@ -105,16 +104,17 @@ def _http_error(_request: Request, error: Exception) -> Response:
 def _document_hot_routes(app: FastAPI) -> None:
     """Put the paths that FastAPI never sees into its OpenAPI document."""
     described = app.openapi()
-    for path in BY_PATH:
+    for path, endpoint in BY_PATH.items():
+        kind = "application/json" if endpoint.parse is not None else "multipart/form-data"
         described.setdefault("paths", {})[path] = {
             "post": {
                 "tags": ["OpenAI"],
-                "summary": f"OpenAI's {path}, streaming or not. Unknown fields reach the engine untouched.",
-                "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
+                "summary": f"{path} as the engine has it, streaming or not. Unknown fields reach it untouched.",
+                "requestBody": {"required": True, "content": {kind: {"schema": {"type": "object"}}}},
                 "responses": {
                     "200": {"description": "The engine's answer."},
-                    "4XX": {"description": "Refused, with an OpenAI error object."},
-                    "5XX": {"description": "No engine could answer, with an OpenAI error object."},
+                    "4XX": {"description": "Refused, with an error object."},
+                    "5XX": {"description": "No engine could answer, with an error object."},
                 },
             }
         }

@@ -14,9 +14,11 @@ from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.chassis.telemetry import HTTP_REQUESTS
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant
+from pointsman.ports import Clock
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenant, Tokens
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.endpoints import Endpoint
-from pointsman_ingress.openai_errors import Refusal, body_too_large, error_event, timed_out
+from pointsman_ingress.openai_errors import Refusal, body_too_large, timed_out
 from pointsman_ingress.request_headers import Headers, header_text
 
 RECENT_IDS_MAX = 100_000
@@ -54,11 +56,17 @@ class RequestIds:
 class Call:
     """One HTTP exchange: first what was asked, then the answer, which can be begun and ended once."""
 
-    def __init__(self, endpoint: Endpoint, scope: Scope, send: Send, *, ids: RequestIds, arrived_at: Seconds) -> None:
-        """`arrived_at`: engine time."""
+    def __init__(self, endpoint: Endpoint, scope: Scope, send: Send, *, ids: RequestIds, clock: Clock) -> None:
         self.endpoint = endpoint
+        self.method: str = scope["method"]
+        self.client: str | None = (scope.get("client") or (None,))[0]
+        """Its address."""
         self.headers: Headers = dict(scope["headers"])
-        self.arrived_at = arrived_at
+        self.arrived_at = clock.now()
+        """Engine time."""
+        self.received_at_wall = clock.wall()
+        self.first_byte_at_wall: Seconds = 0.0
+        """When the first bytes of the answer's body were sent; 0 before."""
         shown = header_text(self.headers, b"x-request-id")
         self.id = ids.take(shown)
         self.body = b""
@@ -70,18 +78,36 @@ class Call:
         """Whether the cached tokens that the engine reports can be held against those predicted."""
         self.asks_usage = False
         """Whether the engine is asked for the stream's usage, of which the client wants to hear nothing."""
+        self.tenant: Tenant | None = None
+        self.model: str | None = None
+        self.pool: PoolName | None = None
+        self.wants_stream = False
+        self.prompt_tokens: Tokens | None = None
+        """As we count them."""
+        self.instance: InstanceId | None = None
+        """What answered, where no scheduler granted it."""
+        self.retries = 0
+        self.reason = ""
+        """Why it did not end well, as far as this end of it knows."""
+        self.status = 0
+        """0 until the answer has begun."""
+        self.request_bytes = 0
+        self.response_bytes = 0
+        """Of the bodies."""
+        self._clock = clock
         self._streaming = False
-        self._started = False
         self._id_header = (b"x-request-id", (shown or self.id).encode())
         self._send = send
 
-    async def read_body(self, receive: Receive, *, bytes_max: int, wall_seconds: Seconds) -> None:
-        """Take in the whole body. Raises Refusal (413, 408) and ClientGoneError."""
+    async def read_body(self, receive: Receive, bodies: Bodies, *, bytes_max: int, wall_seconds: Seconds) -> None:
+        """Take in the whole body, which counts among `bodies` meanwhile. Raises Refusal (413, 408, 503) and
+        ClientGoneError."""
         if self._announced_bytes() > bytes_max:
             raise body_too_large(bytes_max)
         try:
             async with asyncio.timeout(wall_seconds):
-                self.body = await _body(receive, bytes_max)
+                self.body = await _body(receive, bodies, bytes_max)
+                self.request_bytes = len(self.body)
         except TimeoutError as error:
             msg = "The body did not arrive in time."
             raise timed_out(msg) from error
@@ -104,15 +130,16 @@ class Call:
             headers.append((b"cache-control", b"no-cache"))
         else:
             headers.append((b"content-length", b"%d" % length))
-        self._started = True
-        _answered(self.endpoint.path, 200).inc()
+        self._begin(200)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
+        self._count(chunk)
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, last: bytes = b"") -> None:
         self._streaming = False
+        self._count(last)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def refuse(self, refusal: Refusal, *, mid_event: bool = False) -> None:
@@ -121,43 +148,67 @@ class Call:
         `mid_event` sets the event apart from the unfinished one before it. An answer that is already under way
         with its length announced cannot be taken back: the server then closes the connection.
         """
-        if not self._started:
-            await self.pass_on(refusal.status, refusal.body, JSON, refusal.headers)
+        errors = self.endpoint.errors
+        self.reason = self.reason or refusal.code
+        if not self.status:
+            body = errors.body(refusal.status, refusal.code, refusal.message, refusal.param)
+            await self.pass_on(refusal.status, body, JSON, refusal.headers)
         elif self._streaming:
-            event = error_event(refusal.status, refusal.code, refusal.message)
+            event = errors.event(refusal.status, refusal.code, refusal.message)
             await self.finish(b"\n\n" + event if mid_event else event)
 
     async def answer(self, status: int, body: bytes, content_type: str, instance: InstanceId) -> None:
         """A complete answer of an engine that was not granted by a scheduler."""
+        self.instance = instance
         await self.pass_on(status, body, content_type, ((b"x-pointsman-instance", instance.encode()),))
 
     async def pass_on(
         self, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> None:
         """A complete answer, with no more headers of ours than `headers`."""
-        self._started = True
-        _answered(self.endpoint.path, status).inc()
+        self._begin(status)
+        self._count(body)
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
+
+    def _begin(self, status: int) -> None:
+        self.status = status
+        _answered(self.endpoint.path, status).inc()
+
+    def _count(self, chunk: bytes) -> None:
+        self.response_bytes += len(chunk)
+        if chunk and not self.first_byte_at_wall:
+            self.first_byte_at_wall = self._clock.wall()
 
     def _announced_bytes(self) -> int:
         length = self.headers.get(b"content-length", b"")
         return int(length) if length.isdigit() else 0
 
 
-async def _body(receive: Receive, bytes_max: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        part = message.get("body", b"")
-        size += len(part)
-        if size > bytes_max:
-            raise body_too_large(bytes_max)
-        if not message.get("more_body", False):
-            return b"".join((*parts, part)) if parts else part
-        parts.append(part)
+async def _body(receive: Receive, bodies: Bodies, bytes_max: int) -> bytes:
+    part, more = await _part(receive)
+    if len(part) > bytes_max:
+        raise body_too_large(bytes_max)
+    if not more:
+        return part
+    parts, size = [part], len(part)
+    with bodies.reading() as take:
+        take(size)
+        while more:
+            part, more = await _part(receive)
+            size += len(part)
+            if size > bytes_max:
+                raise body_too_large(bytes_max)
+            take(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def _part(receive: Receive) -> tuple[bytes, bool]:
+    """A piece of the body, and whether there are more. Raises ClientGoneError."""
+    message = await receive()
+    if message["type"] != "http.request":
+        raise ClientGoneError
+    return message.get("body", b""), message.get("more_body", False)
 
 
 _answered_counters: dict[tuple[str, int], Metric] = {}

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import Counter as Metric
 
 from pointsman.chassis.telemetry import (
+    ATTEMPT_FAILURES,
     CACHE_PREDICTIONS,
     CACHED_TOKENS,
     E2E_SECONDS,
@@ -20,13 +21,23 @@ from pointsman.chassis.telemetry import (
     TTFT_SECONDS,
 )
 from pointsman.contracts.commands import RouteGranted
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    AttemptFailure,
+    PrefillFinished,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.ports import Clock
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman_ingress.pools import Pool
 from pointsman_ingress.proxy import Usage
 
 log = structlog.get_logger()
+
+DETAIL_CHARACTERS_MAX = 500
+"""Of what an engine's failure is described by in the log."""
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -52,8 +63,15 @@ class Life:
         self.over = False
         self.grant: RouteGranted | None = None
         """Where it is being served; None while it waits for a place."""
-        self.has_alternative: Callable[[], bool] = lambda: False
-        """Tells whether it could be sent to another engine if this one refuses it. Asked only then."""
+        self.may_go_elsewhere: Callable[[], bool] = lambda: False
+        """Tells whether it may be sent to another engine than the one that has it, and claims its place in the retry budget
+        if so. Asked only where that engine refuses it or is too slow."""
+        self.usage = Usage()
+        """What the engine says that it took."""
+        self.reason = ""
+        """Why it did not end well."""
+        self.retries = 0
+        """How many further engines it was sent to because one failed."""
         self._arrived_at = arrived_at
         self._slo_ttft = slo_ttft
         self._comparable = comparable
@@ -62,6 +80,8 @@ class Life:
         self._sent_at = arrived_at
         self._first_at: Seconds | None = None
         self._prefill_cached: Tokens | None = None
+        self._failure_told = False
+        """Whether the log knows that the engine failed it that has it now."""
 
     @property
     def instance(self) -> InstanceId:
@@ -71,12 +91,12 @@ class Life:
         """It is sent to an engine now; its end is ours to write."""
         self.grant = grant
         self._sent_at = self._clock.now()
+        self._failure_told = False
 
     def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
         """Another engine goes on with it. `cached_tokens`: what the one that prefilled it had of it, -1 if it does not
         say; None where nobody did."""
-        self.grant = grant
-        self._sent_at = self._clock.now()
+        self.granted(grant)
         self._prefill_cached = cached_tokens
 
     def rebound(self, grant: RouteGranted) -> None:
@@ -90,13 +110,39 @@ class Life:
         return Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
 
     @property
+    def sent_at(self) -> Seconds:
+        """When it was sent to its engine."""
+        return self._sent_at
+
+    @property
     def sent_seconds(self) -> Seconds:
         """How long ago it was sent to its engine."""
         return self._clock.now() - self._sent_at
 
+    def attempt_failed(self, failure: AttemptFailure, *, status: int = 0, detail: str = "") -> None:
+        """The engine that has it failed it. Told at most once for each time it is sent to an engine, also where it stays
+        there because nobody else could take it: a first byte that comes too late is evidence all the same."""
+        grant = self.grant
+        if self._failure_told or grant is None:
+            return
+        self._failure_told = True
+        ATTEMPT_FAILURES.labels(grant.instance, failure).inc()
+        self.pool.under_way.failed(grant.instance)
+        event = RequestAttemptFailed(
+            at=self._clock.now(),
+            request=self.request,
+            instance=grant.instance,
+            attempt=grant.attempt,
+            failure=failure,
+            status=status,
+            detail=detail[:DETAIL_CHARACTERS_MAX],
+        )
+        self._log.append_soon(event)
+
     def waits_again(self) -> None:
         """Its engine failed; it is the scheduler's once more."""
         self.grant = None
+        self.retries += 1
         self._prefill_cached = None
 
     def ended_by_leader(self) -> None:
@@ -118,6 +164,7 @@ class Life:
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """Delivered whole. `output_tokens`: the engine's count or, failing that, the number of stream events."""
         self._end()
+        self.usage = usage
         now = self._clock.now()
         first_at = now if self._first_at is None else self._first_at
         event = RequestFinished(
@@ -144,20 +191,21 @@ class Life:
         return grant.hit_tokens
 
     def failed(self, reason: str, status: int) -> None:
-        self._end()
+        self._end(reason)
         event = RequestFailed(
             at=self._clock.now(), request=self.request, reason=reason, status=status, instance=self.instance
         )
         self._log.append_soon(event)
 
     def cancelled(self, reason: str) -> None:
-        self._end()
+        self._end(reason)
         event = RequestCancelled(at=self._clock.now(), request=self.request, reason=reason, instance=self.instance)
         self._log.append_soon(event)
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "") -> None:
         assert not self.over, "a request has one end"
         self.over = True
+        self.reason = reason
 
     def _measure(self, event: RequestFinished, output_tokens: Tokens) -> None:
         TTFT_SECONDS.observe(event.ttft)

@@ -2,9 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -15,27 +20,35 @@ import structlog
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
+from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.chassis.line_writer import LineWriter, Output
 from pointsman.chassis.log_link import open_link
+from pointsman.chassis.open_files import clients_max, raised_open_files
+from pointsman.chassis.processes import serve_in_processes
 from pointsman.chassis.settings import command
 from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
+from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
 from pointsman_ingress.proxy import EngineClient, open_session
 from pointsman_ingress.rebinding import Rebinding
 from pointsman_ingress.request_headers import Objectives
+from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
 from pointsman_ingress.routing import Router
 from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.tenants import Keyring, KeysFileError
+from pointsman_ingress.timeouts import FirstByteBounds
 from pointsman_ingress.tokenising import Tokenising
 from pointsman_ingress.under_way import UnderWay
 
@@ -56,11 +69,35 @@ def main(settings: IngressSettings) -> None:
       pointsman-ingress --nats nats://127.0.0.1:4222 --port 8080 --tokenizer /models/qwen2.5-7b
     """
     configure_logging(settings.log_level, settings.log_format)
-    run(lambda supervisor: serve(settings, supervisor))
+    raised_open_files()
+    if settings.processes == 1:
+        run(lambda supervisor: serve(settings, supervisor))
+    else:
+        serve_in_processes(
+            settings.processes,
+            host=settings.host,
+            port=settings.port,
+            serve=partial(_serve_as_one_of_several, replace(settings, name=_name(settings))),
+        )
 
 
-async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
-    """Run an ingress until the supervisor is told to stop."""
+def _serve_as_one_of_several(
+    settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
+) -> None:
+    """A member of the fleet with its own name, which its log lines have too."""
+    own = replace(settings, name=f"{settings.name}-{number}")
+    structlog.contextvars.bind_contextvars(process=own.name)
+    run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
+
+
+async def serve(
+    settings: IngressSettings,
+    supervisor: Supervisor,
+    *,
+    listener: socket.socket | None = None,
+    listens: Callable[[], None] = lambda: None,
+) -> None:
+    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does."""
     clock = ScaledClock(settings.speed)
     board = PoolsBoard(pool_names(settings))
     async with AsyncExitStack() as open_links:
@@ -75,9 +112,9 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = http_server(app, settings, board)
+            server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(_accompany(server, supervisor, clock), name="accompany-http")
+            supervisor.start(_accompany(server, supervisor, clock, listens), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -85,14 +122,20 @@ async def serve(settings: IngressSettings, supervisor: Supervisor) -> None:
         await supervisor.until_stopped()
 
 
-def http_server(app: AsgiApp, settings: IngressSettings, board: HealthBoard) -> HttpServer:
+def http_server(
+    app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
+) -> HttpServer:
     """What carries the ingress's application; `board` says when it shuts down."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return HttpServer(
         app,
         host=settings.host,
         port=settings.port,
+        listener=listener,
+        limits=HttpLimits(connections=clients_max(open_files)),
         lame_duck_seconds=settings.lame_duck_seconds,
         shutdown_seconds=settings.drain_seconds_max,
+        keep_alive_seconds=settings.keep_alive_seconds,
         on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
     )
 
@@ -108,11 +151,13 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
+    access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
     `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
     `pool_boards`: where single pools say what they wait for, if that is not on `board`.
+    `access_log_out`: where the access log goes, if not to standard output.
     Raises click.ClickException where the keys file or a tokenizer cannot be read.
     """
     keyring = _keyring(settings, clock)
@@ -120,15 +165,30 @@ async def assembled(
     async with engine_session or open_session(
         connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
     ) as session:
-        engines = EngineClient(session, api_key=settings.engine_api_key, forward_authorization=not keyring.required)
+        engines = EngineClient(
+            session,
+            api_key=settings.engine_api_key,
+            forward_authorization=not keyring.required,
+            chunk_wall_seconds=settings.chunk_timeout,
+        )
         with ExitStack() as closing:
+            hold = Hold(HoldBounds(settings.hold_seconds, settings.hold_max), clock)
             served = [
-                _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
+                _pool(
+                    settings,
+                    name,
+                    link,
+                    engines=engines,
+                    clock=clock,
+                    board=(pool_boards or {}).get(name, board),
+                    hold=hold,
+                )
                 for name, link in links.items()
             ]
             for pool in served:
                 closing.callback(pool.tokenising.close)
-            pools = Pools(served)
+            pools = Pools(served, hold)
+            lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -136,6 +196,7 @@ async def assembled(
                     body_wall_seconds=settings.body_timeout,
                     request_wall_seconds=settings.request_timeout,
                     retries=settings.retries_max,
+                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
                 ),
                 objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
                 additions=Additions(stream_usage=settings.stream_usage, client_name=settings.names_clients),
@@ -145,11 +206,17 @@ async def assembled(
                 clock=clock,
                 supervisor=supervisor,
                 ids=RequestIds(chance),
+                access_log=AccessLog(lines, clock) if lines else None,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             for pool in served:
                 _attend(pool, settings, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
+
+
+def _access_lines(out: Output | None) -> LineWriter:
+    """To standard output, if to nowhere else."""
+    return LineWriter(out or FileIO(sys.stdout.fileno(), "w", closefd=False))
 
 
 def pool_names(settings: IngressSettings) -> list[PoolName]:
@@ -165,16 +232,20 @@ def _pool(
     engines: EngineClient,
     clock: Clock,
     board: HealthBoard,
+    hold: Hold,
 ) -> Pool:
     """Raises click.ClickException."""
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
     rebinding = Rebinding()
-    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
+    router = Router(
+        commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
+    )
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,
+        failed=under_way.failed,
         engines=engines,
         threads=settings.tokenise_threads,
         clock=clock,
@@ -197,6 +268,7 @@ def _pool(
         tokenising=tokenising,
         keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
+        retry_budget=RetryBudget(RetryBounds(settings.retry_budget, settings.retry_budget_min)),
     )
 
 
@@ -227,11 +299,12 @@ def _attend(
         supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
-async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock) -> None:
+async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
     """Say where the server listens, and ask it to stop when the process is asked to."""
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
+    listens()
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")

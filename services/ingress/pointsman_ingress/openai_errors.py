@@ -1,11 +1,12 @@
-"""Refusals, in the shape that OpenAI clients expect.
+"""Refusals, in the shape that OpenAI clients expect. `anthropic_errors` has another.
 
 A `Refusal` is raised wherever a request turns out to be impossible and answered in one place (`service`). The
 `code` is for programs, the message for people; neither ever contains a key, a prompt or an engine's address.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,6 +32,13 @@ DO_NOT_RETRY = (b"x-should-retry", b"false")
 """Official OpenAI clients ask again by themselves after 408, 429 and 5xx, but for answers that say this."""
 
 REASON_HEADER = b"x-pointsman-reject-reason"
+
+NOBODY_WALL_SECONDS: Seconds = 5.0
+"""When to ask again where nobody knows of an engine that comes. Who does is held again."""
+
+RETRY_BUDGET_SPENT = "retry_budget_spent"
+RETRY_REFUSED_WALL_SECONDS: Seconds = 2.0
+"""By then the requests that are being tried again now have been answered, or their engine is ejected."""
 
 NAMES_MAX = 20
 """Models that are named to a client that asked for another."""
@@ -79,6 +87,19 @@ def error_event(status: int, code: str, message: str) -> bytes:
     return b"data: " + error_body(status, code, message) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How the clients of an endpoint are told."""
+
+    body: Callable[..., bytes]
+    """Of (status, code, message, param): a whole answer."""
+    event: Callable[[int, str, str], bytes]
+    """Of (status, code, message): a server-sent event, for an answer that has begun already."""
+
+
+OPENAI_ERRORS = ErrorShape(body=error_body, event=error_event)
+
+
 def _error(status: int, code: str, message: str, param: str | None) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"message": message, "type": kind, "param": param, "code": code}
@@ -88,11 +109,15 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return Refusal(400, code, message, param=param)
 
 
+def only_post() -> Refusal:
+    return Refusal(405, "method_not_allowed", "This path takes POST only.", headers=((b"allow", b"POST"),))
+
+
 def invalid_key() -> Refusal:
     return Refusal(
         401,
         "invalid_api_key",
-        "No valid API key was given. Send it as `Authorization: Bearer KEY`.",
+        "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         headers=((b"www-authenticate", b"Bearer"),),
     )
 
@@ -149,16 +174,34 @@ def engine_failed(reason: str) -> Refusal:
     return Refusal(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
 
 
+def retry_refused(reason: str) -> Refusal:
+    """The engine failed it, and as many others as may are being tried again already."""
+    message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
+    return _try_later(503, RETRY_BUDGET_SPENT, message, RETRY_REFUSED_WALL_SECONDS)
+
+
 def engine_broke_off(reason: str) -> Refusal:
     return Refusal(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
 
 
+def too_many_bodies() -> Refusal:
+    return _try_later(503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", 1.0)
+
+
+def too_deep() -> Refusal:
+    return bad_request("The body is nested too deeply.", code="malformed_body")
+
+
 def no_engines() -> Refusal:
-    return _try_later(503, "no_engines", "No engine is there that could be asked. Ask again later.", 1.0)
+    return _try_later(
+        503, "no_engines", "No engine is there that could be asked. Ask again later.", NOBODY_WALL_SECONDS
+    )
 
 
 def no_place() -> Refusal:
-    return _try_later(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", 1.0)
+    return _try_later(
+        503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", NOBODY_WALL_SECONDS
+    )
 
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:

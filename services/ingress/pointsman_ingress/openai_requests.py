@@ -12,12 +12,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from pointsman.primitives import Tokens
+from pointsman_ingress.audio_form import read_form
 from pointsman_ingress.content_parts import first_foreign, texts
+from pointsman_ingress.messages_input import has_system_messages, messages_form
 from pointsman_ingress.openai_errors import bad_request
 from pointsman_ingress.responses_input import chat_form
 
 COMPLETION_OUTPUT_TOKENS = 16
 """What /v1/completions gives when nothing is asked for, as OpenAI defines it."""
+
+AUDIO_BYTES_A_TOKEN = 500
+"""Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV."""
+
+AUDIO_BYTES_A_WORD = 4000
+"""Of a token that is written down: four a second."""
 
 SALT_LENGTH_MAX = 1024
 
@@ -77,9 +85,42 @@ class _ResponseBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _MessagesBody(_Body):
+    messages: list[dict[str, Any]] | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+    thinking: _Thinking | None = None
+    output_config: _Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class _EmbeddingsBody(_Body):
     input: Any = None
     messages: list[Any] | None = None
+
+
+class _PairsBody(_Body):
+    """Of either side of the pairs there is one; the others are its other names."""
+
+    query: Any = None
+    queries: Any = None
+    text_1: Any = None
+    data_1: Any = None
+    documents: Any = None
+    items: Any = None
+    text_2: Any = None
+    data_2: Any = None
+
+
+class _PooledBody(_Body):
+    input: Any = None
+    messages: Any = None
+    data: Any = None
 
 
 F = TypeVar("F", bound=_Body)
@@ -87,7 +128,10 @@ F = TypeVar("F", bound=_Body)
 _completion_body = msgspec.json.Decoder(_CompletionBody)
 _chat_body = msgspec.json.Decoder(_ChatBody)
 _response_body = msgspec.json.Decoder(_ResponseBody)
+_messages_body = msgspec.json.Decoder(_MessagesBody)
 _embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
+_pairs_body = msgspec.json.Decoder(_PairsBody)
+_pooled_body = msgspec.json.Decoder(_PooledBody)
 _any_body = msgspec.json.Decoder(_Body)
 
 
@@ -128,7 +172,13 @@ class Chat:
     template: str | None = None
     """The client's own chat template, where it brings one."""
     body: bytes = field(default=b"", compare=False, repr=False)
-    """The chat completion as the client sent it, which an engine can render; empty where the chat was none."""
+    """The request as the client sent it, which an engine can render; empty where it cannot."""
+    render_path: str = field(default="", compare=False, repr=False)
+    """Where it renders it."""
+    system_first: "Chat | None" = None
+    """The same for a template that takes a system message at the head alone; None where all templates are given the same."""
+    without_thinking: bool = False
+    """Whether the client wants no thinking. How a template is told so depends on the template."""
 
     @property
     def length(self) -> int:
@@ -216,6 +266,7 @@ def parse_chat(body: bytes) -> Asked:
         foreign_message=foreign_message,
         template=fields.chat_template,
         body=body,
+        render_path="/v1/chat/completions/render",
     )
     reads_cache = fields.prompt_logprobs is None
     return _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages", reads_cache=reads_cache)
@@ -250,6 +301,44 @@ def parse_response(body: bytes) -> Asked:
     return replace(asked, truncates=truncates, truncate_to=0, usage_may_be_asked=False)
 
 
+def parse_messages(body: bytes) -> Asked:
+    """A body of Anthropic's /v1/messages. Raises Refusal."""
+    fields = _decode(_messages_body, body)
+    if not fields.messages:
+        msg = "`messages` must hold at least one message."
+        raise bad_request(msg, param="messages")
+    prompt = _chat_of_messages(fields, fields.messages, body, system_first=False)
+    if has_system_messages(fields.messages):
+        prompt = replace(prompt, system_first=_chat_of_messages(fields, fields.messages, body, system_first=True))
+    output_tokens = _positive(fields.max_tokens, "max_tokens")
+    asked = _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages")
+    user = (fields.metadata or {}).get("user_id")
+    return replace(
+        asked,
+        user=user if isinstance(user, str) else "",
+        truncates=False,
+        truncate_to=0,
+        answers=1,
+        usage_may_be_asked=False,
+    )
+
+
+def _chat_of_messages(
+    fields: _MessagesBody, messages: list[dict[str, Any]], body: bytes, *, system_first: bool
+) -> Chat:
+    form = messages_form(system=fields.system or "", messages=messages, tools=fields.tools, system_first=system_first)
+    return Chat(
+        messages=form.messages,
+        tools=form.tools,
+        chat_template_kwargs=_with_effort(fields.chat_template_kwargs, fields.output_config),
+        foreign=form.foreign,
+        foreign_message=form.foreign_message,
+        body=body,
+        render_path="/v1/messages/render",
+        without_thinking=fields.thinking is not None and fields.thinking.type == "disabled",
+    )
+
+
 def parse_embeddings(body: bytes) -> Asked:
     """A body of /v1/embeddings: only how much there is to read is looked at. Raises Refusal."""
     fields = _decode(_embeddings_body, body)
@@ -258,6 +347,33 @@ def parse_embeddings(body: bytes) -> Asked:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
     return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field="input"), stream=False)
+
+
+def parse_pairs(body: bytes) -> Asked:
+    """A body of /rerank or /score: each document is read together with the query. Raises Refusal."""
+    fields = _decode(_pairs_body, body)
+    query = fields.query or fields.queries or fields.text_1 or fields.data_1
+    documents = fields.documents or fields.items or fields.text_2 or fields.data_2
+    pairs = len(documents) if isinstance(documents, list) else 1
+    # Several queries go with one document each, one query with all of them.
+    read = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
+    return replace(_asked(fields, Sized(read), 0, 0, prompt_field=""), stream=False)
+
+
+def parse_pooled(body: bytes) -> Asked:
+    """A body of /pooling or /classify: only how much there is to read is looked at. Raises Refusal."""
+    fields = _decode(_pooled_body, body)
+    given = fields.messages or fields.input or fields.data
+    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field=""), stream=False)
+
+
+def parse_audio(body: bytes, content_type: bytes) -> Asked:
+    """A form of /v1/audio/transcriptions or /v1/audio/translations. Raises Refusal."""
+    form = read_form(body, content_type)
+    fields = _Body(model=form.model, stream=form.stream, user=form.user)
+    heard, written = 1 + form.file_bytes // AUDIO_BYTES_A_TOKEN, 64 + form.file_bytes // AUDIO_BYTES_A_WORD
+    asked = _asked(fields, Sized(heard), written, None, prompt_field="file")
+    return replace(asked, usage_may_be_asked=False)
 
 
 def parse_named(body: bytes) -> Asked:
@@ -350,7 +466,7 @@ _KEPT_ELSEWHERE = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 def _with_effort(given: dict[str, Any] | None, reasoning: _Reasoning | None) -> dict[str, Any] | None:
-    """What the template of a Responses request is told, as vLLM puts it together."""
+    """What the template is told of a request that names an effort, as vLLM puts it together."""
     effort = reasoning.effort if reasoning is not None else None
     if effort is None:
         return given

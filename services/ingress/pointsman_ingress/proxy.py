@@ -16,6 +16,7 @@ import msgspec
 from yarl import URL
 
 from pointsman.contracts.fleet import ANY_RANK
+from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import Seconds, Tokens
 from pointsman_ingress.request_headers import Headers
 from pointsman_ingress.streams import CHUNKS, StreamShape, StreamTail
@@ -41,11 +42,16 @@ CUT_CHECK_WALL_SECONDS: Seconds = 5.0
 """A connection that was closed for bytes which are no HTTP does not end the answer by itself (aiohttp 3.14): how often it is
 looked after while nothing comes."""
 
+CHUNK_WALL_SECONDS: Seconds = 60.0
+"""Longest pause within an answer that has begun, unless settings say otherwise."""
+
 AFTER_END_WALL_SECONDS: Seconds = 1.0
 """How long an engine may keep a stream open behind its last event."""
 _done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
+KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
+JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
 UNFIT_STATUSES = (404, 408, 425, 429)
@@ -56,10 +62,13 @@ RANK_HEADER = "x-data-parallel-rank"
 
 class EngineFailedError(Exception):
     """The engine did not answer, answered with a server error, or broke off. `told` is what clients may hear of it: its
-    address is none of their business."""
+    address is none of their business. `failure` is what the log is told; None for a refusal (4xx), which is no failure of
+    the engine. `status`: HTTP status of the answer; 0 where there was none."""
 
-    def __init__(self, reason: str, *, told: str = "") -> None:
+    def __init__(self, reason: str, *, failure: AttemptFailure | None = None, status: int = 0, told: str = "") -> None:
         super().__init__(reason)
+        self.failure = failure
+        self.status = status
         self.told = told or reason
 
 
@@ -74,10 +83,19 @@ class Usage(msgspec.Struct, frozen=True):
 class EngineClient:
     """Sends requests to engines over kept-alive connections."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, api_key: str, forward_authorization: bool) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        api_key: str,
+        forward_authorization: bool,
+        chunk_wall_seconds: Seconds = CHUNK_WALL_SECONDS,
+    ) -> None:
         """`api_key` is shown to the engines; without one the client's own key is passed on if
-        `forward_authorization` says so (where it is not ours to check)."""
+        `forward_authorization` says so (where it is not ours to check). `chunk_wall_seconds`: the longest pause within an
+        answer that has begun."""
         self._session = session
+        self._chunk_wall_seconds = chunk_wall_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._forward_authorization = forward_authorization and not api_key
         self._urls: dict[tuple[str, str], URL] = {}
@@ -92,15 +110,15 @@ class EngineClient:
         *,
         dp_rank: int = ANY_RANK,
         shape: StreamShape = CHUNKS,
+        content_type: str = JSON,
     ) -> "EngineAnswer":
         """Send a request and wait for the head of the answer. `dp_rank`: which of the engine's data-parallel ranks is to
-        serve it. `shape`: of the stream that comes, if one does. Raises EngineFailedError (not for 4xx, nor for 501, by
+        serve it. `shape`: of the stream that comes, if one does. `content_type`: of the body. Raises EngineFailedError (not for 4xx, nor for 501, by
         which an engine says that it cannot do such a thing). Of other statuses only 200 is an answer."""
         try:
             url = self._urls.get((engine, path)) or self._remember_url(engine, path)
-            response = await self._session.post(
-                url, data=_payload(body), headers=self._headers(headers, request_id, dp_rank), allow_redirects=False
-            )
+            told = {"content-type": content_type, **self._headers(headers, request_id, dp_rank)}
+            response = await self._session.post(url, data=_payload(body), headers=told, allow_redirects=False)
         except (
             aiohttp.ClientError,
             OSError,
@@ -111,27 +129,49 @@ class EngineClient:
         if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
             response.close()
             msg = f"its status was {response.status}"
-            raise EngineFailedError(msg)
-        return EngineAnswer(response, shape)
+            raise EngineFailedError(msg, failure="http_5xx", status=response.status)
+        return EngineAnswer(response, shape, chunk_wall_seconds=self._chunk_wall_seconds)
+
+    async def open(
+        self,
+        engine: str,
+        path: str,
+        body: bytes,
+        headers: Headers,
+        request_id: str,
+        *,
+        dp_rank: int = ANY_RANK,
+        shape: StreamShape = CHUNKS,
+        content_type: str = JSON,
+    ) -> tuple["EngineAnswer", bytes]:
+        """As `send`, and the answer's opening. Raises EngineFailedError."""
+        answer = await self.send(
+            engine, path, body, headers, request_id, dp_rank=dp_rank, shape=shape, content_type=content_type
+        )
+        try:
+            return answer, await answer.opening()
+        except BaseException:
+            answer.close()
+            raise
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether a refusal tells of the engine and not of the request, so that another may answer it: it does not take the
         key that it is shown (unless that is the client's own), does not know the model, or takes no more."""
-        of_client = self._forward_authorization and b"authorization" in headers
+        of_client = self._forward_authorization and any(name in headers for name, _ in KEY_HEADERS)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not of_client)
 
     def _headers(self, headers: Headers, request_id: str, dp_rank: int) -> dict[str, str]:
-        sent = {"content-type": "application/json", "x-request-id": request_id, **self._own_headers}
+        sent = {"x-request-id": request_id, **self._own_headers}
         if dp_rank != ANY_RANK:
             sent[RANK_HEADER] = str(dp_rank)
         for name, sent_name in FORWARDED_HEADERS:
             value = headers.get(name)
             if value is not None:
                 sent[sent_name] = value.decode("latin-1")
-        if self._forward_authorization:
-            value = headers.get(b"authorization")
+        for name, sent_name in KEY_HEADERS if self._forward_authorization else ():
+            value = headers.get(name)
             if value is not None:
-                sent["authorization"] = value.decode("latin-1")
+                sent[sent_name] = value.decode("latin-1")
         return sent
 
     def _remember_url(self, engine: str, path: str) -> URL:
@@ -145,9 +185,14 @@ class EngineClient:
 class EngineAnswer:
     """An answer whose head is here. Leaving its context before the end closes the connection."""
 
-    def __init__(self, response: aiohttp.ClientResponse, shape: StreamShape) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_wall_seconds: Seconds = CHUNK_WALL_SECONDS
+    ) -> None:
         self._response = response
         self._shape = shape
+        self._chunk_wall_seconds = chunk_wall_seconds
+        self._begun = False
+        """Whether the opening is here: only from then on are pauses bounded by the chunk timeout."""
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
@@ -168,6 +213,7 @@ class EngineAnswer:
             chunk = await self.chunk()
             opening.append(chunk)
             size += len(chunk)
+        self._begun = True
         return b"".join(opening)
 
     async def chunk(self) -> bytes:
@@ -175,7 +221,7 @@ class EngineAnswer:
         try:
             chunk = await self._next()
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, TimeoutError) as error:
-            raise _failure(error) from error
+            raise _failure(error, begun=True) from error
         if not chunk:
             self._end()
         elif self.streams:
@@ -185,9 +231,13 @@ class EngineAnswer:
         return chunk
 
     async def _next(self) -> bytes:
-        """Raises what aiohttp does, and ConnectionResetError."""
+        """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""
+        waited: Seconds = 0.0
         while True:
-            patience = asyncio.timeout(AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS)
+            wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
+            if self._begun:
+                wait = min(wait, self._chunk_wall_seconds - waited)
+            patience = asyncio.timeout(wait)
             try:
                 async with patience:
                     return await self._response.content.readany()
@@ -201,6 +251,10 @@ class EngineAnswer:
             if connection is not None and connection.transport is None:
                 msg = "what came is no HTTP"
                 raise ConnectionResetError(msg)
+            waited += wait
+            if self._begun and waited >= self._chunk_wall_seconds:
+                msg = f"it sent nothing more for {waited:g} s"
+                raise EngineFailedError(msg, failure="chunk_timeout")
 
     async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
         """Everything, with what was read `first`. Raises EngineFailedError where it breaks off or is larger."""
@@ -210,7 +264,7 @@ class EngineAnswer:
             size += len(chunk)
             if size > bytes_max:
                 msg = f"its answer is larger than {bytes_max} bytes"
-                raise EngineFailedError(msg)
+                raise EngineFailedError(msg, failure="stream_reset")
         return b"".join(chunks)
 
     def streamed_usage(self) -> Usage:
@@ -227,10 +281,14 @@ class EngineAnswer:
         """Whether the stream stands in the middle of an event."""
         return self._tail.mid_event
 
+    def close(self) -> None:
+        """Close the connection, which tells the engine to stop."""
+        self._response.close()
+
     def _end(self) -> None:
         if self.streams and self.status == 200 and not self._tail.has_ended:
             msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
-            raise EngineFailedError(msg)
+            raise EngineFailedError(msg, failure="stream_reset")
         self._ended = not self._lingers
 
     async def __aenter__(self) -> Self:
@@ -276,7 +334,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Under the names of chats and completions, or those of the Responses API."""
+    """Under the names of chats and completions, those of the Responses API, or Anthropic's, whose `input_tokens` are those
+    that the cache had nothing to do with."""
 
     prompt_tokens: _Count = -1
     completion_tokens: _Count = -1
@@ -284,6 +343,20 @@ class _Usage(msgspec.Struct):
     input_tokens: _Count = -1
     output_tokens: _Count = -1
     input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+    @property
+    def whole_prompt(self) -> Tokens:
+        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+
+    @property
+    def cached(self) -> Tokens:
+        """-1 where it is not said."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
+        return -1 if cached is None else cached
 
 
 class _Response(msgspec.Struct):
@@ -307,22 +380,19 @@ def usage_in(answer: bytes) -> Usage:
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     if usage is None:
         return Usage()
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    return Usage(
-        max(usage.prompt_tokens, usage.input_tokens),
-        max(usage.completion_tokens, usage.output_tokens),
-        -1 if cached is None else cached,
-    )
+    return Usage(usage.whole_prompt, max(usage.completion_tokens, usage.output_tokens), usage.cached)
 
 
 def _content_type(said: str) -> str:
     """What clients are told; what cannot be a header of ours is not."""
     sound = said.isascii() and said.isprintable() and 0 < len(said) <= CONTENT_TYPE_CHARACTERS_MAX
-    return said if sound else "application/json"
+    return said if sound else JSON
 
 
-def _failure(error: Exception) -> EngineFailedError:
+def _failure(error: Exception, *, begun: bool = False) -> EngineFailedError:
+    """`begun`: whether the head of the answer was here."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    unreached = isinstance(error, aiohttp.ClientConnectorError | TimeoutError)
-    return EngineFailedError(reason, told="it cannot be reached" if unreached else "the connection broke off")
+    unreached = not begun and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError)
+    if unreached:
+        return EngineFailedError(reason, failure="connect_failure", told="it cannot be reached")
+    return EngineFailedError(reason, failure="stream_reset", told="the connection broke off")

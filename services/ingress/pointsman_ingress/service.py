@@ -10,7 +10,8 @@ writes the end then depends on where that was: the leader while the request wait
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +25,8 @@ from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteReque
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.fleet import Knowledge
+from pointsman_ingress.access_log import AccessLog
+from pointsman_ingress.bodies import Bodies
 from pointsman_ingress.call import Call, ClientGoneError, RequestIds
 from pointsman_ingress.client_naming import naming_client
 from pointsman_ingress.endpoints import Endpoint
@@ -31,6 +34,7 @@ from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.life import Life
 from pointsman_ingress.openai_errors import (
+    RETRY_BUDGET_SPENT,
     Refusal,
     bad_request,
     engine_broke_off,
@@ -39,7 +43,9 @@ from pointsman_ingress.openai_errors import (
     no_place,
     not_served,
     rejected,
+    retry_refused,
     stopped,
+    too_deep,
     too_long,
 )
 from pointsman_ingress.openai_requests import Asked, Tokenised
@@ -47,11 +53,13 @@ from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
 from pointsman_ingress.pools import Pool, Pools
 from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
-from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
+from pointsman_ingress.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
+from pointsman_ingress.retry_budget import RetryTicket
 from pointsman_ingress.routing import NoPlaceError, Router
 from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
 from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
 from pointsman_ingress.tenants import Keyring
+from pointsman_ingress.timeouts import FirstByteBounds, FirstByteDeadline
 from pointsman_ingress.tokenising import Inquiry
 
 log = structlog.get_logger()
@@ -74,6 +82,7 @@ class Bounds:
     body_wall_seconds: Seconds
     request_wall_seconds: Seconds
     retries: int
+    first_byte: FirstByteBounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +111,7 @@ class Gateway:
         clock: Clock,
         supervisor: Supervisor,
         ids: RequestIds,
+        access_log: AccessLog | None = None,
     ) -> None:
         """`name`: this ingress in the log. `objectives`: of clients that name none."""
         self._name = name
@@ -114,17 +124,22 @@ class Gateway:
         self._clock = clock
         self._supervisor = supervisor
         self._ids = ids
-        self._passage = Passage(engines, retries=bounds.retries)
+        self._access_log = access_log
+        self._bodies = Bodies()
+        self._passage = Passage(engines, retries=bounds.retries, first_byte=bounds.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A cancellation of its task ends it, too, with an error to the client; a second one is raised."""
-        call = Call(endpoint, scope, send, ids=self._ids, arrived_at=self._clock.now())
+        call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
         life: Life | None = None
-        with Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience:
+        with (
+            self._logged(call, lambda: life),
+            Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience,
+        ):
             try:
                 asked = await self._read(call, receive, patience)
                 if not endpoint.placed:
-                    await self._passage.deliver(call, *self._pools.find(asked.model))
+                    await self._passage.deliver(call, *await self._find(call, asked))
                     return
                 pool, command = await self._understand(call, asked)
                 life = self._begin(pool, call, command)
@@ -132,33 +147,57 @@ class Gateway:
             except Refusal as refusal:
                 await call.refuse(refusal)
             except ClientGoneError:
-                pass
+                call.reason = Interruption.HUNG_UP
             except asyncio.CancelledError:
                 if patience.recovered():
                     await self._interrupted(call, life, patience.interruption)
                 else:
                     await self._cut(call, life)
+            except RecursionError:  # nothing else here is nested as deeply as a client likes
+                await self._nested_too_deeply(call, life)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
                 await self._stumbled(call, life, error)
+
+    async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, refusal: Refusal) -> None:
+        """Answer a request that is none for this path, whatever is in it."""
+        call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
+        with self._logged(call, lambda: None):
+            await call.refuse(refusal)
+
+    @contextmanager
+    def _logged(self, call: Call, life: Callable[[], Life | None]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._access_log is not None:
+                self._access_log.tell(call, life())
 
     # Understand
 
     async def _read(self, call: Call, receive: Receive, patience: Patience) -> Asked:
         """What the client asks for. Raises Refusal, ClientGoneError."""
-        call.key_name = self._keyring.tenant(call.headers)
+        call.key_name = call.tenant = self._keyring.tenant(call.headers)
         bounds = self._bounds
-        await call.read_body(receive, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
         patience.watch(receive)
-        return call.endpoint.parse(call.body)
+        return call.endpoint.read(call.body, call.headers)
+
+    async def _find(self, call: Call, asked: Asked) -> tuple[Pool, Model]:
+        """Raises Refusal."""
+        call.model, call.wants_stream = cleaned(asked.model) or None, asked.stream
+        call.tenant = call.key_name or tenant_of(call.headers, asked.user)
+        pool, model = await self._pools.await_model(asked.model)
+        call.model, call.pool = model.name, pool.name
+        return pool, model
 
     async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
         wished = objectives(call.headers, self._objectives)
-        pool, model = self._pools.find(asked.model)
+        pool, model = await self._find(call, asked)
         model_len = pool.fleet.context_of(model)
         _check_length(asked, model_len, _certain_tokens(asked))
         tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model))
-        call.prefix = tokens.said
+        call.prefix, call.prompt_tokens = tokens.said, tokens.count
         call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
         call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
         if tokens.exact:
@@ -167,7 +206,7 @@ class Gateway:
             request=call.id,
             ingress=self._name,
             arrived_at=call.arrived_at,
-            tenant=call.key_name or tenant_of(call.headers, asked.user),
+            tenant=call.tenant or ANONYMOUS,
             keys=_packed_keys(pool.keys, model, asked, tokens.keyed),
             prompt_tokens=tokens.count,
             max_output_tokens=_output_tokens(asked, model_len, tokens.count),
@@ -181,7 +220,7 @@ class Gateway:
             context_tokens=_context_tokens(asked, model_len, max(map(len, tokens.prompts), default=0)),
             followed=True,
         )
-        if self._additions.client_name:
+        if self._additions.client_name and call.endpoint.parse is not None:
             call.body = naming_client(call.body, command.tenant)
         return pool, command
 
@@ -199,39 +238,51 @@ class Gateway:
 
     async def _deliver(self, call: Call, life: Life, command: RouteRequest) -> None:
         """Raises Refusal where the client gets no answer from an engine."""
-        while True:
-            grant = await self._place(life, command)
-            life.has_alternative = partial(self._has_alternative, life, command)
-            try:
-                await self._forward(call, life, grant, exact=command.exact)
-            except EngineFailedError as error:
-                failed = life.instance
-                log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
-                if command.attempt > self._bounds.retries:
-                    life.failed("engine_failed", 502)
-                    raise engine_failed(error.told) from error
-                ENGINE_RETRIES.inc()
-                life.waits_again()
-                excluded = [*command.excluded, failed]
-                command = msgspec.structs.replace(
-                    command, request=life.request, attempt=command.attempt + 1, excluded=excluded
-                )
-            else:
-                return
+        with life.pool.retry_budget.open() as ticket:
+            while True:
+                grant = await self._place(life, command)
+                life.may_go_elsewhere = partial(self._may_go_elsewhere, life, command, ticket)
+                try:
+                    await self._forward(call, life, grant, command, ticket)
+                except EngineFailedError as error:
+                    command = self._next_attempt(life, command, ticket, error)
+                else:
+                    return
 
-    def _has_alternative(self, life: Life, command: RouteRequest) -> bool:
+    def _next_attempt(
+        self, life: Life, command: RouteRequest, ticket: RetryTicket, error: EngineFailedError
+    ) -> RouteRequest:
+        """What to ask the scheduler now that the engine has failed it. Raises Refusal where it may not be tried again."""
+        failed = life.instance
+        log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
+        if error.failure is not None:
+            life.attempt_failed(error.failure, status=error.status, detail=str(error))
+        if command.attempt > self._bounds.retries:
+            life.failed("engine_failed", 502)
+            raise engine_failed(error.told) from error
+        if not ticket.claim():
+            life.failed(RETRY_BUDGET_SPENT, 503)
+            raise retry_refused(error.told) from error
+        ENGINE_RETRIES.inc()
+        life.waits_again()
+        excluded = [*command.excluded, failed]
+        return msgspec.structs.replace(command, request=life.request, attempt=command.attempt + 1, excluded=excluded)
+
+    def _may_go_elsewhere(self, life: Life, command: RouteRequest, ticket: RetryTicket) -> bool:
         tried = [*command.excluded, life.instance]
         return (
             command.attempt <= self._bounds.retries
             and life.pool.under_way.least_busy(command, excluded=tried) is not None
+            and ticket.claim()
         )
 
     async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
         """Raises Refusal where there is no place; the request's end is written then."""
         router = life.pool.router
         answer = await _route(router, command)
-        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED and command.attempt == 1:
-            # The client's id was used before, in another ingress or another life of this one.
+        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
+            # The client's id was used before, in another ingress or another life of this one; or the leader has given this
+            # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         if answer is None:
@@ -251,7 +302,9 @@ class Gateway:
         wall = answer.retry_after / self._clock.speed
         return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
-    async def _forward(self, call: Call, life: Life, grant: RouteGranted, *, exact: bool) -> None:
+    async def _forward(
+        self, call: Call, life: Life, grant: RouteGranted, command: RouteRequest, ticket: RetryTicket
+    ) -> None:
         """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
         body = asking_for_usage(call.body) if call.asks_usage else call.body
         if grant.decode:
@@ -261,30 +314,59 @@ class Gateway:
             grant, body = handed_over
         while grant.rebind:
             async with life.pool.rebinding.watch(grant) as watch:
-                await self._exchange(call, life, grant, body, exact=exact)
+                await self._exchange(call, life, grant, body, command, ticket)
             if watch.onward is None:
                 return
             grant = watch.onward
             life.rebound(grant)
-        await self._exchange(call, life, grant, body, exact=exact)
+        await self._exchange(call, life, grant, body, command, ticket)
 
-    async def _exchange(self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, exact: bool) -> None:
+    async def _exchange(
+        self,
+        call: Call,
+        life: Life,
+        grant: RouteGranted,
+        body: bytes,
+        command: RouteRequest,
+        ticket: RetryTicket,
+    ) -> None:
         """One engine's answer, as it comes. Raises as `_forward`."""
-        engines, path, pool = self._engines, call.endpoint.path, life.pool
+        pool = life.pool
+        output = 0.0 if command.streaming else command.max_output_tokens * command.slo_tpot
         with pool.under_way.at_engine(grant):
-            async with await engines.send(
-                grant.url, path, body, call.headers, life.request, dp_rank=grant.dp_rank, shape=call.endpoint.shape
-            ) as answer:
-                first = await answer.opening()
+            answer, first = await self._opened(call, life, grant, body, output=output)
+            async with answer:
                 if grant.rebind:
                     pool.rebinding.answered(grant)
-                knowledge = _knowledge(grant, exact=exact)
+                knowledge = _knowledge(grant, exact=command.exact)
                 if answer.status >= 400:
                     await self._pass_refusal_on(call, life, answer, first)
-                elif answer.streams:
+                    return
+                ticket.settle()
+                pool.under_way.answered(grant.instance)
+                if answer.streams:
                     await self._stream(call, life, grant, answer, first, knowledge)
                 else:
                     await self._hand_over(call, life, grant, answer, first, knowledge)
+
+    async def _opened(
+        self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, output: Seconds = 0.0
+    ) -> tuple[EngineAnswer, bytes]:
+        """The answer and its first bytes, which come in time or when nobody else could take the request. `output`: engine
+        seconds that the answer may take before anything of it is sent. Raises EngineFailedError."""
+        expected = grant.expected_seconds or grant.predicted_ttft
+        wall_seconds = self._bounds.first_byte.wall_seconds(expected, output=output, speed=self._clock.speed)
+        async with FirstByteDeadline(wall_seconds, partial(_leave_slow_engine, life, wall_seconds)):
+            return await self._engines.open(
+                grant.url,
+                call.endpoint.path,
+                body,
+                call.headers,
+                life.request,
+                dp_rank=grant.dp_rank,
+                shape=call.endpoint.shape,
+                content_type=call.endpoint.content_type(call.headers),
+            )
 
     async def _prefill_elsewhere(
         self, call: Call, life: Life, grant: RouteGranted, body: bytes
@@ -310,12 +392,13 @@ class Gateway:
     async def _prefill(self, call: Call, life: Life, grant: RouteGranted, split: SplitBody) -> Prefilled | None:
         """None where the engine refused the request. Raises EngineFailedError."""
         with life.pool.under_way.at_engine(grant):
-            async with await self._engines.send(
-                grant.url, call.endpoint.path, split.prefill(), call.headers, life.request, dp_rank=grant.dp_rank
-            ) as answer:
+            answer, first = await self._opened(call, life, grant, split.prefill())
+            async with answer:
                 if answer.status < 400:
-                    return read_prefill(await answer.whole())
-                await self._pass_refusal_on(call, life, answer)
+                    prefilled = read_prefill(await answer.whole(first))
+                    life.pool.under_way.answered(grant.instance)
+                    return prefilled
+                await self._pass_refusal_on(call, life, answer, first)
                 return None
 
     async def _stream(
@@ -331,6 +414,8 @@ class Gateway:
                     await call.write(shown)
         except EngineFailedError as error:
             log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=str(error))
+            if error.failure is not None:
+                life.attempt_failed(error.failure, detail=str(error))
             life.failed("engine_broke_off", 502)
             await call.refuse(engine_broke_off(error.told), mid_event=answer.mid_event)
             return
@@ -356,7 +441,7 @@ class Gateway:
         EngineFailedError then, if there is another."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and self._engines.is_unfit(answer.status, call.headers) and life.has_alternative():
+        if not lacks and self._engines.is_unfit(answer.status, call.headers) and life.may_go_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
         life.failed("engine_refused", answer.status)
@@ -367,6 +452,7 @@ class Gateway:
     # Interruptions
 
     async def _interrupted(self, call: Call, life: Life | None, interruption: Interruption | None) -> None:
+        call.reason = interruption or ""
         overdue = interruption is Interruption.OVERDUE
         if life is not None and not life.over:
             await self._end_interrupted(life, overdue=overdue)
@@ -389,11 +475,25 @@ class Gateway:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
 
+    async def _nested_too_deeply(self, call: Call, life: Life | None) -> None:
+        """A body that decodes, and whose parts cannot be followed to their end."""
+        if life is not None and not life.over:
+            life.failed("malformed_body", 400)
+        await call.refuse(too_deep())
+
     async def _cut(self, call: Call, life: Life | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
+        call.reason = INGRESS_STOPPED
         if life is not None and not life.over:
             life.cancelled(INGRESS_STOPPED)
         await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
+
+
+def _leave_slow_engine(life: Life, wall_seconds: Seconds) -> bool:
+    """No first byte in time: whether to try another engine. Where that is not possible the request goes on waiting, for it
+    would lose its place for nothing; the log is told all the same."""
+    life.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
+    return life.may_go_elsewhere()
 
 
 async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteRejected | None:

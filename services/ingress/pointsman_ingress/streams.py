@@ -1,7 +1,8 @@
 """What the streams of different endpoints look like, as far as a proxy cares: where output begins, and how they end.
 
 Completions and chats send a chunk when there is a token, and `[DONE]` when all is said. The Responses API sends named
-events: some before anything was computed, then deltas, and a last one that holds the whole answer once more.
+events: some before anything was computed, then deltas, and a last one that holds the whole answer once more. So does
+Anthropic's Messages API, whose usage is in the last event but one.
 
 Lines may end in any of the three ways of the standard for server-sent events: LF, CRLF, CR.
 """
@@ -53,6 +54,12 @@ _LINE_ENDS = (b"\n", b"\r")
 NAMED_EVENTS = StreamShape(
     output=tuple(b".delta" + end for end in _LINE_ENDS),
     ends=tuple(b"event: " + name + end for name in _LAST_EVENTS for end in _LINE_ENDS),
+)
+
+
+MESSAGE_EVENTS = StreamShape(
+    output=tuple(b"event: content_block_start" + end for end in _LINE_ENDS),
+    ends=tuple(b"event: " + name + end for name in (b"message_stop", b"error") for end in _LINE_ENDS),
 )
 
 

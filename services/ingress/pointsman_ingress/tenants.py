@@ -51,8 +51,8 @@ class Keyring:
         """Whose key the client showed; None where no keys are configured. Raises Refusal (401)."""
         if self._path is None:
             return None
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        shown = hashlib.sha256(key.strip()).digest() if scheme.lower() == b"bearer" else b""
+        key = _shown_key(headers)
+        shown = hashlib.sha256(key).digest() if key is not None else b""
         found = None
         for digest, name in self._keys:
             # Every key is compared, so the time taken tells nothing about which one came close.
@@ -91,6 +91,12 @@ class Keyring:
             msg = f"cannot read the keys file {path}: {error.strerror}"
             raise KeysFileError(msg) from error
         return status.st_mtime_ns, status.st_size
+
+
+def _shown_key(headers: Headers) -> bytes | None:
+    """As OpenAI's clients show it; Anthropic's have a header of their own for it."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
 
 
 def _counts(line: str) -> bool:

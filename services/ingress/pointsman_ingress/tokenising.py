@@ -1,8 +1,8 @@
 """Prompts as the engine will see them: token ids, made once per request.
 
 Three ways, best first: token ids as the client sent them; the model's own tokenizer and chat template, in this
-process; an engine, which is asked to render the request (`/v1/chat/completions/render`) or at least to tokenise it
-(`/tokenize`). If all fail the prompt is guessed, so that the request is still served, and marked as not exact: its
+process; an engine, which is asked to render the request (`/v1/chat/completions/render`, `/v1/messages/render`) or at least
+to tokenise it (`/tokenize`). If all fail the prompt is guessed, so that the request is still served, and marked as not exact: its
 keys then match nothing but other guesses.
 
 Of a chat with images and the like only the beginning is known: up to the message that holds the first of them. That
@@ -28,9 +28,9 @@ from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.content_parts import text_parts, texts
-from pointsman_ingress.endpoints import CHAT_COMPLETIONS, TOKENIZE
+from pointsman_ingress.endpoints import TOKENIZE
 from pointsman_ingress.openai_errors import bad_request
-from pointsman_ingress.openai_requests import Asked, Chat, Embeddings, Sized, Texts, Tokenised
+from pointsman_ingress.openai_requests import Asked, Chat, Embeddings, Prompt, Sized, Texts, Tokenised
 from pointsman_ingress.proxy import EngineClient, EngineFailedError, lacks_endpoint
 from pointsman_ingress.request_headers import Headers
 
@@ -45,7 +45,6 @@ ENGINE_WALL_SECONDS_MAX: Seconds = 10.0
 TOKENS_BYTES_MAX = 16 * 1024 * 1024
 """Largest answer of an engine that is asked for tokens: two million of them."""
 
-RENDER_PATH = f"{CHAT_COMPLETIONS.path}/render"
 MARKS = ("x", "\n\n.")
 """Texts in place of content that is none: what stands before it has the same tokens whichever it is, or is not known."""
 
@@ -73,6 +72,16 @@ class TextTokenizer(Protocol):
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> str: ...
+
+    @property
+    def system_first(self) -> bool:
+        """Whether a system message must be the first."""
+        ...
+
+    @property
+    def effort_without_thinking(self) -> str:
+        """The `reasoning_effort` by which the template is told that there shall be no thinking."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +134,17 @@ class Tokenising:
         engines: EngineClient,
         threads: int,
         clock: Clock,
+        failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
-        """`engine` gives an instance to ask where there is no `tokenizer`."""
+        """`engine` gives an instance to ask where there is no `tokenizer`; `failed` is told of one that did not answer."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
+        self._failed = failed
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
         self._clock = clock
-        self._renders_not: set[tuple[InstanceId, Epoch]] = set()
-        """Engines that were asked to render and cannot."""
+        self._renders_not: set[tuple[InstanceId, Epoch, str]] = set()
+        """Engines that were asked to render and cannot, and where."""
 
     async def tokens(self, asked: Asked, inquiry: Inquiry) -> Tokens:
         """The request's tokens. Raises Refusal where the prompt itself is at fault."""
@@ -151,7 +162,7 @@ class Tokenising:
         return tokens
 
     async def _understood(self, asked: Asked, inquiry: Inquiry) -> Tokens:
-        prompt = asked.prompt
+        prompt = self._for_this_template(asked.prompt)
         match prompt:
             case Tokenised():
                 return Tokens(prompt.prompts, exact=True)
@@ -168,6 +179,18 @@ class Tokenising:
         if prompts is None:
             return Tokens(_guesses(prompt), exact=False, known=0 if asked.truncates else None, doubt=GUESSED)
         return Tokens(prompts, exact=True)
+
+    def _for_this_template(self, prompt: Prompt) -> Prompt:
+        """As this model's template is given it, where templates are given different things for the same request."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or not isinstance(prompt, Chat):
+            return prompt
+        chat = prompt.system_first if prompt.system_first and tokenizer.system_first else prompt
+        if not chat.without_thinking:
+            return replace(chat, system_first=None) if chat.system_first else chat
+        effort = tokenizer.effort_without_thinking
+        told = {"enable_thinking": effort != "none", **(chat.chat_template_kwargs or {}), "reasoning_effort": effort}
+        return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=told)
 
     async def _beginning(self, chat: Chat, model: str, inquiry: Inquiry) -> Tokens:
         """Of a chat that is not only text: the tokens before the message that is not, as far as no text in its place
@@ -206,26 +229,31 @@ class Tokenising:
             return None
         try:
             async with asyncio.timeout(ENGINE_WALL_SECONDS_MAX):
-                if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt.body, inquiry)):
+                if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, inquiry)):
                     return [rendered]
+                if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
+                    return None  # it depends on the template, which only the engine has
                 return [await self._tokenised(engine, question, inquiry) for question in _questions(prompt, model)]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
+            if isinstance(error, TimeoutError) or (isinstance(error, EngineFailedError) and error.failure is not None):
+                self._failed(engine.id)
             return None
 
-    async def _rendered(self, engine: Instance, body: bytes, inquiry: Inquiry) -> list[int]:
+    async def _rendered(self, engine: Instance, chat: Chat, inquiry: Inquiry) -> list[int]:
         """What the engine makes of the very same request; nothing where it does not, which `/tokenize` may do all the
         same. Raises _ImpossibleError."""
-        if not body or (engine.id, engine.epoch) in self._renders_not:
+        path = chat.render_path
+        if not chat.body or (engine.id, engine.epoch, path) in self._renders_not:
             return []
         try:
-            status, answer = await self._ask(engine, RENDER_PATH, body, inquiry)
+            status, answer = await self._ask(engine, path, chat.body, inquiry)
         except EngineFailedError:
             return []
         if status == 200:
             return msgspec.json.decode(answer, type=_Rendered).token_ids
         if lacks_endpoint(status, answer):
-            self._renders_not.add((engine.id, engine.epoch))
+            self._renders_not.add((engine.id, engine.epoch, path))
         return []
 
     async def _tokenised(self, engine: Instance, question: dict[str, Any], inquiry: Inquiry) -> list[int]:

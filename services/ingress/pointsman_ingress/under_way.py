@@ -4,18 +4,35 @@ that the requests are.
 Load is told here and nowhere else: whoever must choose an engine without a scheduler asks for the `least_busy`. It is a
 bound from below. What this ingress has sent it knows at once; what others have, a worker tells about once a second, and what
 it told long ago counts for nothing.
+
+An engine that failed a request of ours lately comes last in that choice: an engine that fails at once looks idle. It stays last
+for a time that grows with its failures in a row, then is tried by one request at a time until one is answered. The leader
+decides about ejection for everybody (`InstanceEjected`); this is what an ingress knows by itself, for when nobody leads.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.ports import Clock, EventLog
-from pointsman.primitives import InstanceId, RequestId, Term
+from pointsman.primitives import InstanceId, RequestId, Seconds, Term
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.fleet_view import FleetView
+
+AVOIDED_WALL_SECONDS: Seconds = 5.0
+AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0
+"""How long an engine is avoided for each failure in a row, and at most."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Of one engine, in a row. It is avoided until the wall time `until`."""
+
+    count: int = 0
+    until: Seconds = 0.0
 
 
 class UnderWay:
@@ -28,6 +45,7 @@ class UnderWay:
         self._grants: dict[RequestId, RouteGranted] = {}
         self._waiting: Counter[RequestId] = Counter()
         self._in_flight: Counter[InstanceId] = Counter()
+        self._failures: dict[InstanceId, _Failures] = {}
         fleet.on_election(self._elected)
 
     @contextmanager
@@ -63,9 +81,21 @@ class UnderWay:
         return list(self._waiting)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """The reachable instance that can serve the request and has the fewest, the first by name among equals."""
+        """The reachable instance that can serve the request and has the fewest, the first by name among equals. One that
+        failed lately only where all have."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
-        return min(candidates, key=lambda instance: (self._load(instance), instance.id), default=None)
+        return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
+
+    def failed(self, instance: InstanceId) -> None:
+        """It failed a request that was sent there."""
+        failures = self._failures.setdefault(instance, _Failures())
+        failures.count += 1
+        seconds = min(AVOIDED_WALL_SECONDS_MAX, AVOIDED_WALL_SECONDS * failures.count)
+        failures.until = self._clock.wall() + seconds
+
+    def answered(self, instance: InstanceId) -> None:
+        """It has answered one."""
+        self._failures.pop(instance, None)
 
     def tell(self, grant: RouteGranted) -> None:
         """Tell the log where a request is, for a leader that does not know."""
@@ -78,9 +108,16 @@ class UnderWay:
             )
         )
 
-    def _load(self, instance: Instance) -> int:
+    def load(self, instance: Instance) -> int:
+        """Requests that it has, as far as is known here."""
         reported = instance.running + instance.waiting if self._fleet.fresh(instance) else 0
         return max(self._in_flight[instance.id], reported)
+
+    def _avoided(self, instance: Instance) -> bool:
+        failures = self._failures.get(instance.id)
+        if failures is not None and self._clock.wall() < failures.until:
+            return True
+        return (failures is not None or instance.half_open) and self._in_flight[instance.id] > 0
 
     def _elected(self, term: Term) -> None:
         """The new leader may not know of what an earlier one granted and had no time to write."""

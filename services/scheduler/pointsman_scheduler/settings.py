@@ -13,8 +13,8 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
     policy_settings: tuple[str, ...] = setting(
         (),
-        "Setting of the routing policy as NAME=VALUE, of others as admission.NAME=VALUE, order.NAME=VALUE, pair.NAME=VALUE; may be "
-        "repeated. docs/policies.md names them.",
+        "Setting of the routing policy as NAME=VALUE, of others as admission.NAME=VALUE, order.NAME=VALUE, pair.NAME=VALUE, "
+        "outlier.NAME=VALUE; may be repeated. docs/policies.md names them.",
     )
     admission: str = setting(DEFAULT_ADMISSION, "Admission policy.", choices=tuple(sorted(ADMISSION_POLICIES)))
     order: str = setting(
@@ -38,8 +38,8 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     )
     checkpoint_events: int = setting(200_000, "Log events after which a checkpoint is taken even earlier.")
     hold_seconds: float = setting(
-        0.0,
-        "Wall seconds for which arrivals wait while no instance is ready, for a scaler to start one; 0 answers 503 at once.",
+        30.0,
+        "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",
     )
     hold_max: int = setting(1_000, "Requests that may wait so.")
     rebind: bool = setting(

@@ -15,10 +15,11 @@ from typing import Any
 import click
 import structlog
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from typing_extensions import override
 
 from pointsman.chassis import telemetry
+from pointsman.chassis.http_protocol import HttpLimits, http_protocol
 from pointsman.primitives import Seconds
 
 log = structlog.get_logger()
@@ -27,6 +28,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection is kept, as nginx does: longer than balancers and clients keep theirs (mostly 60), so that
+it is never the server that closes while a request is on its way."""
+
+HEALTH_CONNECTIONS_MAX = 256
 
 CUT_SECONDS: Seconds = 0.5
 """How long a request that is cut may take to tell its client and the log."""
@@ -105,7 +112,7 @@ class HealthBoard:
         if path == READYZ_VERBOSE:
             return self._status, "text/plain; charset=utf-8", self._verbose().encode()
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY)
+            return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
         return None
 
     @property
@@ -171,14 +178,21 @@ class HttpServer(uvicorn.Server):
         *,
         host: str,
         port: int,
+        listener: socket.socket | None = None,
+        keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
+        limits: HttpLimits | None = None,
         lame_duck_seconds: Seconds = 0.0,
         shutdown_seconds: Seconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`shutdown_seconds`: longest drain. `on_lame_duck` is called when the shutdown begins. Wall seconds."""
+        """`listener`: a bound socket to listen on, in place of `host` and `port`. `shutdown_seconds`: longest drain.
+        `on_lame_duck` is called when the shutdown begins. Wall seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
+                http=http_protocol(limits or HttpLimits()),
+                ws="none",
+                timeout_keep_alive=keep_alive_seconds,
                 host=host,
                 port=port,
                 log_config=None,
@@ -192,6 +206,7 @@ class HttpServer(uvicorn.Server):
         self.lame_duck_seconds = lame_duck_seconds
         self._drain_seconds_max = shutdown_seconds
         self._on_lame_duck = on_lame_duck
+        self._listener = listener
         self._hurried = asyncio.Event()
 
     def hurry(self) -> None:
@@ -211,7 +226,7 @@ class HttpServer(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            await super().startup(sockets if self._listener is None else [self._listener])
         except SystemExit as ended:  # uvicorn's own way to say so, which would leave our other tasks where they are
             reason = ended.__context__
             msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with --host and --port"
@@ -270,4 +285,5 @@ class HttpServer(uvicorn.Server):
 
 def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
     """A server of the health paths alone, for services without an HTTP interface of their own."""
-    return HttpServer(health_app(board), host=host, port=port)
+    limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
+    return HttpServer(health_app(board), host=host, port=port, limits=limits)

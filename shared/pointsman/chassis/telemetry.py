@@ -5,11 +5,21 @@
 
 import contextlib
 import logging
+import os
 import sys
+from functools import partial
 from typing import TextIO, cast
 
 import structlog
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import Gauge as PrometheusGauge
+from prometheus_client.multiprocess import MultiProcessCollector
+
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable by which Prometheus's library is told where the processes of one service share their metrics."""
+
+Gauge = partial(PrometheusGauge, multiprocess_mode="livemax")
+"""Of several processes the one where it is highest is shown; counters and histograms are summed."""
 
 LATENCY_BUCKETS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0,
@@ -17,6 +27,12 @@ LATENCY_BUCKETS_SECONDS = (
 
 HTTP_REQUESTS = Counter(
     "pointsman_http_requests_total", "Client requests answered, by route and HTTP status.", ["route", "status"]
+)
+HTTP_REFUSED = Counter(
+    "pointsman_http_refused_total",
+    "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
+    "head_timeout, pipelined, connections (too many), idle_evicted (for a new one).",
+    ["reason"],
 )
 TTFT_SECONDS = Histogram(
     "pointsman_ttft_seconds", "Time to first token seen by the ingress, engine time.", buckets=LATENCY_BUCKETS_SECONDS
@@ -47,6 +63,17 @@ CACHE_PREDICTIONS = Counter(
 ENGINE_RETRIES = Counter(
     "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
 )
+RETRIES_REFUSED = Counter(
+    "pointsman_engine_retries_refused_total", "Further attempts that the retry budget did not allow."
+)
+ATTEMPT_FAILURES = Counter(
+    "pointsman_attempt_failures_total",
+    "Requests that an engine failed, by how, whether or not they were tried elsewhere.",
+    ["instance", "failure"],
+)
+HELD_REQUESTS = Gauge(
+    "pointsman_ingress_held_requests", "Requests that wait in the ingress because no engine can be asked yet."
+)
 TOKENISE_SECONDS = Histogram(
     "pointsman_tokenise_seconds",
     "Wall time to turn a body into tokens.",
@@ -54,6 +81,10 @@ TOKENISE_SECONDS = Histogram(
 )
 DEGRADED_ROUTES = Counter(
     "pointsman_degraded_routes_total", "Requests that the ingress placed itself because no scheduler answered."
+)
+
+ACCESS_LOG_DROPPED = Counter(
+    "pointsman_access_log_dropped_total", "Lines of the access log that nobody read in time, and that were left out."
 )
 
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
@@ -81,6 +112,14 @@ INSTANCE_KNOWLEDGE = Gauge(
     "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
+INSTANCE_EJECTED = Gauge(
+    "pointsman_instance_ejected", "1 while the instance is ejected or tried again, 0 while it is whole.", ["instance"]
+)
+INSTANCE_EJECTIONS = Counter(
+    "pointsman_instance_ejections_total",
+    "Times that this leader ejected the instance, by cause.",
+    ["instance", "cause"],
+)
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
 POOL_WANTED = Gauge("pointsman_pool_wanted_instances", "Instances that the newest scaling decision wants.")
 SCALER_TROUBLES = Counter(
@@ -133,7 +172,7 @@ STEPS_FAILED = Counter(
     "pointsman_steps_failed_total", "Commands and regular steps that ended in an error nobody expected.", ["step"]
 )
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
-NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.")
+NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.", multiprocess_mode="livemin")
 DEGRADED = Gauge(
     "pointsman_degraded", "1 while this part of the process is missing or degraded, as on /readyz.", ["part"]
 )
@@ -151,6 +190,15 @@ ENGINE_BLOCKS_EXPIRED = Counter(
     "pointsman_engine_blocks_expired_total", "Engine blocks no longer believed in because nothing confirmed them."
 )
 RECORDER_SEQUENCE = Gauge("pointsman_recorder_sequence", "Last log sequence archived in SQL.")
+
+
+def metrics_page() -> bytes:
+    """What Prometheus scrapes: of all processes of the service, where there are several."""
+    if METRICS_DIRECTORY not in os.environ:
+        return generate_latest(REGISTRY)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
 
 
 def configure_logging(level: str, log_format: str) -> None:

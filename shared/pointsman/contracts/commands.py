@@ -90,6 +90,9 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     """Which of the engine's data-parallel ranks is to serve it."""
     rebind: bool = False
     """Until the engine answers, ask by `cmd.follow` whether it is to go elsewhere."""
+    expected_seconds: Seconds = 0.0
+    """Predicted engine seconds from the grant to the first token: what was in the engine before it, and its own prefill. 0
+    where nobody says."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):

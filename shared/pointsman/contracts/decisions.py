@@ -78,6 +78,9 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: Seconds = 0.0
     """Of `predicted_ttft`, what fetching the KV cache takes."""
+    lost_seconds: Seconds = 0.0
+    """What it lost before, held while no instance was ready or at an engine that failed it: its TTFT budget for admission
+    grows by that."""
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):

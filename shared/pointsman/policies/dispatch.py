@@ -7,7 +7,7 @@ Fresh accounting is worth more than any formula: a placement is booked before th
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import msgspec
@@ -65,6 +65,10 @@ OUTLIER_PREFIX = "outlier."
 GRANTED = (Status.READY, Status.DRAINING, Status.EJECTED)
 """Who is given what waits for it. For one that is ejected only what cannot go elsewhere waits."""
 
+ASK_AGAIN_WALL_SECONDS: Seconds = 5.0
+"""After so long it makes sense to ask again where nobody knows when an instance will be ready."""
+COMING_WALL_SECONDS_MIN: Seconds = 1.0
+
 NOT_PLANNED = MigrationPlan(as_of=0)
 """What a move that the leader makes by itself belongs to."""
 
@@ -87,7 +91,7 @@ class PolicySet:
     pending_max: int = 10_000
     """Requests that may wait in the pool; more are refused."""
     hold_seconds: Seconds = 0.0
-    """Engine seconds for which arrivals wait while no instance is ready, because a scaler may start one; 0: none does."""
+    """Engine seconds for which arrivals wait while no instance is ready that could serve them; 0: none does."""
     hold_max: int = 1_000
     """Requests that may wait so."""
     pairing: Pairing = DEFAULT_PAIRING
@@ -268,10 +272,11 @@ class Dispatcher:
         if known is not None and _has_its_place(known, command.attempt):
             return []
         turn = _Turn(now)
+        held = known is not None
         if known is None:
             known = self._arrive(command, turn)
         source = known.instance
-        self._place(known, command.attempt, command.excluded, turn)
+        self._place(known, command.attempt, command.excluded, turn, held=held)
         self._grant_next(known.instance, turn)
         if source and source != known.instance:
             self._grant_next(source, turn)
@@ -393,7 +398,7 @@ class Dispatcher:
         turn = _Turn(now)
         for request in list(self.state.workload.requests.values()):
             if request.stage is Stage.ARRIVED:
-                self._place(request, request.attempt, request.excluded, turn)
+                self._place(request, request.attempt, request.excluded, turn, held=True)
                 self._grant_next(request.instance, turn)
         return turn.events
 
@@ -516,7 +521,13 @@ class Dispatcher:
         )
         return self.state.workload.requests[command.request]
 
-    def _place(self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn) -> None:
+    def _place(
+        self, request: Request, attempt: int, excluded: Collection[InstanceId], turn: _Turn, *, held: bool
+    ) -> None:
+        """`held`: whether it was taken in before this turn."""
+        lost = self._lost_seconds(request, attempt, turn.now, held=held)
+        if lost:
+            request = replace(request, slo_ttft=request.slo_ttft + lost)
         decoder = self._decoder_for(request, turn.now, excluded)
         view = self._view(request, turn.now, excluded, decoder)
         trial = self._trial(view)
@@ -524,7 +535,8 @@ class Dispatcher:
             choice = trial or self.policies.routing.choose(view)
         except NoInstance as answer:
             if not self._may_hold(request, turn.now):
-                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), 1.0)
+                retry_after = self._ready_in(turn.now)
+                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), retry_after)
                 self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
         admitted = self._admit(view, choice, decoder, asked=trial is None)
@@ -555,6 +567,7 @@ class Dispatcher:
                 decode_reason=pair.reason,
                 decode_candidates=pair.considered,
                 transfer_seconds=pair.transfer_seconds,
+                lost_seconds=lost,
             ),
         )
 
@@ -573,6 +586,15 @@ class Dispatcher:
         """Whether a half-open instance has its one request, or one that waits for it."""
         line = self.state.workload.lines.get(instance)
         return bool(line and line.pending) or self.state.is_tried(instance)
+
+    def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
+        """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
+        refused for that."""
+        if self.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
+            return 0.0
+        if request.stage is Stage.ARRIVED:
+            return max(0.0, now - request.arrived_at) if held or attempt > 1 else 0.0
+        return max(0.0, now - request.granted_at)
 
     # Who decodes, where prefill and decode are split
 
@@ -671,12 +693,31 @@ class Dispatcher:
         policies = self.policies
         if request.stage is not Stage.ARRIVED or request.excluded:
             return False
-        if self.state.fleet.ready_for(request):
+        if self._somebody_serves(request):
             return False
         if now - request.arrived_at >= policies.hold_seconds:
             return False
         held = sum(known.stage is Stage.ARRIVED for known in self.state.workload.requests.values())
         return held <= policies.hold_max
+
+    def _somebody_serves(self, request: Request) -> bool:
+        fleet = self.state.fleet
+        able = fleet.ready_for(request)
+        if not fleet.split or self.state.settings.fold_version < 3:
+            return bool(able)
+        decodes = any(fleet[instance].can_serve(request) for instance in fleet.decoders)
+        return any(decodes or fleet[instance].role != "prefill" for instance in able)
+
+    def _ready_in(self, now: Seconds) -> Seconds:
+        """In how many engine seconds to ask again, after holding was in vain or too many are held. An instance that a scaler
+        starts is expected to need as long again as it has been coming."""
+        settings, hold = self.state.settings, self.policies.hold_seconds
+        if not hold or settings.fold_version < 3:
+            return 1.0
+        decided = self.state.scaling.decided
+        if decided is not None and decided.wanted > len(self.state.fleet.ready):
+            return min(max(now - decided.at, COMING_WALL_SECONDS_MIN * settings.speed), hold)
+        return min(ASK_AGAIN_WALL_SECONDS * settings.speed, hold)
 
     def _refuse_full(self) -> Refusal | None:
         waiting = sum(len(line.pending) for line in self.state.workload.lines.values())

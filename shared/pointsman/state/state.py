@@ -75,10 +75,10 @@ STRANGERS_MAX = 1000
 DELIVERED_WALL_SECONDS = 45.0
 """How long a prefix that an engine has delivered from its cache counts as held where its events do not say so."""
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 """The rules by which events are folded today. A log says by which its leaders folded it, so that replaying it gives the
 same decisions: 1 (logs that say nothing) believes what events say of caches and fleet; 2 checks that against what engines
-deliver."""
+deliver; 3 gives a request the time back that it was held or lost at an engine that failed it."""
 
 STEP_MAX = 2**32
 """How far ahead of what is known a term, an epoch or the number of a decision may be: whoever comes next counts on from it,
@@ -320,6 +320,13 @@ class State:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
+    def why_out(self, instance: Instance) -> str:
+        """Why it is ejected, or takes one request at a time; empty where it is whole."""
+        record = self.outliers.record(instance.id)
+        if instance.ejected:
+            return f"ejected for {record.until - record.ejected_at:g} s, {record.why}"
+        return f"half-open, takes one request at a time: {record.why}" if instance.half_open else ""
+
     # Cache events
 
     def _next_cache_event(self, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap) -> bool:
@@ -480,6 +487,7 @@ class State:
         self._unplace(request, event.at)
         request.attempt = event.attempt
         request.excluded = tuple(event.excluded)
+        request.slo_ttft += event.lost_seconds
         self._queue(request, event)
         self.placements += 1
 

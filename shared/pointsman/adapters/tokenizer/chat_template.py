@@ -81,6 +81,8 @@ class ChatTemplate:
             msg = f"the chat template does not compile: {error}"
             raise ChatTemplateError(msg) from error
         self._special_tokens = dict(special_tokens)
+        self.system_first = _takes_system_first_alone(source)
+        """Whether vLLM takes it for a template that wants a system message at the head and nowhere else."""
 
     def render(
         self,
@@ -301,6 +303,20 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
         raise ChatTemplateError(msg)
     trimmed = not rendered.startswith(CONTINUE_MARK, mark)
     return rendered[:mark].rstrip() if trimmed else rendered[:mark]
+
+
+def _takes_system_first_alone(source: str) -> bool:
+    """What vLLM finds out for the Messages API: by trying, and without the functions that chat templates have elsewhere, so
+    that one which complains of anything counts, too."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    try:
+        environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError):
+        return True
+    return False
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

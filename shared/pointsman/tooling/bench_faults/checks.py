@@ -13,8 +13,11 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted, Request
 from pointsman.contracts.requests import GIVEN_UP, RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey
 from pointsman.simulation.replay import verify
-from pointsman.tooling.bench_faults.clients import Ending, Exchange
+from pointsman.tooling.bench_faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
+from pointsman.tooling.bench_faults.clients import Ending, Exchange, unserved
 from pointsman.tooling.bench_faults.evidence import Evidence
+from pointsman.tooling.bench_faults.schedule import GENTLE
+from pointsman.tooling.bench_faults.strikes import Strike
 
 Check = Callable[[Evidence], Iterator[str]]
 
@@ -151,6 +154,45 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
     yield from _listed("archived otherwise", [str(s) for s, payload in archived.items() if log.get(s) != payload])
 
 
+def no_client_noticed(evidence: Evidence) -> Iterator[str]:
+    """Behind a balancer, of what must be graceful: each answer is whole, or an honest 429."""
+    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
+        return
+    failed = [e for e in evidence.exchanges if unserved(e)]
+    yield from _listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
+
+
+def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
+    """Whatever happens to others: a balancer takes out only an ingress that is restarted or struck itself."""
+    if evidence.balancer is None:
+        return
+    for strike in evidence.strikes:
+        for server, seconds in strike.out_of_rotation.items():
+            if server not in strike.victim.split(", "):
+                yield f"{strike.fault} of {strike.victim}: nothing was sent to {server} for {seconds:.1f} s"
+
+
+def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
+    """Who misbehaves touches few requests after the first seconds, is named, and comes back."""
+    for strike in evidence.strikes:
+        touched = strike.touched
+        if touched is None:
+            continue
+        what = f"{strike.fault} of {touched.instance}"
+        if touched.share >= TOUCHED_SHARE_MAX:
+            yield f"{what}: {touched.touched} of {touched.asked} requests were sent there after {FIRST_SECONDS:g} s"
+        if touched.back_s is None or touched.back_s > BACK_SECONDS_MAX:
+            back = "never" if touched.back_s is None else f"only after {touched.back_s:.1f} s"
+            yield f"{what}: it was well, and back {back}"
+        for command in ("doctor", "explain"):
+            if not getattr(touched, command):
+                yield f"{what}: {command} does not name it"
+
+
+def _gentle(strike: Strike) -> bool:
+    return strike.fault.partition(":")[0] in GENTLE
+
+
 LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)
 AGREEMENT: tuple[Check, ...] = (nothing_is_left_over, index_equals_engines, the_archive_holds_the_log)
 """What becomes true only once all is quiet, and is asked again until it is."""
@@ -160,6 +202,9 @@ CHECKS: tuple[Check, ...] = (
     one_leader_a_term,
     replay_is_identical,
     the_log_is_whole,
+    no_client_noticed,
+    ingresses_stay_in_rotation,
+    bad_engines_are_avoided,
     *AGREEMENT,
 )
 

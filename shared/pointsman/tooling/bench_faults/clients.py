@@ -8,20 +8,22 @@ killed says so, too. Everything else is a request that was lost. Where no ingres
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import aiohttp
 import msgspec
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman.tooling.discovery import FleetFile
 
 Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "lost"]
 """completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another
 status, with an error object that says why. dropped: the connection broke. lost: anything that leaves a client not knowing."""
+
+CUT = ("cut", "dropped", "lost")
 
 VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
@@ -58,11 +60,16 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class Clients:
-    """All clients of one run."""
+    """All clients of one run. `objectives`: what they ask for in time, as headers."""
 
-    def __init__(self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int) -> None:
-        """`tokens_max`: most output tokens that are asked for."""
+    objectives: ClassVar[Mapping[str, str]] = {"x-slo-ttft-ms": PATIENCE_MS, "x-slo-tpot-ms": PATIENCE_MS}
+
+    def __init__(
+        self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int, url: str = ""
+    ) -> None:
+        """`tokens_max`: most output tokens that are asked for. `url`: whom to ask, where it is not the fleet's first ingress."""
         self._fleet = fleet
+        self._url = url or fleet.ingress
         self._requests = requests
         self._seed = seed
         self._tokens_max = tokens_max
@@ -74,17 +81,13 @@ class Clients:
 
     async def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Send everything, and wait until everybody knows."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
         started = time.monotonic()
-        async with (
-            aiohttp.ClientSession(self._fleet.ingress, connector=connector, timeout=timeout) as session,
-            asyncio.TaskGroup() as clients,
-        ):
+        async with self._session() as session, asyncio.TaskGroup() as clients:
             for number, request in enumerate(self._requests):
-                body = self._body(number, request)
+                streamed = bool(number % WHOLE_EVERY)
+                body = self._body(request, streamed=streamed)
                 await asyncio.sleep(max(0.0, started + request.arrival_s / self._fleet.speed - time.monotonic()))
-                clients.create_task(self._one(session, number, body, request))
+                clients.create_task(self._one(session, body, self._output_tokens(request), streamed=streamed))
                 tick()
             while any(exchange.ending == "waits" for exchange in self.exchanges):
                 await asyncio.sleep(0.1)
@@ -119,13 +122,23 @@ class Clients:
         return None
 
     def cut_between(self, begin: float, end: float) -> int:
-        """How many streams were cut in that time."""
-        return sum(e.ending == "cut" and begin <= (e.ended_at or 0.0) < end for e in self.exchanges)
+        """How many streams ended before their end in that time, with an error event or without a word."""
+        return sum(e.streamed and e.heard_at is not None and e.ending in CUT for e in self.between(begin, end))
+
+    def between(self, begin: float, end: float) -> list[Exchange]:
+        """Those that ended in that time."""
+        return [e for e in self.exchanges if begin <= (e.ended_at or 0.0) < end]
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
+        return aiohttp.ClientSession(
+            self._url, connector=connector, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
+        )
 
     def _output_tokens(self, request: WorkloadRequest) -> int:
         return max(1, min(request.output_tokens, self._tokens_max))
 
-    def _body(self, number: int, request: WorkloadRequest) -> bytes:
+    def _body(self, request: WorkloadRequest, *, streamed: bool) -> bytes:
         content: dict[str, Any] = {
             "model": self._fleet.model,
             "prompt": prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=self._seed),
@@ -133,21 +146,16 @@ class Clients:
             "ignore_eos": True,
             "temperature": 0,
         }
-        if number % WHOLE_EVERY:
+        if streamed:
             content |= {"stream": True, "stream_options": {"include_usage": True}}
         return msgspec.json.encode(content)
 
-    async def _one(self, session: aiohttp.ClientSession, number: int, body: bytes, request: WorkloadRequest) -> None:
-        exchange = Exchange(
-            request=f"{PREFIX}{self._seed}-{number}", streamed=bool(number % WHOLE_EVERY), asked_at=time.monotonic()
-        )
+    async def _one(self, session: aiohttp.ClientSession, body: bytes, tokens: Tokens, *, streamed: bool) -> None:
+        """Ask once; `tokens` must come."""
+        number = len(self.exchanges)
+        exchange = Exchange(request=f"{PREFIX}{self._seed}-{number}", streamed=streamed, asked_at=time.monotonic())
         self.exchanges.append(exchange)
-        headers = {
-            "content-type": "application/json",
-            "x-slo-ttft-ms": PATIENCE_MS,
-            "x-slo-tpot-ms": PATIENCE_MS,
-            "x-request-id": exchange.request,
-        }
+        headers = {"content-type": "application/json", "x-request-id": exchange.request, **self.objectives}
         try:
             async with await self._connected(session, body, headers) as response:
                 exchange.status = response.status
@@ -157,7 +165,7 @@ class Clients:
                 async for part in response.content.iter_any():
                     exchange.heard_at = exchange.heard_at or time.monotonic()
                     parts.append(part)
-            ending, exchange.detail = judged(exchange, b"".join(parts), self._output_tokens(request))
+            ending, exchange.detail = judged(exchange, b"".join(parts), tokens)
         except TimeoutError:
             ending, exchange.detail = "lost", f"no answer within {ANSWER_SECONDS_MAX:g} s"
         except (aiohttp.ClientError, OSError) as error:
@@ -183,6 +191,11 @@ def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
     """Of those that were streamed; None where they are too few."""
     waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
     return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
+
+
+def unserved(exchange: Exchange) -> bool:
+    """Whether its answer was neither whole nor an honest 429."""
+    return exchange.ending != "completed" and exchange.status != HTTPStatus.TOO_MANY_REQUESTS
 
 
 def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]:

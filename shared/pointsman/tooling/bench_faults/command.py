@@ -9,9 +9,11 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -28,13 +30,25 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.simulation import workload
 from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate
 from pointsman.tooling.bench.comparison import FreshFleets
+from pointsman.tooling.bench_faults.bad_engines import EngineWatch, count_touched
+from pointsman.tooling.bench_faults.balancer import Balancer, balanced
 from pointsman.tooling.bench_faults.checks import agrees, findings
-from pointsman.tooling.bench_faults.clients import Clients
+from pointsman.tooling.bench_faults.clients import Clients, Exchange, unserved
 from pointsman.tooling.bench_faults.evidence import Evidence, gathered
-from pointsman.tooling.bench_faults.fleet import Shape, struck_fleet
-from pointsman.tooling.bench_faults.report import FaultsReport, reported, show
-from pointsman.tooling.bench_faults.schedule import DEFAULT_FAULTS, Fault, FaultError, checked, scheduled
-from pointsman.tooling.bench_faults.strikes import Striker
+from pointsman.tooling.bench_faults.fleet import Shape, Struck, struck_fleet
+from pointsman.tooling.bench_faults.report import FaultsReport, progress_line, reported, show
+from pointsman.tooling.bench_faults.schedule import (
+    DEFAULT_FAULTS,
+    OF_OWN_SERVERS,
+    Fault,
+    FaultError,
+    checked,
+    in_turn,
+    rolling,
+    scheduled,
+)
+from pointsman.tooling.bench_faults.steady import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
+from pointsman.tooling.bench_faults.strikes import Strike, Striker
 from pointsman.tooling.bench_faults.witness import Witness
 from pointsman.tooling.history.output import console_for
 from pointsman.tooling.options import COUNT, DEFAULT_INPUT_CAP, POSITIVE
@@ -46,6 +60,11 @@ DEFAULT_OUTPUT_CAP = 64
 RATE_EACH_ENGINE = 0.5
 """Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
 WARM_UP_SECONDS = 1.0
+STEADY_SPEED = 1.0
+RISE_SECONDS = 10.0
+"""Until a steady load is what it is to be."""
+SETTLE_SECONDS = 3.0
+"""Calm before each fault that comes in turn."""
 VIOLATED_EXIT_CODE = 1
 
 
@@ -77,6 +96,23 @@ class FaultsOptions:
     up: tuple[str, ...]
     data: Path | None
     json_file: Path | None
+    haproxy: bool
+    rolling: bool
+    ingresses: int
+    streams: int
+    steady_rate: float
+
+    @property
+    def steady(self) -> bool:
+        """Whether a steady load goes through a load balancer, and faults come one after the other."""
+        return self.haproxy or self.rolling
+
+    @property
+    def in_turn(self) -> tuple[str, ...]:
+        """What strikes then."""
+        if not self.rolling:
+            return self.faults
+        return rolling(ingresses=self.ingresses, schedulers=self.schedulers, engines=self.engines)
 
 
 @click.command("bench-faults", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -89,9 +125,35 @@ class FaultsOptions:
     default=",".join(DEFAULT_FAULTS),
     show_default=True,
     callback=_faults,
-    help="What strikes, each once, one after the other: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), "
-    "network:cut, network:delay, network:drop. PROCESS: leader, follower, ingress, worker, engine, nats, recorder, ..., any; "
-    "several at once as kill:ingress+leader.",
+    help="What strikes, each once, one after the other: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), restart:PROCESS "
+    "(SIGTERM), down:nats (for 10 s), network:cut, network:delay, network:drop, errors:engine, hang:engine, slow:engine (for "
+    "30 s). PROCESS: leader, follower, ingress, worker, engine, nats, recorder, ..., any; several at once as "
+    "kill:ingress+leader.",
+)
+@click.option(
+    "--haproxy",
+    is_flag=True,
+    help="Ingresses behind haproxy (from PATH) under a steady load in place of a workload; the faults come in their order, "
+    "each when the fleet is well after the last one.",
+)
+@click.option(
+    "--rolling",
+    is_flag=True,
+    help="As --haproxy, and the faults are a rolling restart: ingresses, schedulers, workers and rebalancer, one by one.",
+)
+@click.option(
+    "--ingresses", type=COUNT, metavar="N", default=2, show_default=True, help="With --haproxy; else there is one."
+)
+@click.option(
+    "--streams", type=COUNT, metavar="N", default=STREAMS, show_default=True, help="Long streams of the steady load."
+)
+@click.option(
+    "--steady-rate",
+    type=POSITIVE,
+    metavar="X",
+    default=RATE,
+    show_default=True,
+    help="Short requests a wall second of the steady load.",
 )
 @click.option("--seed", type=int, metavar="N", help="Of the faults and the workload. Default: another each time.")
 @click.option("--engines", type=COUNT, metavar="N", default=4, show_default=True, help="Simulated engines.")
@@ -114,7 +176,10 @@ class FaultsOptions:
     help="Routing policy.",
 )
 @click.option(
-    "--speed", type=POSITIVE, metavar="X", default=DEFAULT_SPEED, show_default=True, help="Of the simulated engines."
+    "--speed",
+    type=POSITIVE,
+    metavar="X",
+    help=f"Of the simulated engines. Default: {DEFAULT_SPEED:g}; of a steady load 1.",
 )
 @click.option(
     "--rate",
@@ -154,11 +219,14 @@ def bench_faults_command(**values: object) -> None:
       pointsman bench-faults --trace conversation.jsonl --json faults.json   2,000 requests, about 4 minutes
       pointsman bench-faults --workload chat --seed 7 --faults network:cut,network:drop,freeze:leader
       pointsman bench-faults --workload chat --faults kill:leader,kill:leader,kill:leader,kill:follower
+      pointsman bench-faults --rolling                                       a rolling restart behind haproxy, 3 minutes
+      pointsman bench-faults --haproxy --faults down:nats,errors:engine,hang:engine,slow:engine       and no client notices
 
     Exit code 0 when everything held, 1 when something did not. `pointsman torture` does the same to a fleet in virtual
     time, thousands of times.
     """
-    options = FaultsOptions(**values)  # type: ignore[arg-type]
+    speed = values.pop("speed") or (STEADY_SPEED if values["haproxy"] or values["rolling"] else DEFAULT_SPEED)
+    options = FaultsOptions(**values, speed=speed)  # type: ignore[arg-type]
     configure_logging("error", "text")
     console = console_for(None)
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
@@ -180,45 +248,96 @@ def bench_faults_command(**values: object) -> None:
 async def _run(
     options: FaultsOptions, seed: int, requests: list[WorkloadRequest], directory: Path, console: Console
 ) -> FaultsReport:
-    """One run, from a fresh fleet to the report. Raises FleetStartError, NatsStartError."""
-    seconds = requests[-1].arrival_s / options.speed
-    faults = scheduled(options.faults, seed=seed, seconds=seconds)
-    console.print(_announced(options, seed, len(requests), seconds, faults), soft_wrap=True, markup=False)
+    """One run, from a fresh fleet to the report. Raises FleetStartError, NatsStartError, NoBalancerError."""
+    faults = _faults_of(options, seed, requests)
+    console.print(_announced(options, seed, requests, faults), soft_wrap=True, markup=False)
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(struck_fleet(_shape(options, seed, faults), directory))
+        balancer = await stack.enter_async_context(balanced(fleet.file.of_role("ingress"))) if options.steady else None
+        clock = ScaledClock(options.speed)
+        link = await stack.enter_async_context(
+            open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")
+        )
+        witness = Witness(options.speed)
+        reading = asyncio.create_task(witness.follow(link))
+        await asyncio.sleep(WARM_UP_SECONDS)
+        watch = EngineWatch(witness, fleet.data)
+        striker = Striker(fleet, link, seed=seed, watch=watch, balancer=balancer)
+        started, busy = time.monotonic(), BusyShare()
+        clients = await _struck(options, requests, seed, striker, faults, fleet, balancer, console)
+        wall_s, busy_share = time.monotonic() - started, busy.share
+        evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
+        evidence.balancer = balancer
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    _note_service(evidence, clients)
+    name = "steady" if options.steady else options.trace.name if options.trace else options.workload or ""
+    return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
+
+
+async def _struck(
+    options: FaultsOptions,
+    requests: list[WorkloadRequest],
+    seed: int,
+    striker: Striker,
+    faults: list[Fault],
+    fleet: Struck,
+    balancer: Balancer | None,
+    console: Console,
+) -> Clients:
+    """Serve and strike; the clients once all of them know what became of their requests."""
+    if balancer is None:
+        clients = Clients(fleet.file, requests, seed=seed, tokens_max=options.output_tokens_max)
+        with _progress(console, len(requests)) as tick:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(striker.run(faults))
+                group.create_task(clients.run(lambda: tick(len(clients.exchanges))))
+        return clients
+    steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=options.streams, rate=options.steady_rate)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(steady.run())
+        await asyncio.sleep(RISE_SECONDS)
+        await striker.run_in_turn(
+            faults,
+            settle=SETTLE_SECONDS,
+            told=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
+        )
+        steady.stop()
+    return steady
+
+
+def _faults_of(options: FaultsOptions, seed: int, requests: list[WorkloadRequest]) -> list[Fault]:
+    if options.steady:
+        return in_turn(options.in_turn, seed=seed)
+    return scheduled(options.faults, seed=seed, seconds=requests[-1].arrival_s / options.speed)
+
+
+def _shape(options: FaultsOptions, seed: int, faults: list[Fault]) -> Shape:
     arguments = ["--schedulers", str(options.schedulers), *options.up]
-    shape = Shape(
+    if options.steady:
+        arguments += ["--ingresses", str(options.ingresses), "--engine-args", ENGINE_ARGUMENTS]
+    return Shape(
         policy=options.policy,
         servers=int(options.nats_servers),
         sync_interval=options.sync_interval,
         network=any(fault.action == "network" for fault in faults),
+        own=any(fault.action in OF_OWN_SERVERS for fault in faults),
         seed=seed,
         fleets=FreshFleets(engines=options.engines, speed=options.speed, arguments=arguments),
     )
-    async with struck_fleet(shape, directory) as fleet:
-        clock = ScaledClock(options.speed)
-        async with open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}") as link:
-            witness = Witness(options.speed)
-            reading = asyncio.create_task(witness.follow(link))
-            await asyncio.sleep(WARM_UP_SECONDS)
-            striker = Striker(fleet, link, seed=seed)
-            clients = Clients(fleet.file, requests, seed=seed, tokens_max=options.output_tokens_max)
-            started = time.monotonic()
-            with _progress(console, len(requests)) as tick:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(striker.run(faults))
-                    group.create_task(clients.run(lambda: tick(len(clients.exchanges))))
-            wall_s = time.monotonic() - started
-            evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-    _note_service(evidence, clients)
-    name = options.trace.name if options.trace else options.workload or ""
-    return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s)
 
 
-def _announced(options: FaultsOptions, seed: int, requests: int, seconds: float, faults: list[Fault]) -> str:
+def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest], faults: list[Fault]) -> str:
+    if options.steady:
+        return (
+            f"seed {seed}: {options.streams} streams and {options.steady_rate:g} requests/s through haproxy and "
+            f"{options.ingresses} ingresses to {options.engines} engines at speed {options.speed:g}; "
+            + ", ".join(fault.name for fault in faults)
+        )
+    seconds = requests[-1].arrival_s / options.speed
     struck = ", ".join(f"{fault.name} at {fault.at:.1f} s" for fault in faults) or "nothing"
     return (
-        f"seed {seed}: {requests:,} requests in {seconds:.0f} s to {options.engines} engines at speed "
+        f"seed {seed}: {len(requests):,} requests in {seconds:.0f} s to {options.engines} engines at speed "
         f"{options.speed:g}; {struck}"
     )
 
@@ -232,10 +351,35 @@ def _note_service(evidence: Evidence, clients: Clients) -> None:
         strike.served_s = clients.first_heard_after(strike.at)
         strike.normal_s = clients.normal_after(strike.at, ends, usual=usual)
         strike.streams_cut = clients.cut_between(strike.at, ends)
+        _note_answers(strike, clients.between(strike.at, ends))
+        if evidence.balancer is not None:
+            strike.out_of_rotation = evidence.balancer.out_of_rotation(strike.at, min(ends, strike.ended))
+        if strike.touched is not None:
+            count_touched(
+                strike.touched,
+                began=strike.at,
+                ended=strike.at + strike.lasted,
+                exchanges=evidence.exchanges,
+                entries=evidence.entries,
+            )
+
+
+def _note_answers(strike: Strike, exchanges: list[Exchange]) -> None:
+    """What those were told who were answered meanwhile."""
+    strike.answered = len(exchanges)
+    strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
+    strike.failed = sum(unserved(e) for e in exchanges)
+    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    strike.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
-    """Raises click.ClickException."""
+    """None where the load is a steady one. Raises click.ClickException."""
+    if options.steady:
+        if options.trace is not None or options.workload is not None:
+            msg = "a steady load takes neither --trace nor --workload"
+            raise click.UsageError(msg)
+        return []
     if options.nats_servers != "1" and any(name.startswith("network") for name in options.faults):
         msg = "faults of the network are for one nats-server"
         raise click.UsageError(msg)

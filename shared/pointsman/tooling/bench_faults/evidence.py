@@ -15,6 +15,7 @@ from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, InstanceId, Seconds
 from pointsman.state.state import State
+from pointsman.tooling.bench_faults.balancer import Balancer
 from pointsman.tooling.bench_faults.clients import Exchange
 from pointsman.tooling.bench_faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
 from pointsman.tooling.bench_faults.fleet import Struck
@@ -45,6 +46,8 @@ class Evidence:
     archived: dict[int, bytes] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
     """Of the archive."""
+    balancer: Balancer | None = None
+    """What stood before the ingresses."""
     quiet_s: Seconds | None = None
     """How long it took until all was quiet; None if it did not become so."""
 
@@ -66,9 +69,9 @@ async def gathered(
         )
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
+            evidence.entries = list(witness.entries)  # the archive is read later, and has all of these then
             await _ask_engines(fleet, evidence)
             await asyncio.to_thread(_read_archive, fleet, evidence)
-            evidence.entries = list(witness.entries)
             if in_agreement(evidence):
                 evidence.quiet_s = time.monotonic() - started
                 return evidence

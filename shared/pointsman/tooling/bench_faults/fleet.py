@@ -4,6 +4,7 @@ several servers, the same joined to nats-servers of our own. Those are started a
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from pointsman.chassis.embedded_nats import SYNC_INTERVAL, ClusterNode, Embedded
 from pointsman.chassis.settings import FleetSettings
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, Seconds
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench_faults.network import Network
 from pointsman.tooling.discovery import FleetFile, read_fleet_file
@@ -36,6 +37,8 @@ class OwnNats:
     sync_interval: str
     cluster: ClusterNode | None
     server: EmbeddedNats | None = None
+    down_until: float = 0.0
+    """It is not started again before, by the monotonic clock."""
 
     @property
     def url(self) -> str:
@@ -50,7 +53,7 @@ class OwnNats:
         while True:
             while self.server is None or self.server.running:  # noqa: ASYNC110 - waiting for a process without a thread
                 await asyncio.sleep(POLL_SECONDS)
-            await asyncio.sleep(FIRST_RESTART_WAIT_SECONDS)
+            await asyncio.sleep(max(FIRST_RESTART_WAIT_SECONDS, self.down_until - time.monotonic()))
             await self.start()
 
     async def stop(self) -> None:
@@ -84,6 +87,14 @@ class Struck:
         own = {one.name: one.server.pid for one in self.servers if one.server is not None}
         return {process.name: process.pid for process in self.file.processes if process.pid} | own
 
+    async def nats_down(self, name: str, seconds: Seconds) -> None:
+        """Kill a server of our own, and have it away for so long."""
+        (struck,) = [one for one in self.servers if one.name == name]
+        assert struck.server is not None, "it was started with the fleet"
+        struck.down_until = time.monotonic() + seconds
+        await struck.server.kill()
+        await asyncio.sleep(struck.down_until - time.monotonic())
+
     async def nats_victim(self, link: Link) -> str:
         """The nats-server; of several, the one that leads the log."""
         if len(self.servers) < 2:
@@ -102,18 +113,19 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is started. More than one server, or a network that fails, means servers of our own."""
+    """What is started. `own`: with a nats-server of our own even where it is one."""
 
     policy: str
     servers: int = 1
     sync_interval: str = SYNC_INTERVAL
     network: bool = False
+    own: bool = False
     seed: int = 0
     fleets: FreshFleets = field(default_factory=lambda: FreshFleets(engines=1, speed=1.0))
 
     @property
     def own_servers(self) -> bool:
-        return self.network or self.servers > 1
+        return self.own or self.network or self.servers > 1
 
 
 @asynccontextmanager

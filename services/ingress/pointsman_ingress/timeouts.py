@@ -1,0 +1,77 @@
+"""Timeouts of a request by phase, and the deadline for an engine's first byte.
+
+| phase | bound |
+|---|---|
+| connect | `--connect-timeout`, wall (`proxy.open_session`) |
+| first byte | a multiple of the predicted time to it, at least `--first-byte-min` wall (here) |
+| between chunks | `--chunk-timeout`, wall (`proxy.EngineAnswer`) |
+| whole request | `--request-timeout`, wall (`patience`) |
+
+The first byte of a stream is its first output. An answer that is not streamed has its first byte only at its end, so the
+time that its output may take is added: the most tokens it may have, at the rate of its TPOT objective.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from pointsman.primitives import Seconds
+from pointsman_ingress.proxy import EngineFailedError
+
+FOREVER: Seconds = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByteBounds:
+    """`factor`: how many times the predicted seconds an engine may take; 0: any time. `least`: wall seconds that it always
+    may take."""
+
+    factor: float = 10.0
+    least: Seconds = 5.0
+
+    def wall_seconds(self, expected: Seconds, *, output: Seconds = 0.0, speed: float) -> Seconds:
+        """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds that
+        follow it before anything is sent."""
+        if not self.factor:
+            return FOREVER
+        return max(self.least, self.factor * expected / speed) + output / speed
+
+
+class FirstByteDeadline:
+    """Bounds what is done inside its context. After `wall_seconds`, `give_up` is asked whether to leave the engine: if so the
+    context ends with EngineFailedError; if not the wait goes on, and it is asked again each `wall_seconds`."""
+
+    def __init__(self, wall_seconds: Seconds, give_up: Callable[[], bool]) -> None:
+        self._wall_seconds = wall_seconds
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        if self._wall_seconds < FOREVER:
+            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            raise no_first_byte(self._wall_seconds) from timeout
+
+    def _overdue(self) -> None:
+        if self._give_up():
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+
+
+def no_first_byte(wall_seconds: Seconds) -> EngineFailedError:
+    """The engine was too slow to begin."""
+    return EngineFailedError(f"it sent nothing for {wall_seconds:.3g} s", failure="first_byte_timeout")

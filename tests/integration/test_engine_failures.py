@@ -1,0 +1,342 @@
+"""Engines that fail, hang or are slow: what the log is told, when a request goes elsewhere, and when it stays."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
+from pointsman_ingress import under_way
+from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
+from tests.support.fake_engine import Behaviour
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
+from tests.support.waiting import eventually
+
+AT_ONCE: dict[str, Any] = {"first_byte_min": 0.2, "first_byte_factor": 1.0}
+"""The fake scheduler predicts 0.25 s."""
+STAYS: dict[str, Any] = {**AT_ONCE, "request_timeout": 60.0}
+
+
+async def failures(world: World) -> list[RequestAttemptFailed]:
+    return [event for event in await world.events() if isinstance(event, RequestAttemptFailed)]
+
+
+async def asked(world: World, body: dict[str, Any] = TOKENS, path: str = COMPLETIONS) -> tuple[int, str]:
+    """The status, and who answered."""
+    async with world.post(path, body) as answer:
+        await answer.read()
+        return answer.status, answer.headers.get("x-pointsman-instance", "")
+
+
+def counted(instance: str, failure: str) -> float:
+    """By the metric."""
+    return (
+        REGISTRY.get_sample_value("pointsman_attempt_failures_total", {"instance": instance, "failure": failure}) or 0.0
+    )
+
+
+# What the log is told
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "body", "failure", "status"),
+    [
+        (Behaviour.ERRS, TOKENS, "http_5xx", 500),
+        (Behaviour.RESETS, TOKENS, "stream_reset", 0),
+        (Behaviour.RESETS_AFTER_HEAD, STREAM, "stream_reset", 0),
+        (Behaviour.BREAKS_OFF, STREAM, "stream_reset", 0),
+        (Behaviour.HANGS, STREAM, "first_byte_timeout", 0),
+        (Behaviour.HANGS_AFTER_HEAD, STREAM, "first_byte_timeout", 0),
+        (Behaviour.HANGS_AFTER_FIRST, STREAM, "chunk_timeout", 0),
+    ],
+)
+async def test_the_log_is_told_who_failed_a_request_and_how(
+    behaviour: Behaviour, body: dict[str, Any], failure: str, status: int
+) -> None:
+    async with world_with(**AT_ONCE, chunk_timeout=0.2) as world:
+        world.one.script.append(behaviour)
+        await asked(world, body)
+
+        (told,) = await failures(world)
+        assert (told.instance, told.attempt, told.failure, told.status) == (ONE, 1, failure, status)
+
+
+async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:
+    status, instance = await asked(world_without_engine_one)
+
+    assert (status, instance) == (200, TWO)
+    (told,) = await failures(world_without_engine_one)
+    assert (told.instance, told.failure) == (ONE, "connect_failure")
+
+
+@pytest.fixture
+async def world_without_engine_one() -> Any:
+    async with world_with() as world:
+        world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+        yield world
+
+
+@pytest.mark.parametrize("refusal", [Behaviour.REFUSES, Behaviour.KNOWS_NO_KEY, Behaviour.KNOWS_NO_MODEL])
+async def test_a_refusal_is_no_failure_of_the_engine(refusal: Behaviour) -> None:
+    async with world_with() as world:
+        world.one.script.append(refusal)
+        await asked(world)
+
+        assert await failures(world) == []
+
+
+async def test_a_client_that_hangs_up_and_a_request_that_is_too_old_are_no_failures_of_the_engine() -> None:
+    async with world_with(request_timeout=0.3) as world:
+        world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS_AFTER_FIRST])
+        status, _ = await asked(world, STREAM)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            await answer.content.readany()
+        await eventually(lambda: world.one.given_up == 2)
+
+        assert status == 408
+        assert await failures(world) == []
+
+
+# The first byte
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.HANGS, Behaviour.HANGS_AFTER_HEAD])
+async def test_an_engine_that_does_not_begin_in_time_costs_the_client_nothing_but_that_time(
+    behaviour: Behaviour,
+) -> None:
+    async with world_with(**AT_ONCE) as world:
+        world.one.script.append(behaviour)
+        status, instance = await asked(world, STREAM)
+        await eventually(lambda: world.one.given_up == 1)
+
+        assert (status, instance) == (200, TWO)
+        assert [(a.attempt, a.excluded) for a in world.scheduler.asked] == [(1, []), (2, [ONE])]
+        assert [type(event) for event in await world.events()] == [
+            RequestAttemptFailed,
+            PrefillFinished,
+            RequestFinished,
+        ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "grant"),
+    [
+        ({"first_byte_min": 0.05, "first_byte_factor": 10.0}, {"expected_seconds": 60.0}),
+        ({"first_byte_min": 600.0, "first_byte_factor": 10.0}, {"expected_seconds": 0.001}),
+        ({"first_byte_min": 0.05, "first_byte_factor": 0.0}, {}),
+        ({"first_byte_min": 0.05, "first_byte_factor": 10.0, "speed": 0.01}, {"expected_seconds": 0.1}),
+    ],
+)
+async def test_an_engine_has_a_multiple_of_what_is_predicted_but_a_minimum_in_any_case(
+    settings: dict[str, Any], grant: dict[str, Any]
+) -> None:
+    async with world_with(**settings, request_timeout=0.6) as world:
+        world.scheduler.grant_fields = grant
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, STREAM) == (408, "")
+        assert await failures(world) == []
+
+
+async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_may_take() -> None:
+    async with world_with(**AT_ONCE, slo_tpot=0.1, request_timeout=1.0) as world:
+        world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS])
+        long, _ = await asked(world, {**TOKENS, "max_tokens": 500})
+        none_yet = await failures(world)
+        short, _ = await asked(world, {**TOKENS, "max_tokens": 1})
+
+        assert (long, none_yet, short) == (408, [], 200)
+        assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
+
+
+@pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])
+async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(why: str) -> None:
+    retries = 0 if why == "no retries" else 2
+    budget: dict[str, Any] = {"retry_budget": 0.0, "retry_budget_min": 0} if why == "no budget" else {}
+    async with world_with(**STAYS, **budget, retries_max=retries) as world:
+        if why == "no other engine":
+            world.scheduler.engines = {ONE: world.one.url}
+            await drop(world, TWO, stays=ONE)
+        world.one.pause = asyncio.Event()
+        before = counted(ONE, "first_byte_timeout")
+        asking = asyncio.create_task(asked(world, STREAM))
+        await eventually(lambda: len(world.one.received) == 1)
+        await asyncio.sleep(1.0)  # several deadlines
+        told = await failures(world)
+        world.one.pause.set()
+        assert counted(ONE, "first_byte_timeout") == before + 1
+
+        assert await asking == (200, ONE)
+        assert [(t.instance, t.failure) for t in told] == [(ONE, "first_byte_timeout")]
+        assert await failures(world) == told
+        assert len(world.scheduler.asked) == 1
+
+
+async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
+    async with world_with(**AT_ONCE) as world:
+        three = world.one
+        world.scheduler.engines = {ONE: world.one.url, TWO: world.two.url}
+        world.scheduler.decoders = {TWO: world.two.url, ONE: three.url}
+        world.one.script.append(Behaviour.HANGS)
+        status, _ = await asked(world, STREAM)
+
+        (told, *_) = await failures(world)
+        assert (told.instance, told.failure) == (ONE, "first_byte_timeout")
+        assert status == 200
+
+
+# The retry budget
+
+
+async def test_what_is_beyond_the_retry_budget_is_told_to_ask_later() -> None:
+    async with world_with(retry_budget=0.0, retry_budget_min=1, first_byte_factor=0.0) as world:
+        world.two.pause = asyncio.Event()
+        world.one.script.extend([Behaviour.ERRS, Behaviour.ERRS])
+        first = asyncio.create_task(asked(world, STREAM))
+        await eventually(lambda: world.two.received)
+        async with world.post(COMPLETIONS, STREAM) as refused:
+            error = json.loads(await refused.read())["error"]
+        world.two.pause.set()
+        again = await first
+        world.one.script.append(Behaviour.ERRS)
+        later = await asked(world, STREAM)
+        ends = [event for event in await world.events() if isinstance(event, RequestFailed)]
+
+    assert (refused.status, error["code"]) == (503, "retry_budget_spent")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-pointsman-reject-reason"] == "retry_budget_spent"
+    assert [(end.reason, end.status) for end in ends] == [("retry_budget_spent", 503)]
+    assert again == later == (200, TWO)
+
+
+async def test_the_death_of_one_of_two_engines_does_not_exhaust_the_retry_budget() -> None:
+    async with world_with(first_byte_factor=0.0) as world:
+        world.one.pause, world.two.pause = asyncio.Event(), asyncio.Event()
+        both = [world.scheduler.engines, {TWO: world.two.url}]
+        asking = []
+        for number in range(60):
+            world.scheduler.engines = both[number % 2]
+            asking.append(asyncio.create_task(asked(world)))
+            await eventually(lambda: len(world.one.received) + len(world.two.received) == len(asking))
+        world.scheduler.engines = both[0]
+        world.one.dies = True
+        world.one.pause.set()
+        await eventually(lambda: len(world.two.received) == 60)
+        world.two.pause.set()
+        answers = await asyncio.gather(*asking)
+
+    assert set(answers) == {(200, TWO)}
+
+
+async def test_where_every_engine_fails_the_budget_bounds_what_is_sent_again() -> None:
+    async with world_with(retry_budget=0.5, retry_budget_min=0, first_byte_factor=0.0) as world:
+        world.one.pause, world.two.pause = asyncio.Event(), asyncio.Event()
+        world.one.dies = world.two.dies = True
+        asking = [asyncio.create_task(asked(world)) for _ in range(20)]
+        await eventually(lambda: len(world.one.received) == 20)
+        world.one.pause.set()
+        await eventually(lambda: len(world.two.received) >= 1)
+        await eventually(lambda: sum(task.done() for task in asking) + len(world.two.received) == 20)
+        world.two.pause.set()
+        statuses = [status for status, _ in await asyncio.gather(*asking)]
+
+    assert len(world.two.received) <= 10
+    assert set(statuses) == {503}
+
+
+async def test_a_request_has_its_place_in_the_budget_until_its_first_output() -> None:
+    async with world_with(retry_budget=0.0, retry_budget_min=1) as world:
+        world.one.script.extend([Behaviour.ERRS, Behaviour.ERRS])
+        world.two.script.append(Behaviour.HANGS_AFTER_FIRST)
+        async with world.post(COMPLETIONS, STREAM) as streaming:
+            await streaming.content.readany()
+            again = await asked(world, STREAM)
+
+    assert again == (200, TWO)
+
+
+def test_the_budget_is_a_share_of_what_is_live_now() -> None:
+    budget = RetryBudget(RetryBounds(share=0.5, least=1))
+    open_tickets = [budget.open() for _ in range(6)]
+    for ticket in open_tickets:
+        ticket.__enter__()
+    of_six = [ticket.claim() for ticket in open_tickets]
+    for ticket in open_tickets:
+        ticket.__exit__(None, None, None)
+    with budget.open() as one, budget.open() as other:
+        of_two = [one.claim(), one.claim(), other.claim()]
+
+    assert of_six == [True, True, True, False, False, False]
+    assert of_two == [True, True, False]
+    assert (budget.live, budget.retrying) == (0, 0)
+
+
+# Without a scheduler
+
+
+async def test_without_a_scheduler_an_engine_that_failed_lately_is_left_alone() -> None:
+    async with world_with(silence_max=0.05) as world:
+        await world.scheduler.__aexit__(None, None, None)
+        world.one.script.extend([Behaviour.ERRS] * 10)
+        answers = [await asked(world) for _ in range(6)]
+
+        assert answers == [(200, TWO)] * 6
+        assert len(world.one.received) == 1
+
+
+async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(under_way, "AVOIDED_WALL_SECONDS", 0.3)
+    async with world_with(silence_max=0.05, first_byte_factor=0.0) as world:
+        await world.scheduler.__aexit__(None, None, None)
+        world.one.script.extend([Behaviour.ERRS])
+        await asked(world)
+        world.two.script.extend([Behaviour.HANGS] * 4)
+        busy = [asyncio.create_task(asked(world)) for _ in range(4)]
+        await eventually(lambda: len(world.two.received) == 5)
+        await asyncio.sleep(0.4)
+        world.one.pause = asyncio.Event()
+        trying = asyncio.create_task(asked(world))
+        await eventually(lambda: len(world.one.received) == 2)
+        meanwhile = [await asked(world) for _ in range(3)]
+        world.one.pause.set()
+        tried = await trying
+        after = await asked(world)
+        for task in busy:
+            task.cancel()
+
+    assert meanwhile == [(200, TWO)] * 3
+    assert tried == after == (200, ONE)
+
+
+async def test_without_a_scheduler_a_hanging_engine_is_left_after_the_minimum() -> None:
+    async with world_with(silence_max=0.05, first_byte_min=0.3) as world:
+        await world.scheduler.__aexit__(None, None, None)
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, STREAM) == (200, TWO)
+        assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
+
+
+# Questions that are passed through
+
+
+async def test_a_question_that_an_engine_does_not_answer_in_time_is_put_to_another() -> None:
+    async with world_with(first_byte_min=0.3) as world:
+        world.one.says["/detokenize"] = world.two.says["/detokenize"] = {"prompt": "hello"}
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, {"model": "m", "tokens": [1]}, "/detokenize") == (200, TWO)
+
+
+async def test_what_is_asked_for_tokens_is_not_an_engine_that_failed_lately() -> None:
+    async with world_with(silence_max=0.05) as world:
+        world.one.script.append(Behaviour.ERRS)
+        await asked(world)
+        await asked(world, HELLO, CHAT)
+
+        assert not world.one.questions
+        assert world.two.questions

@@ -1,0 +1,277 @@
+"""What a client may do to a connection, over real sockets: heads, slowness, ambiguity, old HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from pointsman.chassis.health import HttpServer, send_whole
+from pointsman.chassis.http_protocol import HttpLimits
+from tests.support.waiting import eventually
+
+HOST = b"host: x\r\n"
+GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+class Server:
+    """An application that echoes bodies, streams `/stream` and holds `/held` until it is let go."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.asked: list[str] = []
+        self.go = asyncio.Event()
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.append(scope["path"])
+        if scope["path"] == "/refuse":
+            await send_whole(send, 413, b"no", "text/plain")
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        if scope["path"] == "/held":
+            await self.go.wait()
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in (b"one,", b"two,", b"three"):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await send_whole(send, 200, b"<" + body + b">", "text/plain")
+
+
+@asynccontextmanager
+async def serving(*, keep_alive_seconds: int = 75, **limits: Any) -> AsyncIterator[Server]:
+    server = Server()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await server.app(scope, receive, send)
+
+    http = HttpServer(
+        app,
+        host="127.0.0.1",
+        port=0,
+        shutdown_seconds=1,
+        keep_alive_seconds=keep_alive_seconds,
+        limits=HttpLimits(**limits),
+    )
+    running = asyncio.create_task(http.serve())
+    await eventually(lambda: http.started)
+    server.port = http.bound_port
+    try:
+        yield server
+    finally:
+        http.should_exit = True
+        await running
+
+
+async def told(server: Server, *pieces: bytes, ends: bool = False) -> bytes:
+    """Everything that the server says until it closes. `ends`: it does not, by itself; one answer is read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)  # so that it arrives as a piece of its own
+        async with asyncio.timeout(20):
+            return await reader.readuntil(b">") if ends else await reader.read()
+    finally:
+        writer.close()
+
+
+def status(answer: bytes) -> int:
+    return int(answer[9:12])
+
+
+def refused(reason: str) -> float:
+    return REGISTRY.get_sample_value("pointsman_http_refused_total", {"reason": reason}) or 0.0
+
+
+async def test_a_long_head_is_refused_in_one_piece_and_in_many() -> None:
+    async with serving() as server:
+        field = b"x-long: " + b"a" * 40_000
+        whole = await told(server, GET[:-2] + field + b"\r\n\r\n")
+        pieces = await told(server, GET[:-2], *[field[i : i + 5000] for i in range(0, len(field), 5000)])
+        url = await told(server, b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+
+    assert [status(answer) for answer in (whole, pieces, url)] == [431, 431, 431]
+    assert server.asked == []
+
+
+async def test_a_hundred_headers_are_served_and_one_more_is_refused() -> None:
+    async with serving() as server:
+        headers = [b"x-%d: 1\r\n" % number for number in range(99)]
+        served = await told(server, GET[:-2] + b"".join(headers) + b"\r\n", ends=True)
+        too_many = await told(server, GET[:-2] + b"".join([*headers, b"y: 1\r\n"]) + b"\r\n")
+        unfinished = await told(server, GET[:-2] + b"".join(headers) * 10)
+
+    assert (status(served), status(too_many), status(unfinished)) == (200, 431, 431)
+
+
+async def test_a_large_body_behind_a_split_head_is_no_long_head() -> None:
+    async with serving() as server:
+        body = b"b" * 300_000
+        head = b"POST / HTTP/1.1\r\n" + HOST + b"content-length: %d\r\n\r\n" % len(body)
+        answer = await told(server, head[:30], head[30:] + body, ends=True)
+
+    assert answer.endswith(b"<" + body + b">")
+
+
+async def test_an_unfinished_head_gets_408_and_a_silent_connection_is_closed() -> None:
+    async with serving(keep_alive_seconds=1, head_seconds=0.3) as server:
+        half, lines, silent = await asyncio.gather(
+            told(server, b"GET / HTTP/1.1\r\nhos"), told(server, b"\r\n\r\n"), told(server)
+        )
+
+    assert status(half) == status(lines) == 408
+    assert silent == b""
+
+
+async def test_dripping_keeps_no_connection_alive() -> None:
+    async with serving(keep_alive_seconds=1, head_seconds=0.3, unread_seconds=0.3) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        drips = 0
+        while not reader.at_eof() and drips < 200:
+            writer.write(b"a: b\r\n")
+            drips += 1
+            await asyncio.sleep(0.05)
+            if reader._buffer or reader.at_eof():  # type: ignore[attr-defined]
+                break
+        assert status(await reader.read()) == 408
+        writer.close()
+
+    assert drips < 200
+
+
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time_and_not_before_it_was_used() -> None:
+    async with serving(keep_alive_seconds=1) as server:
+        answer = await told(server, GET, GET)
+
+    assert answer.count(b"200 OK") == 2
+
+
+NOT_HTTP = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1, 1\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: +1\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0x1\r\n\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n1\r\na\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n-1\r\na",
+    b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1 \r\naXX",
+    b"GET / HTTP/1.1\nhost: x\r\n x: folded\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\rx: y\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\r\nna me: y\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\r\nname\x00: y\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\r\nname: a\x00b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: x\r\n: empty\r\n\r\n",
+    b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
+    b"GET /\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"CONNECT host:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"G\xc3\x89T / HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+]
+
+
+async def test_what_is_ambiguous_or_no_http_gets_400_and_the_connection_ends() -> None:
+    async with serving() as server:
+        answers = {request: await told(server, request) for request in NOT_HTTP}
+
+    for request, answer in answers.items():
+        assert answer.count(b"HTTP/1.1") == 1, (request, answer)
+        assert status(answer) == 400, (request, answer)
+
+
+async def test_a_client_of_http_1_0_gets_streams_without_chunks() -> None:
+    async with serving() as server:
+        stream = await told(server, b"GET /stream HTTP/1.0\r\n\r\n")
+        kept = await told(server, b"POST / HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nhi")
+
+    head, _, body = stream.partition(b"\r\n\r\n")
+    assert body == b"one,two,three"
+    assert b"transfer-encoding" not in head
+    assert kept.endswith(b"<hi>")
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 50])
+async def test_an_offer_to_upgrade_is_ignored_and_the_request_served(pieces: int) -> None:
+    offer = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi"
+    size = -(-len(offer) // pieces)
+    async with serving(keep_alive_seconds=1) as server:
+        answer = await told(server, *[offer[at : at + size] for at in range(0, len(offer), size)], GET)
+
+    assert answer.count(b"200 OK") == 2
+    assert b"<hi>" in answer
+
+
+async def test_a_malformed_request_behind_one_that_is_being_answered_puts_nothing_into_its_answer() -> None:
+    async with serving() as server:
+        answer = await told(server, GET.replace(b"/ ", b"/held "), b"\x00\x00")
+
+    assert answer == b""
+
+
+async def test_pipelined_requests_are_answered_in_order_and_bounded() -> None:
+    async with serving(pipelined=4) as server:
+        server.go.set()
+        few = await told(server, b"".join(GET.replace(b"/ ", b"/%d " % n) for n in range(4)) + GET, ends=True)
+        server.go.clear()
+        many = await told(server, GET.replace(b"/ ", b"/held "), GET * 100)
+
+    assert few
+    assert server.asked[:5] == ["/0", "/1", "/2", "/3", "/"]
+    assert many == b""
+
+
+async def test_a_body_that_goes_on_after_its_refusal_is_read_for_a_while_only() -> None:
+    async with serving(unread_seconds=0.3) as server:
+        answer = await told(server, b"POST /refuse HTTP/1.1\r\n" + HOST + b"content-length: 9999\r\n\r\n", b"a", b"b")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /refuse HTTP/1.1\r\n" + HOST + b"content-length: 3\r\n\r\n")
+        assert status(await reader.readuntil(b"no")) == 413
+        writer.write(b"abc" + GET)
+        assert status(await reader.readuntil(b">")) == 200
+        writer.close()
+
+    assert status(answer) == 413
+
+
+async def test_one_connection_too_many_costs_the_longest_idle_one_or_itself() -> None:
+    evicted_before, refused_before = refused("idle_evicted"), refused("connections")
+    async with serving(connections=2) as server:
+        first, first_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        busy, busy_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        busy_writer.write(GET.replace(b"/ ", b"/held "))
+        await eventually(lambda: server.asked)
+        third, third_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await first.read() == b""
+        third_writer.write(GET.replace(b"/ ", b"/held "))
+        await eventually(lambda: len(server.asked) == 2)
+        fourth = await told(server)
+        server.go.set()
+        served = [await reader.readuntil(b">") for reader in (busy, third)]
+        for writer in (first_writer, busy_writer, third_writer):
+            writer.close()
+
+    assert status(fourth) == 503
+    assert [status(answer) for answer in served] == [200, 200]
+    assert (refused("idle_evicted") - evicted_before, refused("connections") - refused_before) == (1, 1)
