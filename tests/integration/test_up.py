@@ -453,18 +453,6 @@ def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -
     assert find_fleet(data=fleet.data).pid == fleet.process.pid
 
 
-def test_an_engine_that_dies_is_reported_and_comes_back_under_a_new_pid(fleet: RunningUp) -> None:
-    dead = find_fleet(data=fleet.data).of_role("engine")[0].pid
-
-    os.kill(dead, signal.SIGKILL)
-
-    fleet.wait_for(
-        rf"engine-1 \(pid {dead}\) was killed by SIGKILL; its log is {re.escape(str(fleet.data))}/logs/engine-1.log"
-    )
-    fleet.wait_for("engine-1 was started again as pid")
-    assert find_fleet(data=fleet.data).of_role("engine")[0].pid != dead
-
-
 async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_back(fleet: RunningUp) -> None:
     (ingress,) = find_fleet(data=fleet.data).of_role("ingress")
     body = {"model": "pointsman-sim", "prompt": "once upon a time", "max_tokens": 4_000, "stream": True}
@@ -506,6 +494,18 @@ def test_a_worker_that_is_told_to_stop_comes_back_in_the_same_epoch(fleet: Runni
     assert handed_over is not None
     assert goes_on is not None
     assert handed_over[1] == goes_on[1]
+
+
+def test_an_engine_that_dies_is_reported_and_comes_back_under_a_new_pid(fleet: RunningUp) -> None:
+    dead = find_fleet(data=fleet.data).of_role("engine")[0].pid
+
+    os.kill(dead, signal.SIGKILL)
+
+    fleet.wait_for(
+        rf"engine-1 \(pid {dead}\) was killed by SIGKILL; its log is {re.escape(str(fleet.data))}/logs/engine-1.log"
+    )
+    fleet.wait_for("engine-1 was started again as pid")
+    assert find_fleet(data=fleet.data).of_role("engine")[0].pid != dead
 
 
 def test_an_interrupt_stops_everything_and_kills_nothing(fleet: RunningUp) -> None:
