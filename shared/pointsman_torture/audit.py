@@ -25,16 +25,30 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceSuspected, InstanceUndrained
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+)
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
+from pointsman_torture.ejections import EjectionRules
 from pointsman_torture.network import Stored
 from pointsman_torture.pool_model import ARRIVED, NOBODY, PENDING, PREFILL, BookedRequest, PoolModel
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
+HOLD_MAX = 1000
 REBOUND_MAX = 8
 OVERDUE_SECONDS: Seconds = 3.0
+RETURN_SECONDS_MAX: Seconds = 4.0
+"""Virtual seconds within which a leader that decides anything lets in who was ejected for long enough."""
+PASSED_SECONDS_MAX: Seconds = 1.0
+"""As much of the time between two of its decisions counts: it may have stood still."""
 AGEING = 0.05
 """Of `shortest_prefill`: prefill seconds for which a second of age counts."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
@@ -71,6 +85,8 @@ class _Bounds:
     admission: str
     rebind: bool
     ageing: float
+    hold_seconds: Seconds
+    hold_max: int
 
     @classmethod
     def told(cls, settings: Settings) -> "_Bounds":
@@ -82,6 +98,8 @@ class _Bounds:
             admission=str(settings["admission"]),
             rebind=bool(settings.get("rebind", False)),
             ageing=float(settings.get("order.ageing", AGEING)),
+            hold_seconds=float(settings.get("hold_seconds", 0.0)),
+            hold_max=int(settings.get("hold_max", HOLD_MAX)),
         )
 
 
@@ -102,6 +120,10 @@ class _Term:
         """Whether a queue was weighed with the time for which its engine has been stalled."""
         self._bounds = _Bounds.told(elected.settings)
         self._model = model
+        self._ejections = EjectionRules(elected.settings, model.conducts, model.speed)
+        self._overdue: dict[InstanceId, Seconds] = {}
+        """For how long this leader has gone on to decide since an ejection was over, in virtual seconds."""
+        self._decided_at: Seconds = 0.0
         self._history = history
         self._applied = model.sequence
         self._touched: dict[InstanceId, None] = {}
@@ -123,7 +145,7 @@ class _Term:
                 yield from self._conclude_turn(f"before decision {number} of term {self._term}")
                 self._moment = (event.at, stamp.as_of)
             yield from self._advance(stamp.as_of)
-            for problem in self._problems(stored):
+            for problem in (*self._problems(stored), *self._overdue_returns(stored)):
                 yield f"{type(event).__name__} at {stored.sequence}, {number} of term {self._term}: {problem}"
             self._touch(event)
             self._model.apply(event)
@@ -152,7 +174,8 @@ class _Term:
         """Nothing that comes first in its line waits for an engine that has room for it."""
         for instance in self._touched:
             first, known = self._first(instance), self._model.instances.get(instance)
-            if first is not None and known is not None and known.status in ("ready", "draining") and self._fits(first):
+            waits = first is not None and known is not None and known.status in ("ready", "draining")
+            if waits and first is not None and not self._model.on_trial(instance) and self._fits(first):
                 yield f"{when}: {first.id} waits for {instance}, which has room for its {first.uncached} tokens"
         self._touched.clear()
 
@@ -186,10 +209,24 @@ class _Term:
                     yield f"{event.request} has ended before"
             case InstanceSuspected() as event:
                 yield from self._silent(event, event.patience.suspect_after if event.patience else 0.0)
-                if event.instance in self._model.instances and self._model.instances[event.instance].suspected:
+                suspect = self._model.instances.get(event.instance)
+                if suspect is not None and suspect.suspected:
                     yield f"{event.instance} was suspected already"
+                if suspect is not None and event.at <= suspect.excused_until:
+                    yield f"{event.instance} has until {suspect.excused_until} to come back, and is suspected at {event.at}"
             case InstanceLeft() as event:
                 yield from self._silent(event, event.patience.leave_after if event.patience else 0.0)
+            case InstanceEjected() as event:
+                if known_life := self._life(event):
+                    yield known_life
+                else:
+                    yield from self._ejections.ejected(event, self._model.peers())
+            case InstanceUnejected() as event:
+                if known_life := self._life(event):
+                    yield known_life
+                else:
+                    back = self._model.instances[event.instance]
+                    yield from self._ejections.returned(event, ejected=back.ejected, half_open=back.half_open)
             case InstanceDraining() | InstanceUndrained() as event:
                 known = self._model.instances.get(event.instance)
                 if known is None or known.epoch != event.epoch:
@@ -198,6 +235,23 @@ class _Term:
                     yield f"{event.instance} was not draining"
             case _:
                 pass
+
+    def _life(self, event: FleetEvent) -> str:
+        """What is wrong with whom it is about, or nothing."""
+        known = self._model.instances.get(event.instance)
+        return "" if known is not None and known.epoch == event.epoch else f"{event.instance} has no life {event.epoch}"
+
+    def _overdue_returns(self, stored: Stored) -> Iterator[str]:
+        """Who was ejected for long enough is let in again: nobody decides anything else for seconds on end."""
+        passed, self._decided_at = sorted((0.0, stored.at - self._decided_at, PASSED_SECONDS_MAX))[1], stored.at
+        assert stored.event is not None
+        for name, known in self._model.instances.items():
+            if not known.ejected or self._ejections.overdue(name, stored.event.at) <= 0:
+                self._overdue.pop(name, None)
+                continue
+            self._overdue[name] = self._overdue.get(name, 0.0) + passed
+            if self._overdue[name] > RETURN_SECONDS_MAX and not isinstance(stored.event, InstanceUnejected):
+                yield f"{name} is still ejected, {self._overdue[name]:.1f} s after its ejection was over"
 
     def _placed(self, event: RequestPlaced) -> Iterator[str]:
         model = self._model
@@ -227,8 +281,14 @@ class _Term:
         transfer = event.transfer_seconds if event.decode else 0.0
         if not isclose(event.predicted_ttft, own.queue_seconds + own.prefill_seconds + transfer, **SAME):
             yield f"its first token is predicted in {event.predicted_ttft} s, which is not the sum of its parts"
-        budget = request.deadline - event.at
-        if self._bounds.admission != "none" and own.predicted_ttft > budget + 1e-6:
+        lost = request.lost(event.attempt, event.at)
+        if not isclose(event.lost_seconds, lost, **SAME):
+            yield f"it is said to have lost {event.lost_seconds} s, not {lost}"
+        budget = request.deadline + lost - event.at
+        tries = model.on_trial(event.instance)
+        if tries and (model.tried_by(event.instance) or model.at(event.instance, PENDING)):
+            yield f"{event.instance} is half-open, and tried by another already"
+        if self._bounds.admission != "none" and own.predicted_ttft > budget + 1e-6 and not tries:
             yield f"its first token is predicted in {own.predicted_ttft} s, {budget} s are left"
         yield from self._pair(event.instance, event.decode, request, tuple(event.excluded))
 
@@ -239,7 +299,8 @@ class _Term:
             return
         excluded = tuple(event.excluded)
         yield from self._candidates(event.candidates, request, event.at, excluded)
-        budget = request.deadline - event.at
+        lost = request.lost(event.attempt, event.at)
+        budget = request.deadline + lost - event.at
         able = self._model.ready(request, excluded)
         if event.reason in LATE:
             late = [c for c in event.candidates if c.predicted_ttft > budget]
@@ -250,13 +311,15 @@ class _Term:
             elif self._bounds.admission != "predicted_ttft" and len(late) < len(event.candidates):
                 yield f"it is refused as late, and would be on time somewhere: {budget} s are left"
             if event.reason == "slo_unreachable" and any(
-                c.prefill_seconds <= request.slo_ttft for c in event.candidates
+                c.prefill_seconds <= request.slo_ttft + lost for c in event.candidates
             ):
-                yield f"its objective of {request.slo_ttft} s is called out of reach, and is not"
+                yield f"its objective of {request.slo_ttft + lost} s is called out of reach, and is not"
         elif event.reason == "queue_full" and self._full_line_allows():
             yield f"the line is called full with {self._waiting()} of {self._bounds.pending_max}"
         elif event.reason == "no_instance" and any(self._model.instances[i].role == "both" for i in able):
             yield f"nobody is said to take it, and {able} would"
+        elif event.reason == "no_instance" and not able and not excluded and self._would_be_held(request, event.at):
+            yield f"nobody takes it, and it is not held, {event.at - request.arrived_at:.2f} s after it came"
 
     def _granted(self, event: RequestGranted) -> Iterator[str]:
         request = self._model.requests.get(event.request)
@@ -266,10 +329,13 @@ class _Term:
         known = self._model.instances.get(event.instance)
         status = known.status if known is not None else "gone"
         elsewhere = self._model.ready(request, request.excluded)
-        if status != "ready" and not (status == "draining" and not elsewhere):
+        stays = status in ("draining", "ejected") and not elsewhere
+        if status != "ready" and event.instance not in elsewhere and not stays:
             yield f"{event.instance} is {status}; {elsewhere} would take {event.request}"
         if event.instance in request.excluded:
             yield f"{event.instance} has failed {event.request} before"
+        if self._model.on_trial(event.instance) and (others := self._model.tried_by(event.instance)):
+            yield f"{event.instance} is half-open, and tried by {[other.id for other in others]} already"
         if event.attempt != request.attempt:
             yield f"{event.request} is at attempt {request.attempt}, not {event.attempt}"
         if not self._fits(request):
@@ -390,7 +456,7 @@ class _Term:
     def _handed_over(self, event: RequestHandedOver) -> Iterator[str]:
         yield from self._prefilled_at(event)
         request, known = self._model.requests.get(event.request), self._model.instances.get(event.instance)
-        if known is None or known.status != "ready" or known.role == "prefill":
+        if known is None or event.instance not in self._model.decoders():
             yield f"{event.instance} takes nothing to decode"
         elif request is not None and (event.instance in request.excluded or not known.serves(request)):
             yield f"{event.instance} does not serve {event.request}"
@@ -436,10 +502,10 @@ class _Term:
         self, instance: InstanceId, decode: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         """Who only prefills needs somebody else who decodes."""
-        known, other = self._model.instances.get(instance), self._model.instances.get(decode)
+        known = self._model.instances.get(instance)
         if known is not None and known.role == "prefill" and decode == NOBODY:
             yield f"{instance} only prefills, and nobody decodes"
-        takes = other is not None and other.status == "ready" and other.role != "prefill" and decode not in excluded
+        takes = decode in self._model.decoders() and decode not in excluded
         if decode not in (NOBODY, request.decode) and not takes:
             yield f"{decode} decodes nothing for {request.id}"
 
@@ -499,6 +565,11 @@ class _Term:
         return self._model.has_room(
             instance, tokens, window_tokens=bounds.window_tokens, running_max=bounds.running_max
         )
+
+    def _would_be_held(self, request: BookedRequest, now: Seconds) -> bool:
+        held = sum(known.stage == ARRIVED for known in self._model.requests.values())
+        in_time = now - request.arrived_at < self._bounds.hold_seconds - 1e-6
+        return request.stage == ARRIVED and not request.excluded and in_time and held <= self._bounds.hold_max
 
     def _waiting(self) -> int:
         return sum(request.stage == PENDING for request in self._model.requests.values())

@@ -36,3 +36,26 @@ class SkewedClock(ScaledClock):
     @override
     def wall(self) -> Seconds:
         return UPTIME_SECONDS + self._loop.time() - self.asleep
+
+
+class EngineClock(SkewedClock):
+    """By which an engine computes, whatever its process's date is: it can be made slow."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
+        super().__init__(loop, speed=speed)
+        self._slowness = 1.0
+        self._changed_at: Seconds = super().now()
+        self._shown_then = self._changed_at
+
+    def slow_down(self, factor: float) -> None:
+        """From now on everything takes `factor` times as long; a step under way ends when it would have."""
+        shown = self.now()
+        self._changed_at, self._shown_then, self._slowness = super().now(), shown, factor
+
+    @override
+    def now(self) -> Seconds:
+        return self._shown_then + (super().now() - self._changed_at) / self._slowness
+
+    @override
+    async def sleep(self, seconds: Seconds) -> None:
+        await super().sleep(seconds * self._slowness)

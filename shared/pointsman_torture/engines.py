@@ -7,10 +7,10 @@ An engine is the one of `pointsman-engine-sim`, without its sockets. The worker 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import aiohttp
 from typing_extensions import override
@@ -26,6 +26,7 @@ from pointsman.adapters.zmq_kv_events import (
     ReplayError,
     ReplaySocket,
 )
+from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
@@ -45,7 +46,7 @@ from pointsman.tooling.engine_sim.kv_events import EventEncoder
 from pointsman.tooling.engine_sim.kv_transfer import KvTransfer
 from pointsman.tooling.engine_sim.metrics import EngineMetrics
 from pointsman.tooling.engine_sim.wording import Wording
-from pointsman_torture.clocks import SkewedClock
+from pointsman_torture.clocks import EngineClock, SkewedClock
 from pointsman_torture.http import Session
 from pointsman_torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -59,6 +60,15 @@ PROBE_SECONDS_MAX = 2.0
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
 HOLD_SECONDS: Seconds = 20.0
 """How long an engine keeps what nobody fetches."""
+SLOWNESS = 10.0
+"""How many times as long a slow engine takes."""
+PIECES_BEFORE_RESET_MAX = 3
+
+Misdeed = Literal["", "errors", "resets", "hang", "slow"]
+"""How an engine fails whose health and load look well. `errors`: it answers 500. `resets`: it closes connections in the middle of
+answers. `hang`: it takes requests and never answers. `slow`: all takes SLOWNESS times as long. Empty: it is well."""
+
+MISDEEDS: tuple[Misdeed, ...] = ("errors", "resets", "hang", "slow")
 
 
 class Truth:
@@ -209,6 +219,7 @@ class EngineLife:
         to_others: Session | None,
         adapters: tuple[str, ...] = (),
         lies: Lies | None = None,
+        misdeed: Misdeed = "",
     ) -> None:
         """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
         self.truth = Truth(chain, shape.block_size)
@@ -228,7 +239,7 @@ class EngineLife:
         )
         metrics = EngineMetrics(self.model, model_name=MODEL)
         tokenizer, wording = vocabulary()
-        steady = SkewedClock(loop, speed=clock.speed)  # a real engine computes on whatever the date
+        steady = self._steady = EngineClock(loop, speed=clock.speed)
         self.engine = SimulatedEngine(
             self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
         )
@@ -248,20 +259,61 @@ class EngineLife:
                 session=cast(aiohttp.ClientSession, to_others),
             )
             transfer.url = url
-        self.app = LyingApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
+        self.app = BadApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
         self.app.lies = self.publisher.lies
+        self.app.chance = chance
+        self.misbehave(misdeed)
+
+    def misbehave(self, misdeed: Misdeed) -> None:
+        """Treat what is asked from now on like this, until told otherwise."""
+        self.app.misdeed = misdeed
+        self._steady.slow_down(SLOWNESS if misdeed == "slow" else 1.0)
 
 
-class LyingApp(EngineApp):
-    """The engine's server, whose answers may say wrongly how much of the prompt was cached."""
+class BadApp(EngineApp):
+    """The engine's server, whose answers may say wrongly how much of the prompt was cached, or not come as they should."""
 
     lies = Lies()
+    misdeed: Misdeed = ""
+    chance = Random()
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        misdeed = self.misdeed if generates else ""
+        if misdeed == "errors":
+            await send_whole(send, 500, b'{"error":{"message":"CUDA error","code":500}}', "application/json")
+        elif misdeed == "hang":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        elif misdeed == "resets":
+            with contextlib.suppress(_ResetError):
+                await super().__call__(scope, receive, self._reset(send))
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _reset(self, send: Send) -> Send:
+        """A way for an answer that breaks off before its end."""
+        left = self.chance.randrange(PIECES_BEFORE_RESET_MAX)
+
+        async def send_some(message: MutableMapping[str, Any]) -> None:
+            nonlocal left
+            if not left or not message.get("more_body", True):
+                raise _ResetError
+            left -= 1
+            await send(message)
+
+        return send_some
 
     @override
     def _usage(self, answer: Any) -> dict[str, object]:
         if self.lies.cached_tokens:
             answer.generation.cached_tokens = 0 if answer.generation.cached_tokens else answer.prompt_tokens
         return super()._usage(answer)
+
+
+class _ResetError(Exception):
+    """The connection is closed in the middle of an answer."""
 
 
 _vocabulary: list[tuple[Tokenizer, Wording]] = []
@@ -292,6 +344,11 @@ class EngineHost:
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
         """Of the engine that runs here, whichever."""
+        self.misdeed: Misdeed = ""
+        """Of the same: its machine is what is bad."""
+        self.well_since: Seconds = 0.0
+        """Since when it has not misbehaved."""
+        self.last_misdeed: Misdeed = ""
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
@@ -308,6 +365,14 @@ class EngineHost:
     def began(self, life: EngineLife) -> None:
         self.life = life
         self.reconnect()
+
+    def misbehave(self, misdeed: Misdeed) -> None:
+        """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
+        if misdeed == "" != self.misdeed:
+            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
+        self.misdeed = misdeed
+        if self.life is not None:
+            self.life.misbehave(misdeed)
 
     def died(self) -> None:
         self.life = None

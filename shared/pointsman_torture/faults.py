@@ -7,16 +7,20 @@ from typing import Any
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_scheduler.service import WAITING
-from pointsman_torture.engines import Lies
+from pointsman_torture.engines import MISDEEDS, Lies, Misdeed
 from pointsman_torture.network import CALM, Link, Weather
-from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS
-from pointsman_torture.processes import EngineProcess, Process, SchedulerProcess
+from pointsman_torture.plan import BAD_SECONDS, FAULTS_BEGIN, FAULTS_SECONDS
+from pointsman_torture.processes import EngineProcess, Life, Process, SchedulerProcess
 from pointsman_torture.world import World
 
 STEPS_BEFORE_KILL_MAX = 12
 """Turns of the loop by which a kill is put off, so that it can come between any two steps."""
 STALE_SECONDS_MAX: Seconds = 8.0
+READY_SECONDS_MAX: Seconds = 5.0
+"""For so long the next one of a rolling restart waits for the one before to be ready."""
 LOOK_SECONDS: Seconds = 0.01
+STOP_SECONDS_MAX: Seconds = 10.0
+"""How long a process may take to end after a SIGTERM, beside what it serves."""
 LOG_LOSSES = (0, 0, 0, 0, 1, 2)
 """How often a log without retention loses what it had confirmed, each as likely."""
 GAPS = 3
@@ -46,6 +50,14 @@ class Trouble:
 
     def schedule(self) -> None:
         """Plan all of it now, so that it depends on the seed alone."""
+        if self.world.plan.scenario == "bad engine":
+            self.world.loop.outside(FAULTS_BEGIN, self._misbehave, self.chance.choice(MISDEEDS), BAD_SECONDS)
+        elif self.world.plan.scenario:
+            self.world.loop.outside(FAULTS_BEGIN, self.rolling_restart)
+        else:
+            self._schedule_faults()
+
+    def _schedule_faults(self) -> None:
         chance, loop = self.chance, self.world.loop
         self.world.network.echoes = chance.choice((0.0, 0.02, 0.1))
         if chance.random() < 0.3:
@@ -101,6 +113,7 @@ class Trouble:
         for engine in world.engines:
             self._calm_events(engine)
             self._end_lies(engine)
+            self._behave(engine)
         world.recorder.archive.failing = 0.0
         if world.provider is not None:
             world.provider.failing = 0.0
@@ -128,13 +141,54 @@ class Trouble:
     def kill_scheduler(self) -> None:
         self._kill(self.chance.choice(self.world.schedulers), self.chance.expovariate(0.7))
 
-    def stop_worker(self) -> None:
-        worker = self.chance.choice(self.world.workers)
-        if worker.life is None or worker.paused:
+    def restart(self) -> None:
+        """A process is stopped in order, and started again when it has ended: soon, or some seconds later."""
+        service = self.chance.choice([*self.world.workers, *self.world.services])
+        self._restart([service], self.chance.choice((0.2, 4.0)))
+
+    def rolling_restart(self) -> None:
+        """As for a new version: every service in turn."""
+        world = self.world
+        groups: list[list[Process]] = [[*world.ingresses], [*world.schedulers], [*world.workers], [world.rebalancer]]
+        self.chance.shuffle(groups)
+        self._restart([process for group in groups for process in group], self.chance.choice((0.1, 1.0)))
+
+    def _restart(self, rest: list[Process], pause: Seconds) -> None:
+        """Restart these one after the other. Each is away for `pause` after its end, and up for as long before the next."""
+        if not rest or self.over:
             return
-        self.world.note(f"SIGTERM {worker.name}")
-        worker.stop()
-        self._later(3.0 + self.chance.random() * 3.0, self._start, worker)
+        process, life = rest[0], rest[0].life
+        if life is None or process.paused:
+            self._restart(rest[1:], pause)
+            return
+        self.world.note(f"SIGTERM {process.name}")
+        if process in self.world.ingresses:
+            self.world.ghosts.watch(process.link.name)
+        process.stop()
+        self._look_for_end(
+            process, life, rest[1:], pause, STOP_SECONDS_MAX + self.world.plan.ingress_settings["drain_seconds_max"]
+        )
+
+    def _look_for_end(
+        self, process: Process, life: Life, rest: list[Process], pause: Seconds, patience: Seconds
+    ) -> None:
+        """When it has ended it is started again. `patience`: how long it may still take, as long as it can do anything."""
+        if process.life is life and patience < 0:
+            self.world.violation(f"{process.name} does not end after a SIGTERM")
+        elif process.life is life:
+            spent = 0.0 if process.paused else LOOK_SECONDS
+            self._later(LOOK_SECONDS, self._look_for_end, process, life, rest, pause, patience - spent)
+        else:
+            self._later(pause, self._start, process)
+            self._later(2 * pause, self._restart_next, process, rest, pause, READY_SECONDS_MAX)
+
+    def _restart_next(self, process: Process, rest: list[Process], pause: Seconds, patience: Seconds) -> None:
+        """When the one before is ready, or has had time enough."""
+        ready = process.life is not None and process.life.board.ready
+        if ready or patience < 0:
+            self._restart(rest, pause)
+        else:
+            self._later(LOOK_SECONDS, self._restart_next, process, rest, pause, patience - LOOK_SECONDS)
 
     def pause(self) -> None:
         process = self.chance.choice(self.world.processes)
@@ -377,6 +431,35 @@ class Trouble:
             engine.host.lies = Lies()
             self._kill(engine, 0.5)
 
+    # Engines that fail what they are asked, and look well
+
+    def engine_errors(self) -> None:
+        self._misbehave("errors", self._bad_seconds)
+
+    def engine_resets(self) -> None:
+        self._misbehave("resets", self._bad_seconds)
+
+    def engine_hangs(self) -> None:
+        self._misbehave("hang", self._bad_seconds)
+
+    def engine_slow(self) -> None:
+        self._misbehave("slow", self._bad_seconds)
+
+    @property
+    def _bad_seconds(self) -> Seconds:
+        return 3.0 + self._seconds(15.0)
+
+    def _misbehave(self, misdeed: Misdeed, seconds: Seconds) -> None:
+        engine = self.chance.choice(self.world.engines)
+        self.world.note(f"{engine.name} misbehaves for {seconds:.2f} s: {misdeed}")
+        engine.host.misbehave(misdeed)
+        self._later(seconds, self._behave, engine)
+
+    def _behave(self, engine: EngineProcess) -> None:
+        if engine.host.misdeed:
+            self.world.note(f"{engine.name} is well again")
+            engine.host.misbehave("")
+
     # Strangers who write into the log
 
     def garbage(self) -> None:
@@ -513,7 +596,8 @@ FAULTS: dict[str, Fault] = {
     "kill": Fault(3.0, Trouble.kill),
     "kill scheduler": Fault(1.5, Trouble.kill_scheduler),
     "kill engine": Fault(2.0, Trouble.kill_engine),
-    "stop worker": Fault(1.0, Trouble.stop_worker),
+    "restart": Fault(2.0, Trouble.restart),
+    "rolling restart": Fault(0.7, Trouble.rolling_restart),
     "pause": Fault(2.0, Trouble.pause),
     "suspend": Fault(2.0, Trouble.suspend),
     "ambush": Fault(1.0, Trouble.ambush),
@@ -535,6 +619,10 @@ FAULTS: dict[str, Fault] = {
     "kill ingress": Fault(1.5, Trouble.kill_ingress),
     "kill two": Fault(1.0, Trouble.kill_two),
     "pause engine": Fault(2.5, Trouble.pause_engine),
+    "engine errors": Fault(1.0, Trouble.engine_errors),
+    "engine resets": Fault(0.7, Trouble.engine_resets),
+    "engine hangs": Fault(1.0, Trouble.engine_hangs),
+    "engine slow": Fault(1.0, Trouble.engine_slow),
     "slow rebalancer": Fault(1.0, Trouble.slow_rebalancer),
     "lie about load": Fault(0.7, Trouble.lie_about_load),
     "lie about cache": Fault(0.7, Trouble.lie_about_cache),
@@ -543,4 +631,4 @@ FAULTS: dict[str, Fault] = {
     "garbage": Fault(0.7, Trouble.garbage),
     "poison": Fault(0.7, Trouble.poison),
 }
-"""By name. A worker may be stopped politely; nobody else is."""
+"""By name."""

@@ -1,8 +1,8 @@
 """What a seed decides before anything happens: the fleet, its settings, and how much traffic it gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import Seconds
@@ -28,8 +28,21 @@ ROLES: tuple[tuple[Role, ...], ...] = (
 )
 """Of the hosts in their order: the first two can do all of a request between them."""
 
+EQUALS: tuple[Role, ...] = ("both",) * 6
+
 WITHOUT_REPLAY_SHARE = 0.4
 """Of the seeds, in which some engines have no replay socket: about half of them."""
+OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
+    (),
+    (
+        "outlier.consecutive_failures=2",
+        "outlier.latency_factor=3",
+        "outlier.base_ejection_seconds=2",
+        "outlier.max_ejection_seconds=6",
+    ),
+    ("outlier.consecutive_failures=0", "outlier.failure_share=0.2", "outlier.success_rate_stdev_factor=1"),
+)
+"""What outlier detection is told, each as likely: nothing, or to be quick with it."""
 ADAPTER_SHARE = 0.3
 """Of the seeds without roles, in which some engines have a LoRA adapter."""
 ADAPTER = "torture-lora"
@@ -43,12 +56,28 @@ OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
 
+Scenario = Literal["", "bad engine", "rolling restart"]
+"""One thing that happens in place of all faults, in a fleet that could do without: for promises that hold in quiet only."""
+BAD_ENGINE_SHARE = 0.06
+"""Of the seeds, in which one of four engines misbehaves for BAD_SECONDS, and that is all."""
+ROLLING_SHARE = 0.04
+"""Of the seeds, in which every service is restarted in turn, and that is all."""
+BAD_SECONDS: Seconds = 40.0
+WELL_SECONDS: Seconds = 31.0
+"""For so long clients go on asking after that: an engine must be back within 30."""
+ROLLING_SECONDS: Seconds = 45.0
+QUIET_RATE = 5.0
+"""Requests a second in a scenario."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """One run's fleet."""
 
     seed: int
+    scenario: Scenario = ""
+    fault_seconds: Seconds = FAULTS_SECONDS
+    """For how long clients ask, and faults strike."""
     speed: float
     engines: int
     """That run at the beginning."""
@@ -70,6 +99,8 @@ class Plan:
     flush_ms: float
     window_max: int
     requests: int
+    workers_pause: bool
+    """Whether a worker that is stopped leaves what it knows to the next one, and its instance stays."""
     scheduler: SchedulerSettings
     fleet_settings: dict[str, Any]
     """What every process is told."""
@@ -87,6 +118,41 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     """The fleet of a seed."""
+    draw, plan = Random(f"scenario {seed}").random(), _any_plan(seed)
+    if draw < BAD_ENGINE_SHARE:
+        return _quiet(plan, "bad engine", BAD_SECONDS + WELL_SECONDS, engines=4)
+    if draw < BAD_ENGINE_SHARE + ROLLING_SHARE:
+        return _quiet(plan, "rolling restart", ROLLING_SECONDS, engines=3)
+    return plan
+
+
+def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) -> Plan:
+    """The same policies and windows for a fleet of equals that can serve all that is asked."""
+    return replace(
+        plan,
+        scenario=scenario,
+        fault_seconds=seconds,
+        engines=engines,
+        spare=0,
+        scalers=1,
+        ingresses=2,
+        schedulers=2,
+        roles=EQUALS[:engines],
+        replays=(True,) * engines,
+        adapters=((),) * engines,
+        overload=False,
+        rebalancer_delay=0.0,
+        engine=replace(plan.engine, blocks=160 * 32 // plan.engine.block_size, buffer_steps=10_000),
+        window_max=10_000,
+        requests=int(QUIET_RATE * seconds),
+        workers_pause=True,
+        scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0, policy_settings=()),
+        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
+        scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
+    )
+
+
+def _any_plan(seed: int) -> Plan:
     chance = Random(f"plan {seed}")
     block_size = chance.choice((16, 32))
     speed = chance.choice((1.0, 1.0, 4.0))
@@ -111,7 +177,7 @@ def plan_of(seed: int) -> Plan:
         scalers=2 if spare else 1,
         ingresses=chance.randint(1, 2),
         schedulers=chance.choice((1, 2, 2, 3)),
-        roles=(parts.choice(ROLES) if split else ("both",) * 6)[:hosts],
+        roles=(parts.choice(ROLES) if split else EQUALS)[:hosts],
         replays=replays,
         adapters=adapters,
         overload=overload,
@@ -126,8 +192,10 @@ def plan_of(seed: int) -> Plan:
         window_max=chance.choice((10_000, 10_000, 10_000, 25)),
         requests=chance.randint(40, 90) + OVERLOAD_REQUESTS * overload,
         fleet_settings=fleet,
+        workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,
+            policy_settings=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
             admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),
@@ -138,10 +206,18 @@ def plan_of(seed: int) -> Plan:
             leave_seconds=chance.choice((8.0, 30.0)),
             waiter_seconds=3.0,
             request_seconds_max=60.0,
+            hold_seconds=Random(f"hold {seed}").choice((0.0, 3.0, 30.0)),
+            hold_max=Random(f"hold max {seed}").choice((2, 1000, 1000)),
             checkpoint_seconds=chance.choice((3.0, 10.0)),
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),
-        ingress_settings={"retries_max": 2, "request_timeout": chance.choice((20.0, 120.0)), "slo_ttft": 30.0 * speed},
+        ingress_settings={
+            "retries_max": 2,
+            "request_timeout": chance.choice((20.0, 120.0)),
+            "slo_ttft": 30.0 * speed,
+            "lame_duck_seconds": 1.0,
+            "drain_seconds_max": Random(f"drain {seed}").choice((0.5, 30.0)),
+        },
         scaler_settings={
             "min_instances": 2 if split else 1,
             "max_instances": hosts,

@@ -10,11 +10,14 @@ import click
 
 from pointsman_torture.mutation import LIBRARIES, Mutant, Outcome, judge
 
-SEEDS = tuple(range(1, 21))
+SEEDS = (*range(1, 21), 33, 60, 82)
+"""The last three have one bad engine: slow, hanging, answering 500."""
 DISPATCH = "shared/pointsman/policies/dispatch.py"
 STATE = "shared/pointsman/state/state.py"
 WORKLOAD = "shared/pointsman/state/workload.py"
 FLEET = "shared/pointsman/state/fleet.py"
+OUTLIERS = "shared/pointsman/policies/outliers.py"
+ATTEMPTS = "shared/pointsman/state/outliers.py"
 TRANSLATOR = "services/worker/pointsman_worker/translator.py"
 
 
@@ -49,14 +52,14 @@ DEFECTS = (
     Defect(
         "a gap leaves `exact`",
         STATE,
-        '                    self.fleet[event.instance].doubt = f"engine events missed: {event.reason}"\n',
+        '                    instance_missing.doubt = f"engine events missed: {event.reason}"\n',
         "                    pass\n",
     ),
     Defect(
         "`unknown` caches are `exact`",
         FLEET,
-        'if self.doubt or self.cache == "unknown" or not self.parity:',
-        "if self.doubt or not self.parity:",
+        '        if self.cache == "unknown":\n',
+        '        if self.cache == "unheard":\n',
     ),
     Defect(
         "one more than `running_max`",
@@ -79,14 +82,14 @@ DEFECTS = (
     Defect(
         "the role of an instance is not looked at",
         FLEET,
-        'if role != "decode")',
-        'if role != "nothing")',
+        '[instance for instance in present if instance.role != "decode"]',
+        "present",
     ),
     Defect(
         "an adapter is not asked for",
         FLEET,
-        "        return not adapter or adapter in self.adapters\n",
-        "        return True\n",
+        "            (not adapter or adapter in self.adapters)\n",
+        "            True\n",
     ),
     Defect(
         "what waits at a draining instance is granted there",
@@ -97,8 +100,8 @@ DEFECTS = (
     Defect(
         "a draining instance takes requests",
         FLEET,
-        "        return Status.DRAINING if self.draining else Status.READY\n",
-        "        return Status.READY\n",
+        "            return Status.DRAINING\n        return Status.EJECTED",
+        "            return Status.READY\n        return Status.EJECTED",
     ),
     Defect(
         "a probe of an earlier life counts",
@@ -109,8 +112,8 @@ DEFECTS = (
     Defect(
         "a hit is one block too long",
         STATE,
-        "        self.speculation.extend_hits(keys, hits)\n        return hits",
-        "        self.speculation.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
+        "        self.delivered.extend_hits(keys, hits)\n        return hits",
+        "        self.delivered.extend_hits(keys, hits)\n        return {i: min(len(keys), n + 1) for i, n in hits.items()}",
     ),
     Defect(
         "the last token counts as cached",
@@ -184,12 +187,68 @@ DEFECTS = (
         "            if learnable:\n                self._learn_prefill(request, event.at)\n",
         "",
     ),
+    Defect(
+        "an ejected instance takes requests",
+        FLEET,
+        "        return Status.EJECTED if self.ejected else Status.READY\n",
+        "        return Status.READY\n",
+    ),
+    Defect(
+        "a new life begins ejected",
+        FLEET,
+        "            draining=known.draining if known else False,\n",
+        "            draining=known.draining if known else False,\n            ejected=known.ejected if known else False,\n",
+    ),
+    Defect(
+        "a half-open instance is tried by as many as come",
+        STATE,
+        "        since = self.outliers.record(instance).half_open_since\n",
+        "        return False\n        since = self.outliers.record(instance).half_open_since\n",
+    ),
+    Defect(
+        "two failures less are enough to be ejected",
+        OUTLIERS,
+        "        if not 0 < self._settings.consecutive_failures <= count or not recent:\n",
+        "        if not 0 < self._settings.consecutive_failures <= count + 2 or not recent:\n",
+    ),
+    Defect(
+        "who is left to serve is not asked for",
+        OUTLIERS,
+        '        return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")\n',
+        "        return prefills or decodes or True\n",
+    ),
+    Defect(
+        "any share may be ejected",
+        OUTLIERS,
+        "        return unwell + 1 <= self._settings.max_ejection_share * (unwell + len(self._whole))\n",
+        "        return unwell >= 0\n",
+    ),
+    Defect(
+        "an ejection ends a second early",
+        OUTLIERS,
+        "if self._now >= record.until else None",
+        "if self._now >= record.until - self._speed else None",
+    ),
+    Defect(
+        "an ejection does not end",
+        OUTLIERS,
+        "if self._now >= record.until else None",
+        "if self._now >= record.until + 100 * self._speed else None",
+    ),
+    Defect(
+        "a request that fails everywhere ejects",
+        ATTEMPTS,
+        "        if not given_up and len({failure.instance for failure in failures}) == 1:\n            self._convict(failures[-1])\n",
+        "        for failure in failures:\n            self._convict(failure)\n",
+    ),
 )
 
 TESTS_ELSEWHERE = {
     "shared/pointsman/policies/rebalancing/rebinding.py": ("rebinding", "rebalancing"),
     "shared/pointsman/policies/rebalancing/relief.py": ("rebalancing",),
     "shared/pointsman/policies/pool_view.py": ("routing", "admission"),
+    OUTLIERS: ("outliers",),
+    ATTEMPTS: ("outliers",),
 }
 
 

@@ -24,22 +24,26 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import (
     InstanceDraining,
+    InstanceEjected,
     InstanceJoined,
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
     InstanceSuspected,
     InstanceUndrained,
+    InstanceUnejected,
     PrefillCost,
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman_torture.ejections import Conducts, FirstToken, Peer, Served
 
 CONFIRMED_SECONDS: Seconds = 2.0
 """Wall seconds after its first token for which a prompt is still promised."""
@@ -57,6 +61,7 @@ FORSAKEN_SECONDS: Seconds = 10.0
 """For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
 
 NOBODY = InstanceId("")
+NO_LIFE = Epoch(-1)
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 
@@ -83,10 +88,14 @@ class BookedRequest:
     adapter: str
     alias: str
     context_tokens: Tokens
+    taken_at: Seconds
+    """When a leader took it in."""
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
     instance: InstanceId = NOBODY
+    epoch: Epoch = NO_LIFE
+    """Of that instance when it was queued there."""
     uncached: Tokens = 0
     seconds: Seconds = 0.0
     placed_at: Seconds = 0.0
@@ -105,6 +114,12 @@ class BookedRequest:
     @property
     def deadline(self) -> Seconds:
         return self.arrived_at + self.slo_ttft
+
+    def lost(self, attempt: int, now: Seconds) -> Seconds:
+        """What it has lost since it came, or since its engine got it: held, or given to one that failed it."""
+        if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
+            return 0.0
+        return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 
     @property
     def with_nobody(self) -> bool:
@@ -136,7 +151,12 @@ class ModelledInstance:
     surprises: int = 0
     """Deliveries of this life that were other than predicted or than the events say, by more than a block."""
     draining: bool = False
+    ejected: bool = False
+    half_open: bool = False
+    """Whether its ejection is over, and it has not proved well: it takes one request at a time."""
     suspected: bool = False
+    excused_until: Seconds = 0.0
+    """Its worker is being restarted."""
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0
@@ -152,7 +172,9 @@ class ModelledInstance:
             return "down"
         if self.misfit:
             return "unschedulable"
-        return "draining" if self.draining else "ready"
+        if self.draining:
+            return "draining"
+        return "ejected" if self.ejected else "ready"
 
     @property
     def knowledge(self) -> str:
@@ -204,6 +226,7 @@ class ModelledInstance:
         self.heard_at = max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
         self.suspected = False
+        self.excused_until = event.at + event.back_within if event.back_within else 0.0
         self.serving = event.serving
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
         self.certain = event.certain
@@ -267,6 +290,8 @@ class PoolModel:
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
+        self.conducts = Conducts()
+        """How each instance serves and fails requests."""
         self.working_since: dict[InstanceId, Seconds] = {}
         """When the engine began the prefill it is at."""
         self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
@@ -297,6 +322,8 @@ class PoolModel:
                 return False
             self._decided.add(decision)
         self._settle(event.at)
+        if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
+            self.conducts.answers(event.request, event.instance)
         match event:
             case InstanceJoined():
                 self._join(event)
@@ -315,10 +342,15 @@ class PoolModel:
             case InstanceDraining() | InstanceUndrained():
                 if self._means_present(event):
                     self.instances[event.instance].draining = isinstance(event, InstanceDraining)
+            case InstanceEjected() | InstanceUnejected():
+                if (instance := self._life(event.instance, event.epoch)) is not None:
+                    self._eject(instance, event)
             case CacheEvent():
                 instance = self.instances.get(event.instance)
                 if instance is not None and instance.apply(event):
                     self._evict(event)
+            case RequestAttemptFailed():
+                self._fail(event)
             case RequestArrived():
                 self._arrive(event)
             case RequestPlaced():
@@ -423,15 +455,52 @@ class PoolModel:
     def ready(
         self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
     ) -> list[InstanceId]:
-        """Who takes its prompt."""
-        return sorted(
-            name
+        """Who takes its prompt: those that are ready, or where nobody at all is, those that are ejected."""
+        takers = {name: known for name, known in self.instances.items() if known.role != "decode"}
+        able = {name for name, known in takers.items() if known.status == self._taking(takers)}
+        return sorted(name for name in able if takers[name].serves(request) and name not in excluded)
+
+    def decoders(self) -> list[InstanceId]:
+        """Who takes what others have prefilled."""
+        decoders = {name: known for name, known in self.instances.items() if known.role != "prefill"}
+        return sorted(name for name, known in decoders.items() if known.status == self._taking(decoders))
+
+    def _taking(self, instances: dict[InstanceId, ModelledInstance]) -> str:
+        """In which status they take requests."""
+        return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
+
+    def on_trial(self, instance: InstanceId) -> bool:
+        """Whether it takes one request at a time: half-open, and there is somebody else for what it does."""
+        known = self.instances.get(instance)
+        if known is None or known.status != "ready" or not known.half_open:
+            return False
+        for part in ("prefill", "decode"):
+            able = [k for k in self.instances.values() if k.role in (part, "both") and k.status == "ready"]
+            if known in able and not all(k.half_open for k in able):
+                return True
+        return False
+
+    def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
+        """What a half-open instance was given since it is so."""
+        since = self.conducts.of(instance).phase_at
+        return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
+
+    def peers(self) -> list[Peer]:
+        """Instances, as rules on ejections know them."""
+        return [
+            Peer(
+                id=name,
+                role=known.role,
+                whole=known.status == "ready" and not known.half_open,
+                unwell=known.ejected or known.half_open,
+                half_open=known.half_open,
+                waits=[(r.granted_at, r.engine_seconds) for r in self.at(name, PREFILL) if r.streaming],
+            )
             for name, known in self.instances.items()
-            if known.status == "ready" and known.role != "decode" and known.serves(request) and name not in excluded
-        )
+        ]
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
-        return self._newest.get(instance, Epoch(-1))
+        return self._newest.get(instance, NO_LIFE)
 
     # The fleet
 
@@ -452,6 +521,7 @@ class PoolModel:
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
+        self.conducts.joined(event.instance, event.at)
         self._forsaken.pop(event.instance, None)
         before = self.instances.get(event.instance)
         self.instances[event.instance] = ModelledInstance(
@@ -476,6 +546,7 @@ class PoolModel:
     def _leave(self, event: InstanceLeft) -> None:
         if self._life(event.instance, event.epoch) is not None:
             self._forget(event.instance)
+            self.conducts.left(event.instance)
             del self.instances[event.instance]
             self._compare_models()
         elif event.stamp is not None and self._means_present(event):
@@ -497,6 +568,28 @@ class PoolModel:
         self._promises = [promise for promise in self._promises if promise.instance != instance]
         self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)
+
+    def _eject(self, instance: ModelledInstance, event: InstanceEjected | InstanceUnejected) -> None:
+        instance.ejected = isinstance(event, InstanceEjected)
+        instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
+        if isinstance(event, InstanceEjected):
+            self.conducts.ejected(event)
+            return
+        self.conducts.unejected(event)
+        if not event.half_open:
+            self.learned.pop(event.instance, None)  # taught by one that was sick
+
+    def _fail(self, event: RequestAttemptFailed) -> None:
+        known, request = self.instances.get(event.instance), self.requests.get(event.request)
+        if known is None:
+            return
+        begun = event.at
+        if request is not None and event.instance in (request.instance, request.prefilled_by):
+            if event.instance == request.instance and request.epoch != known.epoch:
+                return  # an earlier life of it
+            begun = request.granted_at or event.at
+        proven = event.failure == "connect_failure"
+        self.conducts.failed(event.request, event.instance, event.at, begun, proven=proven)
 
     # Promises
 
@@ -553,6 +646,7 @@ class PoolModel:
                 adapter=event.adapter,
                 alias=event.alias,
                 context_tokens=event.context_tokens,
+                taken_at=event.at,
             )
 
     def _extra_time(self, event: RequestArrived) -> Seconds:
@@ -570,6 +664,7 @@ class PoolModel:
         if request is None or (request.stage != ARRIVED and event.attempt <= request.attempt):
             return
         self._withdraw(request)
+        request.slo_ttft += event.lost_seconds
         request.attempt, request.excluded = event.attempt, tuple(event.excluded)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at
@@ -592,6 +687,7 @@ class PoolModel:
 
     def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
         request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.epoch = self.newest_epoch(instance)
         request.uncached, request.seconds = uncached, seconds
         self._next_turn(request)
         self._promise(request)
@@ -661,6 +757,8 @@ class PoolModel:
         self._confirm(request, event.at)
 
     def _learn(self, request: BookedRequest, at: Seconds) -> None:
+        took = FirstToken(at, request.granted_at, at - request.granted_at, request.engine_seconds)
+        self.conducts.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
 
@@ -682,16 +780,21 @@ class PoolModel:
             self._withdraw(request)
         request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
         request.instance, request.prefilled_by = to, event.source
+        request.epoch = self.newest_epoch(to)
         self._next_turn(request)
         self._promise(request)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
         self.ended.add(event.request)
+        if not isinstance(event, RequestFinished):
+            self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.requests.pop(event.request, None)
         if request is None:
             return
         if isinstance(event, RequestFinished):
             self._deliver(request, event)
+            if event.instance == request.instance:
+                self.conducts.of(event.instance).served.append(Served(event.at, request.granted_at))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)

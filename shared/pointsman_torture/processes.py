@@ -8,14 +8,15 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 from typing_extensions import override
 
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import AsgiApp, HealthBoard
+from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard
 from pointsman.chassis.supervision import Supervisor
+from pointsman.contracts.decisions import RequestMigrated
 from pointsman.policies.dispatch import scaling_policy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, Seconds
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from pointsman_torture.world import World
 
 
+LINK_CLOSE_SECONDS: Seconds = 2.0
+"""How long what a process that ends has written may take to be confirmed."""
+
 PROBES = "probe-"
 """How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
 
@@ -56,7 +60,9 @@ class Life(Mortal):
         super().__init__()
         self.link = link
         self.board = HealthBoard()
-        self.exchanges: dict[Exchange, None] = {}
+        self.exchanges: dict[Exchange, asyncio.Task[Any] | None] = {}
+        """What it answers just now, and the task that does."""
+        self.supervisor: Supervisor | None = None
         self.context = contextvars.Context()
         self.context.run(OWNER.set, self)
 
@@ -89,6 +95,12 @@ class Process(ABC):
         life = self.life = Life(link)
         self.world.lives.append(life)
         self.world.loop.launch(self._live(life), life.context)
+
+    def stop(self, *, for_good: bool = False) -> None:
+        """SIGTERM, or `for_good` SIGINT: it ends in its own order, which takes a while. `life` is None then."""
+        if self.life is not None and self.life.supervisor is not None:
+            self.life.supervisor.for_good = for_good
+            self.life.supervisor.stop()
 
     def kill(self) -> None:
         """SIGKILL: not one step more. The kernel closes its connections."""
@@ -139,9 +151,23 @@ class Process(ABC):
     async def _live(self, life: Life) -> None:
         try:
             async with Supervisor() as supervisor:
+                life.supervisor = supervisor
                 await self.serve(life, supervisor)
+                if life.link is not None:
+                    await life.link.log.flush(LINK_CLOSE_SECONDS)
+                    life.link.kill()
         except Exception as error:  # noqa: BLE001 - a service that fails by itself is a finding
             self.world.violation(f"{self.name} failed: {error!r}")
+        else:
+            self._ended(life)
+
+    def _ended(self, life: Life) -> None:
+        """It has come to its end by itself."""
+        if self.life is life:
+            self.life = None
+            self.died()
+        for exchange in list(life.exchanges):
+            exchange.break_off(f"{self.name} ended")
 
 
 class HttpProcess(Process, Site):
@@ -163,10 +189,11 @@ class HttpProcess(Process, Site):
         life.exchanges[exchange] = None
 
         async def attending() -> None:
+            life.exchanges[exchange] = asyncio.current_task()
             try:
                 await work()
             except asyncio.CancelledError:
-                raise
+                pass  # cut, after its last words
             except Exception as error:  # noqa: BLE001 - an application must answer, not raise
                 self.world.violation(f"{self.name} raised at a request: {error!r}")
             life.exchanges.pop(exchange, None)
@@ -195,7 +222,10 @@ class SchedulerProcess(Process):
             board=life.board,
             name=self.link.name,
         )
-        await supervisor.until_stopped()
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await self.service.resign()
 
 
 class CheckpointerProcess(Process):
@@ -214,7 +244,6 @@ class WorkerProcess(Process):
         super().__init__(world, name)
         self.host = host
         self.service: WorkerService | None = None
-        self._supervisor: Supervisor | None = None
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -230,23 +259,20 @@ class WorkerProcess(Process):
                 engine_url=host.url,
                 flush_ms=plan.flush_ms,
                 role=host.role,
+                state_directory=self.world.state_directory if plan.workers_pause else "",
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
             events=ZmqKvEvents(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
         )
-        self._supervisor = supervisor
         supervisor.start(service.run(), name="worker")
         try:
             await supervisor.until_stopped()
         finally:
-            await service.leave("worker stopped")
-        self.life = None
-
-    def stop(self) -> None:
-        """SIGTERM: it says goodbye first."""
-        if self.life is not None and self._supervisor is not None:
-            self._supervisor.stop()
+            if plan.workers_pause and supervisor.stopped_in_order and not supervisor.for_good:
+                await service.pause()
+            else:
+                await service.leave("worker stopped")
 
 
 class IngressProcess(HttpProcess):
@@ -262,8 +288,9 @@ class IngressProcess(HttpProcess):
         world = self.world
         session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
         told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
+        settings = IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name)
         async with assembled(
-            IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name),
+            settings,
             {self.world.network.pool: self.link.ports},
             clock=self.clock,
             board=life.board,
@@ -273,15 +300,43 @@ class IngressProcess(HttpProcess):
         ) as app:
             self.app = app
             await supervisor.until_stopped()
+            await self._drain(life, settings)
+
+    async def _drain(self, life: Life, settings: IngressSettings) -> None:
+        """As `HttpServer.shutdown`: it takes what still comes, then nothing more; what does not end in time is cut."""
+        life.board.missing(SHUTDOWN_PART, "shutting down")
+        await asyncio.sleep(settings.lame_duck_seconds)
+        self.app = None
+        answering = [task for task in life.exchanges.values() if task is not None]
+        if answering:
+            _, overdue = await asyncio.wait(answering, timeout=settings.drain_seconds_max)
+            for task in overdue:
+                task.cancel()
+            await asyncio.gather(*overdue, return_exceptions=True)
+
+    @property
+    def takes_traffic(self) -> bool:
+        """Whether its readiness probe says so."""
+        return self.app is not None and self.life is not None and self.life.board.ready
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
+
+    def _was_rebound_from(self, host: str, request: RequestId) -> bool:
+        """Whether it was taken out of that engine, which had not failed it; then it may come back."""
+        return any(
+            isinstance(s.event, RequestMigrated)
+            and s.event.rebound
+            and (s.event.request, s.event.source) == (request, host)
+            for s in self.world.network.history
+        )
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
         """A request goes to an engine: on whose word, and for the first time?"""
         request = RequestId(headers.get("x-request-id", ""))
         tried = self.tried.setdefault(f"{self.link.name} {request}", [])
-        if host in tried and not self.world.plan.split and not request.startswith(PROBES):
+        again = host in tried and not self.world.plan.split and not request.startswith(PROBES)
+        if again and not self._was_rebound_from(host, request):
             self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
         heeded = self.link.heeds(request)
@@ -317,6 +372,7 @@ class EngineProcess(HttpProcess):
             to_others=way if world.plan.split else None,
             adapters=self.host.names.adapters,
             lies=self.host.lies,
+            misdeed=self.host.misdeed,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -404,7 +460,10 @@ class ScalerProcess(Process):
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
-        await supervisor.until_stopped()
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.resign()
 
 
 def engine_host(world: "World", number: int) -> EngineHost:

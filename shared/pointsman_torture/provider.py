@@ -67,7 +67,7 @@ class SimulatedProvider(InstanceProvider):
         if engine.wanted and instance not in self._ending:
             self._world.note(f"the provider stops {instance}")
             self._ending[instance] = None
-            worker.stop()
+            worker.stop(for_good=True)
             self._world.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
         self._fail(fails)
 

@@ -28,7 +28,9 @@ from pointsman_torture.clients import Order, ask
 from pointsman_torture.engines import vocabulary
 from pointsman_torture.faults import Trouble
 from pointsman_torture.loop import StalledError, VirtualLoop
-from pointsman_torture.plan import FAULTS_BEGIN, FAULTS_SECONDS, plan_of
+from pointsman_torture.plan import FAULTS_BEGIN, plan_of
+from pointsman_torture.processes import IngressProcess
+from pointsman_torture.scenarios import SCENARIOS
 from pointsman_torture.silence import listening_for_errors
 from pointsman_torture.world import World
 
@@ -135,14 +137,14 @@ async def _acts(world: World) -> list[str]:
     trouble = Trouble(world)
     trouble.schedule()
     clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
-    await asyncio.sleep(FAULTS_BEGIN + FAULTS_SECONDS)
+    await asyncio.sleep(FAULTS_BEGIN + world.plan.fault_seconds)
     trouble.heal()
     await _quiet(world, trouble, clients)
     world.note("last orders")
     last = [world.traffic.order(last=True) for _ in range(LAST_ORDERS)]
     await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
     await _quiet(world, trouble, clients)
-    problems = [problem for checker in (*SAFETY, *AGREEMENT) for problem in _findings(checker, world)]
+    problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, world)]
     problems += [
         f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
         for order in last
@@ -169,13 +171,19 @@ def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
             burst -= 1
         else:
             burst = chance.choice(BURSTS)
-            at += chance.expovariate(world.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / FAULTS_SECONDS)
+            at += chance.expovariate(world.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / world.plan.fault_seconds)
         yield world.traffic.order(), at
 
 
 async def _client(world: World, order: Order, wait: Seconds) -> None:
     await asyncio.sleep(wait)
-    await ask(order, world.chance("choice").choice(world.ingresses))
+    await ask(order, world.chance("choice").choice(_in_rotation(world)))
+
+
+def _in_rotation(world: World) -> list[IngressProcess]:
+    """Where a client may go: in a scenario there is a balancer that looks after readiness."""
+    ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
+    return ready or world.ingresses
 
 
 async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[None]"]) -> None:

@@ -81,6 +81,8 @@ class FoldTwin:
             yield f"{instance} is {'not ' if mine.doubtful else ''}in doubt ({known.doubt})"
         elif known.status != mine.status or known.draining != mine.draining:
             yield f"{instance} is {known.status}, draining: {known.draining}, not {mine.status}, {mine.draining}"
+        elif known.half_open != mine.half_open:
+            yield f"{instance} is {'' if known.half_open else 'not '}half-open"
         elif known.knowledge != mine.knowledge and not _is_contradicted(known, mine):
             yield f"the cache of {instance} is said to be known as {known.knowledge}, not {mine.knowledge}"
         elif self._state.index.keys(instance) != mine.keys:

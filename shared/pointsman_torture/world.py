@@ -1,6 +1,7 @@
 """One simulated world: a loop, a network, the processes of a fleet, and an account of what was done to them."""
 
 from random import Random
+from tempfile import TemporaryDirectory
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock
@@ -45,6 +46,9 @@ class World:
         self.lapses: set[tuple[str, Sequence]] = set()
         """By the name of its link: log entries that a scheduler read while it did not lead, or could not be sure of its lease."""
         self.network.reads = self._read
+        self._directory = TemporaryDirectory(prefix="torture-")
+        self.state_directory = self._directory.name
+        """Where workers leave what the next one goes on from."""
         self.lives: list[Mortal] = []
         """Of all processes, the dead ones too."""
         self.hosts: dict[InstanceId, EngineHost] = {}
@@ -107,6 +111,7 @@ class World:
     def forget(self) -> None:
         """The run is over: take the world apart. FastAPI's caches keep a part of every ingress alive, and would keep
         everything that hangs on it."""
+        self._directory.cleanup()
         for part in (*self.network.links, *self.lives, *self.processes, self.network, self):
             vars(part).clear()
 

@@ -349,6 +349,19 @@ EVENTS: list[LogEvent] = [
         number=2,
     ),
     InstanceUnejected(at=AT, stamp=STAMP, instance=ENGINE, epoch=EPOCH, half_open=True),
+    InstanceReported(
+        at=AT,
+        instance=ENGINE,
+        epoch=EPOCH,
+        serving=True,
+        waiting=0,
+        running=1,
+        kv_usage=0.5,
+        sequence=9,
+        blocks=2,
+        digest=6,
+        back_within=10.0,
+    ),
 ]
 
 COMMANDS: list[AnyCommand] = [

@@ -27,7 +27,8 @@ from pointsman.contracts.commands import (
     SentRequest,
 )
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.contracts.requests import INGRESS_SILENT, RequestCancelled
+from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
+from pointsman.contracts.requests import INGRESS_SILENT, RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
     cancel_subject,
     fleet_view_subject,
@@ -454,3 +455,39 @@ async def test_a_leader_that_stood_still_first_hears_what_was_said_meanwhile() -
         await world.follow("kept", waiting=[])
 
         assert RequestId("kept") in scheduler.state.workload.requests
+
+
+async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_again() -> None:
+    world = World()
+    await world.append(world.joined("a"), world.joined("b"))
+    settings = ("outlier.base_ejection_seconds=0.5",)
+    async with world.scheduler(policy="round_robin", policy_settings=settings) as service:
+        for number in range(5):
+            await world.append(failed_attempt(f"r{number}", "a", at=world.clock.now()))
+        await eventually(lambda: service.state.fleet.ready == ("b",))
+        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+
+        assert isinstance(described, FleetDescribed)
+        assert described.instances[0].status == "ejected"
+        assert "5 requests in a row failed there: connect_failure" in described.instances[0].doubt
+        await eventually(lambda: service.state.fleet[InstanceId("a")].half_open)
+        granted = await world.route("trial", [1])
+        assert isinstance(granted, RouteGranted)
+        assert granted.instance == "a"
+        await world.append(first_token("trial", "a", at=world.clock.now()))
+        await eventually(lambda: not service.state.fleet[InstanceId("a")].half_open)
+
+        entries = await whole_log(world.client.log)
+        assert verify(entries).ok
+        ejections = [e.event for e in entries if isinstance(e.event, InstanceEjected | InstanceUnejected)]
+        assert [type(event).__name__ for event in ejections] == [
+            "InstanceEjected",
+            "InstanceUnejected",
+            "InstanceUnejected",
+        ]
+
+
+def failed_attempt(request: str, instance: str, *, at: float) -> RequestAttemptFailed:
+    return RequestAttemptFailed(
+        at=at, request=RequestId(request), instance=InstanceId(instance), failure="connect_failure"
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 from operator import xor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
 from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.adapters.zmq_kv_events import (
+    Cursor,
     EngineAttached,
     EngineBatch,
     EngineGap,
@@ -47,6 +49,7 @@ from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
+from pointsman_worker import handover
 from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
@@ -137,10 +140,17 @@ class Bench:
 
 @asynccontextmanager
 async def working(
-    publisher: FakePublisher | None, *, engine: FakeHttpEngine | None = None, fault: Fault = "none"
+    publisher: FakePublisher | None,
+    *,
+    engine: FakeHttpEngine | None = None,
+    fault: Fault = "none",
+    broker: MemoryBroker | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
+    """With a `state_directory` the worker pauses at the end, else it leaves."""
     clock, board = ScaledClock(), HealthBoard()
-    broker = MemoryBroker(PoolName("default"), fault=lambda _event: fault)
+    broker = broker or MemoryBroker(PoolName("default"), fault=lambda _event: fault)
+    usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1, "engine_url": "http://e:1"}
     link = broker.client(clock, name="worker")
     bench_engine = engine or FakeHttpEngine()
     service = WorkerService(
@@ -148,7 +158,7 @@ async def working(
         commands=link.commands,
         clock=clock,
         board=board,
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=0.1, engine_url="http://e:1"),
+        settings=WorkerSettings(**{**usual, **settings}),
         instance=INSTANCE,
         engine=bench_engine,
         events=source_of(publisher) if publisher else None,
@@ -157,7 +167,7 @@ async def working(
     try:
         yield Bench(LogView(broker), broker.client(clock, name="test").commands, bench_engine, board, service)
     finally:
-        await service.leave("test over")
+        await (service.pause() if "state_directory" in settings else service.leave("test over"))
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -597,6 +607,91 @@ async def test_leaving_writes_what_is_pending_and_then_that_it_left() -> None:
         assert bench.log.held() == cache.keys(CHAIN)
 
 
+async def filled(publisher: FakePublisher, cache: ScriptedCache, worker: Bench) -> None:
+    """16 pool blocks in 8 prompts, each read by the worker before the next is published."""
+    for n in range(8):
+        await publisher.publish(cache.store(tokens(n, blocks=4)))
+        await until(lambda: worker.log.held() == cache.keys(CHAIN))
+
+
+def files_in(directory: Path) -> list[Path]:
+    return list(directory.iterdir())
+
+
+async def test_a_worker_that_is_started_again_goes_on_although_the_engine_can_replay_but_its_newest_events(
+    tmp_path: Path,
+) -> None:
+    broker, cache = MemoryBroker(PoolName("default")), ScriptedCache()
+    async with FakePublisher(buffer_steps=4) as publisher:
+        async with working(publisher, broker=broker, state_directory=str(tmp_path)) as first:
+            await filled(publisher, cache, first)
+            await publisher.publish(cache.store(tokens(1, 2, blocks=1), salt="salty"))
+            await until(lambda: first.log.held() == cache.keys(CHAIN))
+            assert len(first.log.held()) == 17
+        paused_at = broker.extent.last
+        assert [report.back_within > 0 for report in first.log.of(InstanceReported)[-2:]] == [False, True]
+        await publisher.publish(cache.evict(tokens(0, blocks=4)))
+        await publisher.publish(cache.store([*tokens(3, blocks=4), *tokens(9, blocks=2)]))
+        async with working(publisher, broker=broker, state_directory=str(tmp_path)) as second:
+            await until(lambda: second.log.held() == cache.keys(CHAIN))
+            await publisher.publish(cache.evict(tokens(5, blocks=4)))
+            await until(lambda: second.log.held() == cache.keys(CHAIN))
+            reported = len(second.log.of(InstanceReported))
+            await until(lambda: len(second.log.of(InstanceReported)) > reported)
+
+            assert second.log.held() == cache.keys(CHAIN)
+            assert len(second.log.of(InstanceJoined)) == 1
+            assert not second.log.of(InstanceLeft)
+            assert second.log.of(InstanceReported)[-1].digest == reduce(xor, second.log.held())
+            assert second.log.of(InstanceReported)[-1].certain
+            assert broker.extent.last > paused_at
+
+
+@pytest.mark.parametrize("change", ["engine restarted", "too much missed", "secret", "too old", "garbled"])
+async def test_a_worker_that_cannot_go_on_begins_a_new_epoch_and_says_nothing_that_is_not_true(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, cache = MemoryBroker(PoolName("default")), ScriptedCache()
+    async with FakePublisher(buffer_steps=4) as publisher:
+        async with working(publisher, broker=broker, state_directory=str(tmp_path)) as first:
+            await filled(publisher, cache, first)
+        (file,) = files_in(tmp_path)
+        if change == "engine restarted":
+            await publisher.restart()
+            cache = ScriptedCache(life=2)
+        if change in ("engine restarted", "too much missed"):
+            for n in range(8 if change == "engine restarted" else 5):
+                await publisher.publish(cache.store(tokens(20 + n, blocks=4)))
+        if change == "too old":
+            monkeypatch.setattr(handover, "FRESH_WALL_SECONDS", 0.0)
+        if change == "garbled":
+            file.write_bytes(file.read_bytes()[:-9] + b"no blocks")
+        chain = KeyChain(secret=b"other", model="m", block_tokens=2 * BLOCK) if change == "secret" else CHAIN
+        other = {"secret": "other"} if change == "secret" else {}
+        async with working(publisher, broker=broker, state_directory=str(tmp_path), **other) as second:
+            await until(lambda: len(second.log.of(InstanceJoined)) == 2)
+            before = len(second.log.of(InstanceReported))
+            await until(lambda: len(second.log.of(InstanceReported)) > before + 1)
+
+            assert second.log.held() <= cache.keys(chain)
+            assert second.log.of(InstanceJoined)[1].cache == "unknown"
+            assert second.log.of(InstanceJoined)[1].epoch > second.log.of(InstanceJoined)[0].epoch
+            assert not files_in(tmp_path)
+
+
+async def test_a_worker_that_is_started_again_with_other_settings_joins_anew_with_what_it_knew(tmp_path: Path) -> None:
+    broker, cache = MemoryBroker(PoolName("default")), ScriptedCache()
+    async with FakePublisher(buffer_steps=2) as publisher:
+        async with working(publisher, broker=broker, state_directory=str(tmp_path)) as first:
+            await filled(publisher, cache, first)
+        async with working(publisher, broker=broker, state_directory=str(tmp_path), engine_url="http://e:2") as second:
+            await until(lambda: len(second.log.of(InstanceJoined)) == 2 and second.log.held() == cache.keys(CHAIN))
+
+            assert second.log.held() == cache.keys(CHAIN)
+            assert [joined.url for joined in second.log.of(InstanceJoined)] == ["http://e:1", "http://e:2"]
+            assert second.log.of(InstanceJoined)[1].cache == "empty"
+
+
 async def test_leaving_takes_no_longer_than_its_bound_when_the_log_is_away() -> None:
     async with FakePublisher() as publisher, working(publisher) as bench:
         await until(lambda: bench.log.of(InstanceJoined))
@@ -778,8 +873,9 @@ class ScriptedSource:
     said: asyncio.Queue[EngineItem] = field(default_factory=asyncio.Queue)
     replays: bool = False
     certain: bool = False
+    cursor: Cursor | None = None
 
-    async def items(self) -> AsyncGenerator[EngineItem, None]:
+    async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
         while True:
             yield await self.said.get()
 

@@ -13,8 +13,9 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    Settings,
 )
-from pointsman.contracts.fleet import InstanceSuspected, Role
+from pointsman.contracts.fleet import InstanceEjected, InstanceSuspected, InstanceUnejected, Role
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.dispatch import PolicySet, policy_set, recorded_policy_set
@@ -27,6 +28,7 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
 
+OUTLIERS: Settings = {"outlier.consecutive_failures": 2, "outlier.base_ejection_seconds": 1.0}
 WINDOW_TOKENS = 900
 """Small enough that requests wait."""
 
@@ -39,12 +41,15 @@ def policies(number: int, routing: str) -> PolicySet:
         admission=admissions[number % len(admissions)],
         ordering=orderings[number % len(orderings)],
         prefill_window_tokens=WINDOW_TOKENS,
+        settings=dict(OUTLIERS),
     )
 
 
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
-    fleet = RecordedFleet(policy_set(prefill_window_tokens=WINDOW_TOKENS), seed=7).live(700)
+    fleet = RecordedFleet(
+        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=7, failing=True
+    ).live(700)
     fleet.take_over()
     return fleet.live(500).write_all().entries
 
@@ -56,7 +61,7 @@ def decisions(entries: list[LogEntry], kind: type[LogEvent]) -> list[tuple[int, 
 @pytest.mark.parametrize("number", range(len(ROUTING_POLICIES)))
 def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeover(number: int) -> None:
     routing = list(ROUTING_POLICIES)[number]
-    fleet = RecordedFleet(policies(number, routing), seed=number).live(300)
+    fleet = RecordedFleet(policies(number, routing), seed=number, failing=True).live(300)
     fleet.take_over()
     fleet.live(300)
 
@@ -74,7 +79,7 @@ def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeo
 )
 def test_pairs_of_prefill_and_decode_are_chosen_again_bit_for_bit(roles: tuple[Role, ...]) -> None:
     for seed, routing in enumerate(("min_ttft", "pointsman", "dualmap")):
-        fleet = RecordedFleet(policies(seed, routing), seed=seed, roles=roles).live(400)
+        fleet = RecordedFleet(policies(seed, routing), seed=seed, roles=roles, failing=True).live(400)
         fleet.take_over()
         fleet.live(400).write_all()
 
@@ -88,7 +93,7 @@ def test_pairs_of_prefill_and_decode_are_chosen_again_bit_for_bit(roles: tuple[R
 def test_the_log_that_these_tests_forge_has_every_kind_of_decision(entries: list[LogEntry]) -> None:
     kinds = (
         RequestPlaced, RequestRejected, RequestGranted, RequestMigrated, MigrationRefused, RequestCancelled,
-        PrefillFinished, InstanceSuspected,
+        PrefillFinished, InstanceSuspected, InstanceEjected, InstanceUnejected,
     )  # fmt: skip
 
     assert [kind.__name__ for kind in kinds if not decisions(entries, kind)] == []
@@ -104,6 +109,8 @@ FORGERIES: dict[type[LogEvent], Callable[[LogEvent], LogEvent]] = {
     PrefillFinished: lambda e: msgspec.structs.replace(e, prefill=0.125),
     InstanceSuspected: lambda e: msgspec.structs.replace(e, silent_seconds=1.0),
     RequestCancelled: lambda e: msgspec.structs.replace(e, instance=InstanceId("engine-9")),
+    InstanceEjected: lambda e: msgspec.structs.replace(e, seconds=e.seconds + 1e-6),  # type: ignore[union-attr]
+    InstanceUnejected: lambda e: msgspec.structs.replace(e, half_open=not e.half_open),  # type: ignore[union-attr]
 }
 
 
@@ -188,7 +195,7 @@ def test_of_a_log_whose_beginning_or_middle_is_gone_nothing_later_is_claimed(ent
 def test_from_a_checkpoint_on_every_later_term_is_verified_and_nothing_is_claimed_of_the_one_under_way(
     entries: list[LogEntry], as_of: int
 ) -> None:
-    chosen = policy_set(prefill_window_tokens=WINDOW_TOKENS)
+    chosen = policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS)
     known = Known(fold(entries[:as_of], memories=chosen.memories()), chosen)
 
     whole, verdict = verify(entries), verify(entries[as_of // 2 :], known=known)

@@ -67,8 +67,11 @@ async def open_world(
     settings: IngressSettings,
     *,
     block_tokens: int = BLOCK,
+    engines_join: bool = True,
+    log_answers: bool = True,
     access_log_out: Output | None = None,
 ) -> World:
+    """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
     link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
@@ -77,9 +80,12 @@ async def open_world(
     two = await stack.enter_async_context(running_engine())
     scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
     await stack.enter_async_context(scheduler)
-    for instance, engine in ((ONE, one), (TWO, two)):
-        told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
-        await log.append(told)
+    if engines_join:
+        for instance, engine in ((ONE, one), (TWO, two)):
+            told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
+            await log.append(told)
+    if not log_answers:
+        broker.disconnect()
     supervisor = await stack.enter_async_context(Supervisor())
     board = HealthBoard()
     app = await stack.enter_async_context(
@@ -95,7 +101,7 @@ async def open_world(
     server = http_server(app, settings, board)
     serving = asyncio.create_task(server.serve())
     stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and board.whole)
+    await eventually(lambda: server.started and (board.whole or not (engines_join and log_answers)))
     client = await stack.enter_async_context(aiohttp.ClientSession())
     return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board, server)
 
@@ -106,11 +112,15 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 
 
 @asynccontextmanager
-async def world_with(*, block_tokens: int = BLOCK, **settings: Any) -> AsyncIterator[World]:
+async def world_with(
+    *, block_tokens: int = BLOCK, engines_join: bool = True, log_answers: bool = True, **settings: Any
+) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
         told = IngressSettings(**{**usual, **settings})
-        yield await open_world(stack, told, block_tokens=block_tokens)
+        yield await open_world(
+            stack, told, block_tokens=block_tokens, engines_join=engines_join, log_answers=log_answers
+        )
 
 
 async def eventually_listed(world: World, model: str) -> None:

@@ -8,9 +8,9 @@ import msgspec
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestGranted
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, Settings
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
-from pointsman.contracts.requests import RequestCancelled, RequestFailed
+from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled, RequestFailed
 from pointsman.policies.admission import ADMISSION_POLICIES, AdmissionPolicy
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.ordering import ORDERING_POLICIES, OrderingPolicy
@@ -22,6 +22,7 @@ from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, removed, reported, route, stored
 
 ENGINES = ("a", "b", "c")
+OUTLIERS: Settings = {"outlier.consecutive_failures": 1, "outlier.base_ejection_seconds": 1.0}
 STEMS = [[100 * stem + depth for depth in range(1, 9)] for stem in range(1, 6)]
 
 
@@ -61,7 +62,8 @@ class _RandomPool:
         for engine in ENGINES:
             yield from self._join(engine)
         moves = (self._route, self._route, self._route, self._store, self._remove, self._report, self._first_token,
-                 self._finish, self._finish, self._other_end, self._join_again, self._oddity, self._elect_seldom)  # fmt: skip
+                 self._finish, self._finish, self._other_end, self._join_again, self._oddity, self._elect_seldom, self._fail,
+                 self._eject)  # fmt: skip
         for _ in range(count):
             self._now += self._chance.expovariate(20)
             yield from self._chance.choice(moves)()
@@ -80,7 +82,9 @@ class _RandomPool:
     def _elect(self) -> Iterator[LogEvent]:
         yield from self._settle_late()
         self._term += 1
-        self._dispatcher = Dispatcher(self._state, policy_set(prefill_window_tokens=400), term=Term(self._term))
+        self._dispatcher = Dispatcher(
+            self._state, policy_set(prefill_window_tokens=400, settings=OUTLIERS), term=Term(self._term)
+        )
         yield from self._seen(LeaderElected(at=self._now, term=Term(self._term), scheduler="s", as_of=0))
 
     def _elect_seldom(self) -> Iterator[LogEvent]:
@@ -173,6 +177,19 @@ class _RandomPool:
             yield from self._settle_late()
             yield from self._seen(finished(*running, at=self._now))
             self._late += self._dispatcher.relocate_pending(self._now)
+
+    def _fail(self) -> Iterator[LogEvent]:
+        running = self._running(Stage.PREFILL, Stage.DECODING)
+        if running:
+            yield from self._settle_late()
+            request, instance = RequestId(running[0]), InstanceId(running[1])
+            yield from self._seen(
+                RequestAttemptFailed(at=self._now, request=request, instance=instance, failure="http_5xx", status=500)
+            )
+
+    def _eject(self) -> list[LogEvent]:
+        self._late += self._dispatcher.eject_outliers(self._now)
+        return []
 
     def _other_end(self) -> Iterator[LogEvent]:
         running = self._running(*Stage)

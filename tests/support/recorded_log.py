@@ -15,7 +15,14 @@ from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained, Role
-from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFailed, RequestFinished
+from pointsman.contracts.requests import (
+    AttemptFailure,
+    PrefillFinished,
+    RequestAttemptFailed,
+    RequestEvent,
+    RequestFailed,
+    RequestFinished,
+)
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import Dispatcher, PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
@@ -33,8 +40,10 @@ ENGINES = [InstanceId(f"engine-{number}") for number in range(1, 5)]
 class RecordedFleet:
     """Four engines, of which three are there from the start, a leader and chance. `entries` is the log."""
 
-    def __init__(self, policies: PolicySet, seed: int, *, roles: Sequence[Role] = ()) -> None:
-        """`roles` of the engines, in their order, where they do not all do everything."""
+    def __init__(self, policies: PolicySet, seed: int, *, roles: Sequence[Role] = (), failing: bool = False) -> None:
+        """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
+        requests, and are ejected."""
+        self._failing = failing
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(ENGINES, roles, strict=False))
         self._policies = policies
@@ -61,6 +70,8 @@ class RecordedFleet:
         ]  # fmt: skip
         if self._roles:
             happenings.append((16, self._hand_over))
+        if self._failing:
+            happenings += [(6, self._fail_attempt), (4, self._eject)]
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)
@@ -195,6 +206,9 @@ class RecordedFleet:
             events += self._leader.grant_waiting(line, self._now)
         self._decided(events + self._leader.relocate_pending(self._now))
 
+    def _eject(self) -> None:
+        self._decided(self._leader.eject_outliers(self._now))
+
     # Everybody else
 
     def _one(self, stage: Stage) -> Request | None:
@@ -222,6 +236,25 @@ class RecordedFleet:
         request = self._one(Stage.PREFILL)
         if request is not None:
             self._append(RequestFailed(at=self._now, request=request.id, reason="engine_failed", status=502))
+
+    def _fail_attempt(self) -> None:
+        """Mostly of one engine, which is worse than the others."""
+        found = [r for r in self._state.workload.requests.values() if r.stage in (Stage.PREFILL, Stage.DECODING)]
+        bad = [request for request in found if request.instance == ENGINES[1]]
+        request = self._random.choice(bad or found) if found else None
+        if request is None:
+            return
+        failures: list[AttemptFailure] = ["connect_failure", "http_5xx", "stream_reset"]
+        failure = self._random.choice(failures)
+        self._append(
+            RequestAttemptFailed(
+                at=self._now, request=request.id, instance=request.instance, attempt=request.attempt, failure=failure,
+                status=500 if failure == "http_5xx" else 0,
+            )
+        )  # fmt: skip
+        if self._random.random() < 0.7:
+            command = route(request.id, [], attempt=request.attempt + 1, excluded=[request.instance])
+            self._decided(self._leader.route(command, self._now))
 
     def _decide_alone(self) -> None:
         """An ingress that found no scheduler."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
@@ -167,6 +169,24 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
     assert isinstance(left, InstanceLeft)
     assert left.instance == "a"
     assert look(40.0) == []
+
+
+def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_asked_for_and_let_go_of_as_ever() -> (
+    None
+):
+    dispatcher = leader("a")
+    dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
+
+    def look(now: float) -> list[LogEvent]:
+        return dispatcher.check_liveness(now, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+
+    assert look(11.0) == []
+    assert [type(event) for event in look(11.5)] == [InstanceSuspected]
+    assert [type(event) for event in look(31.5)] == [InstanceLeft]
+    dispatcher = leader("a")
+    dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
+    dispatcher.state.apply(reported("a", 0, [], at=2.0))  # it is back
+    assert [type(event) for event in look(5.5)] == [InstanceSuspected]
 
 
 def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:

@@ -33,6 +33,8 @@ from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
 from pointsman.tooling.terminal import wall_time
 from tests.support.events import joined, reported, stored
+from tests.support.failing_pool import FailingPool
+from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
 from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
@@ -385,3 +387,40 @@ def test_figures_of_a_long_stream_stay_bounded_and_right() -> None:
     assert abs(sorted(sample.values)[len(sample.values) // 2] - 5000) < 300
     assert heavy.counts.most_common(1)[0][0] == 7
     assert len(heavy.counts) == 10
+
+
+def test_an_engine_that_fails_requests_is_named_with_the_evidence_whether_it_was_ejected_or_not(tmp_path: Path) -> None:
+    for share, told in (
+        (0.75, "engines and was ejected once; at the end of the log it is still out"),
+        (0.0, "engines"),
+    ):
+        pool = FailingPool(policies=failing_policies(max_ejection_share=share))
+        pool.serve(40, sick=InstanceId("a"))
+        code, findings = diagnosed(pool.log, tmp_path)
+
+        finding = next(f for f in findings if f["area"] == "engines")
+        failed = 5 if share else 14
+        assert code == 1
+        assert finding["severity"] == "serious"
+        assert finding["what"].startswith(f"a failed {failed} requests, ")
+        assert finding["what"].endswith(told)
+        assert finding["evidence"][0].startswith(f"{failed} http_5xx 500; {failed} of {failed} requests sent there, ")
+        assert ("consecutive_failures" in finding["evidence"][1]) == bool(share)
+
+
+def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_is_told_apart(tmp_path: Path) -> None:
+    pool = FailingPool()
+    pool.serve(40, sick=InstanceId("a"), slow=10)
+    request, first = pool.asks()
+    pool.fails(request, first)
+    _, second = pool.asks(request=request, attempt=2, excluded=first)
+    pool.fails(request, second, attempt=2)
+    pool.gives_up(request)
+    _, findings = diagnosed(pool.log, tmp_path)
+
+    told = {f["what"]: " ".join(f["evidence"]) for f in findings if f["area"] == "engines"}
+    slow = next(evidence for what, evidence in told.items() if what.startswith("a was ejected once"))
+    assert "(1 latency); the last time because" in slow
+    assert told["1 request failed at every engine that tried: their own fault, by all signs"] == (
+        f"{request}: at {first}, {second}"
+    )

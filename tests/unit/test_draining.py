@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 import msgspec
+import pytest
 
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import (
@@ -11,13 +12,14 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    ScaleDecided,
 )
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.fleet import InstanceDraining, InstanceUndrained
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import finished, first_token, joined, reported, route
@@ -204,3 +206,100 @@ def test_who_has_waited_for_as_long_as_may_be_and_who_is_one_too_many_are_told_s
 
 def test_without_holding_a_pool_without_instances_answers_at_once() -> None:
     assert of(RequestRejected, Leader().arrives("r1", 1.0))
+
+
+@pytest.mark.parametrize("why", ["down", "draining", "suspected", "gone"])
+def test_arrivals_wait_whatever_the_reason_why_nobody_is_ready_and_are_placed_when_somebody_is(why: str) -> None:
+    leader = holding()
+    leader.happens(joined("a", at=0.0))
+    match why:
+        case "down":
+            leader.happens(reported("a", 0, [], at=1.0, serving=False))
+        case "draining":
+            leader.decides(leader.dispatcher.drain(A, "asked", 1.0, leaving=False))
+        case "suspected":
+            leader.decides(leader.dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0))
+        case _:
+            leader.happens(InstanceLeft(at=1.0, instance=A, epoch=Epoch(1), reason="asked"))
+    held = leader.arrives("r1", 10.0)
+    leader.happens(joined("b", at=20.0))
+    placed = leader.decides(leader.dispatcher.place_held(20.0))
+
+    assert not of(RequestRejected, held)
+    assert [(e.request, e.instance) for e in placed if isinstance(e, RequestPlaced)] == [("r1", B)]
+    assert verify(leader.log).ok
+
+
+def test_what_a_split_pool_without_a_decoder_gets_waits_for_one() -> None:
+    leader = holding()
+    leader.happens(joined("a", at=0.0, role="prefill"))
+    held = leader.arrives("r1", 1.0)
+    leader.happens(joined("b", at=2.0, role="decode"))
+    placed = leader.decides(leader.dispatcher.place_held(2.0))
+
+    assert not of(RequestRejected, held)
+    assert [(e.request, e.instance, e.decode) for e in placed if isinstance(e, RequestPlaced)] == [("r1", A, B)]
+    assert verify(leader.log).ok
+
+
+SLO = 5.0
+
+
+def strict(*instances: str) -> Leader:
+    """Refuses what cannot meet its objective of 5 s."""
+    return Leader(
+        *instances, policies=policy_set(routing="round_robin", admission="predicted_ttft", hold_seconds=HOLD_SECONDS)
+    )
+
+
+def test_a_request_that_was_held_for_longer_than_its_objective_is_not_refused_for_that() -> None:
+    leader = strict()
+    leader.arrives("r1", 1.0)
+    leader.happens(joined("a", at=1.0 + 3 * SLO))
+    placed = leader.decides(leader.dispatcher.place_held(1.0 + 3 * SLO))
+    late = leader.decides(leader.dispatcher.route(route("r2", [9], arrived_at=1.0, slo_ttft=SLO), 1.0 + 3 * SLO))
+
+    (told,) = [event for event in placed if isinstance(event, RequestPlaced)]
+    assert told.lost_seconds == 3 * SLO
+    assert leader.state.workload.requests[RequestId("r1")].deadline == 1.0 + 4 * SLO
+    assert [e.reason for e in late if isinstance(e, RequestRejected)] == ["slo_ttft"], "nobody held that one"
+    assert verify(leader.log).ok
+
+
+def test_what_a_request_lost_at_an_engine_that_failed_it_is_not_held_against_it() -> None:
+    leader = strict("a", "b")
+    (first,) = [e for e in leader.arrives("r1", 1.0) if isinstance(e, RequestGranted)]
+    again = route("r1", [1], arrived_at=1.0, slo_ttft=SLO, attempt=2, excluded=[first.instance])
+    placed = leader.decides(leader.dispatcher.route(again, 1.0 + 2 * SLO))
+
+    (told,) = [event for event in placed if isinstance(event, RequestPlaced)]
+    assert told.instance != first.instance
+    assert told.lost_seconds == 2 * SLO
+    assert verify(leader.log).ok
+
+
+def test_who_is_told_to_ask_again_is_told_when_that_makes_sense() -> None:
+    idle, scaled = holding(hold_max=0), holding(hold_max=0)
+    scaled.happens(ScaleDecided(at=1.0, policy="p", settings={}, current=0, wanted=2, reason="demand", number=1))
+    nobody_knows = idle.arrives("r1", 13.0)
+    one_is_coming = scaled.arrives("r1", 13.0)
+
+    assert [e.retry_after for e in nobody_knows if isinstance(e, RequestRejected)] == [5.0]
+    assert [e.retry_after for e in one_is_coming if isinstance(e, RequestRejected)] == [12.0]
+    assert verify(idle.log).ok
+    assert verify(scaled.log).ok
+
+
+def test_a_log_of_an_older_version_is_judged_by_the_rules_of_its_time() -> None:
+    settings = PoolSettings(fold_version=2)
+    policies = policy_set(routing="round_robin", admission="predicted_ttft", hold_seconds=HOLD_SECONDS)
+    dispatcher = Dispatcher(State(settings, policies.memories()), policies, term=Term(1))
+    held = dispatcher.route(route("r1", [1], arrived_at=0.0, slo_ttft=SLO), 0.0)
+    dispatcher.state.apply(joined("a", at=3 * SLO), 1)
+    late = dispatcher.place_held(3 * SLO)
+    dispatcher.state.apply(InstanceLeft(at=20.0, instance=A, epoch=Epoch(1), reason="asked"), 2)
+    refused = dispatcher.route(route("r2", [1], arrived_at=20.0), 20.0 + HOLD_SECONDS)
+
+    assert not of(RequestRejected, held)
+    assert [e.reason for e in late if isinstance(e, RequestRejected)] == ["slo_ttft"]
+    assert [e.retry_after for e in refused if isinstance(e, RequestRejected)] == [1.0]

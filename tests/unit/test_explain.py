@@ -9,16 +9,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import RequestId
+from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
 from pointsman.tooling.cli import main
 from pointsman.tooling.explain.reasons import reasons
 from pointsman.tooling.explain.story import story_of
 from pointsman.tooling.history.bundle import write_bundle
 from pointsman.tooling.history.sources import Header
+from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.recorded_log import RecordedFleet, rewritten
 from tests.support.served_log import ServedLog
@@ -174,3 +175,22 @@ def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_pa
     assert said("r-")["code"] == 2
     assert "Type more" in said("r-")["text"]
     assert (unknown["code"], "x-request-id" in unknown["text"]) == (2, True)
+
+
+def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(tmp_path: Path) -> None:
+    pool = FailingPool()
+    pool.serve(40, sick=InstanceId("a"))
+    failed = next(e.event.request for e in pool.log if isinstance(e.event, RequestAttemptFailed))
+    first, late = (
+        json.loads(explain(pool.log, tmp_path, request, "--json", "-").stdout) for request in (failed, "r40")
+    )
+
+    assert (
+        "a failed it 0.010 s after its arrival (attempt 1): it answered with an error, 500 Internal Server Error"
+        in (first["why"])
+    )
+    assert [attempt["instance"] for attempt in first["failed_attempts"]] == ["a"]
+    assert (
+        "a was no candidate: ejected for 5 s, consecutive_failures: 5 requests in a row failed there: 500 Internal Server "
+        "Error"
+    ) in late["why"]

@@ -19,6 +19,7 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.routing import REPEAT_WALL_SECONDS, Router
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.under_way import UnderWay
@@ -121,7 +122,15 @@ async def rig() -> AsyncIterator[Rig]:
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=POOL, clock=clock, board=board, silence_max=3.0)
-    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=POOL, clock=clock)
+    router = Router(
+        commands=link.commands,
+        fleet=fleet,
+        under_way=under_way,
+        silence=silence,
+        pool=POOL,
+        clock=clock,
+        hold=Hold(HoldBounds(), clock),
+    )
     asked: list[tuple[RouteRequest, Reply]] = []
 
     async def leader(command: AnyCommand, reply: Reply) -> None:

@@ -20,6 +20,7 @@ from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSu
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman_ingress.fleet_view import FleetView, Model
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.openai_errors import Refusal
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.under_way import UnderWay
@@ -82,7 +83,7 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
         )
         for name in names
     ]
-    yield Rig(Pools(pools), fleets, logs)
+    yield Rig(Pools(pools, Hold(HoldBounds(), clock)), fleets, logs)
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
@@ -129,6 +130,20 @@ async def test_as_long_as_a_pool_has_had_no_engine_nobody_knows_that_a_model_doe
 
         assert one.refusal("coder") == (503, "no_engines")
         assert one.found("") == ("chat", "m", "")
+
+
+async def test_before_the_log_is_read_to_its_end_nobody_knows_that_a_model_does_not_exist_and_who_asks_waits() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", model="m", at=1))
+        one.fleets[CHAT].is_read = False
+        asking = asyncio.create_task(one.pools.await_model("poet"))
+        known = await one.pools.await_model("m")
+        too_early = one.refusal("poet")
+        await one.tell(CHAT, naming("a", at=2, adapters=["poet"]))
+
+        assert known[1].name == "m"
+        assert too_early == (503, "no_engines")
+        assert (await asking)[1].name == "poet"
 
 
 async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are_not_asked_for_it() -> None:

@@ -35,6 +35,7 @@ from pointsman_ingress.app import ingress_app
 from pointsman_ingress.call import RequestIds
 from pointsman_ingress.fleet_view import FleetView
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold, HoldBounds
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.probe import Prober
@@ -171,13 +172,22 @@ async def assembled(
             chunk_wall_seconds=settings.chunk_timeout,
         )
         with ExitStack() as closing:
+            hold = Hold(HoldBounds(settings.hold_seconds, settings.hold_max), clock)
             served = [
-                _pool(settings, name, link, engines=engines, clock=clock, board=(pool_boards or {}).get(name, board))
+                _pool(
+                    settings,
+                    name,
+                    link,
+                    engines=engines,
+                    clock=clock,
+                    board=(pool_boards or {}).get(name, board),
+                    hold=hold,
+                )
                 for name, link in links.items()
             ]
             for pool in served:
                 closing.callback(pool.tokenising.close)
-            pools = Pools(served)
+            pools = Pools(served, hold)
             lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
             gateway = Gateway(
                 name=_name(settings),
@@ -222,13 +232,16 @@ def _pool(
     engines: EngineClient,
     clock: Clock,
     board: HealthBoard,
+    hold: Hold,
 ) -> Pool:
     """Raises click.ClickException."""
     fleet = FleetView(clock, board)
     under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
     silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
     rebinding = Rebinding()
-    router = Router(commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock)
+    router = Router(
+        commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
+    )
     tokenising = Tokenising(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,

@@ -33,6 +33,9 @@ DO_NOT_RETRY = (b"x-should-retry", b"false")
 
 REASON_HEADER = b"x-pointsman-reject-reason"
 
+NOBODY_WALL_SECONDS: Seconds = 5.0
+"""When to ask again where nobody knows of an engine that comes. Who does is held again."""
+
 RETRY_BUDGET_SPENT = "retry_budget_spent"
 RETRY_REFUSED_WALL_SECONDS: Seconds = 2.0
 """By then the requests that are being tried again now have been answered, or their engine is ejected."""
@@ -190,11 +193,15 @@ def too_deep() -> Refusal:
 
 
 def no_engines() -> Refusal:
-    return _try_later(503, "no_engines", "No engine is there that could be asked. Ask again later.", 1.0)
+    return _try_later(
+        503, "no_engines", "No engine is there that could be asked. Ask again later.", NOBODY_WALL_SECONDS
+    )
 
 
 def no_place() -> Refusal:
-    return _try_later(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", 1.0)
+    return _try_later(
+        503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", NOBODY_WALL_SECONDS
+    )
 
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:

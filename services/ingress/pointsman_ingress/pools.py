@@ -6,6 +6,7 @@ its aliases, and those of LoRA adapters. Workers report them, `fleet_view` reads
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
@@ -14,6 +15,7 @@ from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman_ingress.fleet_view import FleetView, Model
 from pointsman_ingress.heartbeat import Heartbeat
+from pointsman_ingress.holding import Hold
 from pointsman_ingress.keys import Keys
 from pointsman_ingress.openai_errors import Refusal, model_wanted, no_engines, unknown_model
 from pointsman_ingress.rebinding import Rebinding
@@ -45,8 +47,23 @@ class Pools:
     """All pools of this ingress. A pool's own model has its name, whoever else lists it as an alias or an adapter. Where
     two pools serve the same otherwise, the one that was named first has it."""
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
+    def __init__(self, pools: Sequence[Pool], hold: Hold) -> None:
         self._pools = tuple(pools)
+        self._hold = hold
+
+    async def await_model(self, name: str) -> tuple[Pool, Model]:
+        """As `find`. Where it is too early to say that there is no such model, waits until that is known. Raises Refusal."""
+        found = await self._hold.until(partial(self._find_or_wait, name))
+        return found or self.find(name)
+
+    def _find_or_wait(self, name: str) -> tuple[Pool, Model] | None:
+        """Raises Refusal."""
+        try:
+            return self.find(name)
+        except Refusal:
+            if self._too_early:
+                return None
+            raise
 
     def find(self, name: str) -> tuple[Pool, Model]:
         """The model of this name and its pool; without a name, the only one there is. Raises Refusal."""
@@ -86,10 +103,13 @@ class Pools:
         return serving[0]
 
     def _unknown(self, name: str) -> Refusal:
-        """A pool that no engine has joined yet may well be the one with this model: then it is too early to say no."""
-        return (
-            no_engines() if any(pool.fleet.base is None for pool in self._pools) else unknown_model(name, self._names())
-        )
+        """A pool that no engine has joined yet, as far as is known here, may well be the one with this model: then it is too
+        early to say no."""
+        return no_engines() if self._too_early else unknown_model(name, self._names())
+
+    @property
+    def _too_early(self) -> bool:
+        return any(pool.fleet.base is None or not pool.fleet.is_read for pool in self._pools)
 
     def _names(self) -> list[str]:
         return [model.name for _, model in self.offered()]

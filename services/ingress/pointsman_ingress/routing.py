@@ -4,7 +4,8 @@ The same `RouteRequest` is sent again every two seconds for as long as the reque
 repetition as "still here", and an answer that was lost is given again.
 
 Only when the scheduler has been silent for too long (`silence`) does the ingress place requests itself. It then goes on
-asking, one request at a time, until somebody answers again.
+asking, one request at a time, until somebody answers again. Where no engine is there either, requests wait for one
+(`holding`).
 
 Leaders change. Whoever waits asks again as soon as the log tells of a new one, and what a leader of an earlier term still
 answers is void.
@@ -31,6 +32,7 @@ from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.fleet_view import FleetView
+from pointsman_ingress.holding import Hold
 from pointsman_ingress.silence import Silence
 from pointsman_ingress.under_way import UnderWay
 
@@ -73,11 +75,13 @@ class Router:
         silence: Silence,
         pool: PoolName,
         clock: Clock,
+        hold: Hold,
     ) -> None:
         self._commands = commands
         self._under_way = under_way
         self._silence = silence
         self._clock = clock
+        self._hold = hold
         self._route_subject = subjects.route_subject(pool)
         self._hand_over_subject = subjects.handover_subject(pool)
         self._cancel_subject = subjects.cancel_subject(pool)
@@ -93,7 +97,23 @@ class Router:
             return await self._route(request)
 
     async def _route(self, request: RouteRequest) -> RouteGranted | RouteRejected:
-        asked, pause, began = False, NOBODY_PAUSE_WALL_SECONDS, self._clock.now()
+        began = self._clock.now()
+
+        def look() -> Instance | bool | None:
+            return self._under_way.least_busy(request, excluded=request.excluded) or not self._silence.too_long or None
+
+        while (answer := await self._ask_leader(request, began)) is None:
+            found = look() if request.excluded else await self._hold.until(look)
+            if isinstance(found, Instance):
+                return self._place_alone(request, found)
+            if found is None:
+                msg = "no scheduler answers, and no engine is known that could be asked"
+                raise NoPlaceError(msg)
+        return answer
+
+    async def _ask_leader(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
+        """What a leader says; None where the request is to be placed without one."""
+        asked, pause = False, NOBODY_PAUSE_WALL_SECONDS
         while not (self._silence.too_long and (asked or self._asked_lately)):
             held_up = self._clock.now() - began if asked else 0.0
             asked, asked_at = True, self._clock.wall()
@@ -120,7 +140,7 @@ class Router:
                 await self._clock.sleep_wall(NOBODY_PAUSE_WALL_SECONDS)
                 continue
             log.error("route_answer_unexpected", type=type(answer).__name__)
-        return self._place_alone(request)
+        return None
 
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
         """Where a request goes on whose prefill is over, `prefill` seconds after it was sent: where the leader says, or
@@ -197,12 +217,8 @@ class Router:
         for wait in waits:
             wait.reschedule(0.0)
 
-    def _place_alone(self, request: RouteRequest) -> RouteGranted:
-        """The least busy engine. The log is told, so that a scheduler that returns counts the request where it is."""
-        instance = self._under_way.least_busy(request, excluded=request.excluded)
-        if instance is None:
-            msg = "no scheduler answers, and no engine is known that could be asked"
-            raise NoPlaceError(msg)
+    def _place_alone(self, request: RouteRequest, instance: Instance) -> RouteGranted:
+        """The log is told, so that a scheduler that returns counts the request where it is."""
         DEGRADED_ROUTES.inc()
         grant = RouteGranted(
             request=request.request,

@@ -139,7 +139,7 @@ class Gateway:
             try:
                 asked = await self._read(call, receive, patience)
                 if not endpoint.placed:
-                    await self._passage.deliver(call, *self._find(call, asked))
+                    await self._passage.deliver(call, *await self._find(call, asked))
                     return
                 pool, command = await self._understand(call, asked)
                 life = self._begin(pool, call, command)
@@ -182,18 +182,18 @@ class Gateway:
         patience.watch(receive)
         return call.endpoint.read(call.body, call.headers)
 
-    def _find(self, call: Call, asked: Asked) -> tuple[Pool, Model]:
+    async def _find(self, call: Call, asked: Asked) -> tuple[Pool, Model]:
         """Raises Refusal."""
         call.model, call.wants_stream = cleaned(asked.model) or None, asked.stream
         call.tenant = call.key_name or tenant_of(call.headers, asked.user)
-        pool, model = self._pools.find(asked.model)
+        pool, model = await self._pools.await_model(asked.model)
         call.model, call.pool = model.name, pool.name
         return pool, model
 
     async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
         wished = objectives(call.headers, self._objectives)
-        pool, model = self._find(call, asked)
+        pool, model = await self._find(call, asked)
         model_len = pool.fleet.context_of(model)
         _check_length(asked, model_len, _certain_tokens(asked))
         tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model))

@@ -82,6 +82,12 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     silence_max: float = setting(
         3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."
     )
+    hold_seconds: float = setting(
+        30.0,
+        "Wall seconds for which a request waits here where there is no engine to ask and no scheduler that would hold it: "
+        "no engine has joined yet, or nobody leads and none is ready.",
+    )
+    hold_max: int = setting(1_000, "Requests that may wait so.")
     connections_max: int = setting(4096, "Open connections to engines, all together.")
     tokenise_threads: int = setting(2, "Threads that tokenise long prompts.")
     stream_usage: bool = setting(

@@ -84,7 +84,7 @@ class UnderWay:
         """The reachable instance that can serve the request and has the fewest, the first by name among equals. One that
         failed lately only where all have."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
-        return min(candidates, key=lambda i: (self._avoided(i.id), self.load(i), i.id), default=None)
+        return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
     def failed(self, instance: InstanceId) -> None:
         """It failed a request that was sent there."""
@@ -113,11 +113,11 @@ class UnderWay:
         reported = instance.running + instance.waiting if self._fleet.fresh(instance) else 0
         return max(self._in_flight[instance.id], reported)
 
-    def _avoided(self, instance: InstanceId) -> bool:
-        failures = self._failures.get(instance)
-        if failures is None:
-            return False
-        return self._clock.wall() < failures.until or self._in_flight[instance] > 0
+    def _avoided(self, instance: Instance) -> bool:
+        failures = self._failures.get(instance.id)
+        if failures is not None and self._clock.wall() < failures.until:
+            return True
+        return (failures is not None or instance.half_open) and self._in_flight[instance.id] > 0
 
     def _elected(self, term: Term) -> None:
         """The new leader may not know of what an earlier one granted and had no time to write."""

@@ -124,7 +124,7 @@ def _victim(
 
 
 def _is_of_use(instance: Instance) -> bool:
-    return instance.answered and instance.serving and not instance.unschedulable
+    return instance.answered and instance.serving and not instance.unschedulable and not instance.ejected
 
 
 def _is_needed(state: State, instance: Instance) -> bool:

@@ -39,7 +39,10 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         decoding=len(line.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
-        doubt=instance.unschedulable or foreign_keys(instance, state.settings.block_tokens) or instance.doubt,
+        doubt=instance.unschedulable
+        or state.why_out(instance)
+        or foreign_keys(instance, state.settings.block_tokens)
+        or instance.doubt,
         correction=round(state.correction(instance.id), 3),
         role=instance.role,
         knowledge_reason=instance.knowledge_reason,
@@ -78,6 +81,7 @@ class FleetGauges:
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
         telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
         telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.prediction_error(instance.id) or 0.0)
+        telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
         for knowledge in Knowledge:
             telemetry.INSTANCE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
 
@@ -88,6 +92,7 @@ class FleetGauges:
             telemetry.INSTANCE_DECODING,
             telemetry.INSTANCE_BLOCKS,
             telemetry.INSTANCE_PREDICTION_ERROR,
+            telemetry.INSTANCE_EJECTED,
         ):
             gauge.remove(instance)
         for knowledge in Knowledge:

@@ -45,7 +45,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     WritesLost,
 )
-from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
+from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceJoined, InstanceLeft, InstanceUnejected
 from pointsman.contracts.requests import ENGINE_IDLE, INGRESS_SILENT, NEVER_ENDED, RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
@@ -93,6 +93,8 @@ LEADERSHIP = "leadership"
 HOUSEKEEPING_WALL_SECONDS = 0.25
 STALL_WALL_SECONDS = 1.0
 """A sleep so long means that this process stood still: what others said meanwhile is not read yet."""
+LISTENED_WALL_SECONDS = 1.0
+"""How long this leader must have heard others without a break before it judges how instances serve."""
 HEALING_WALL_SECONDS = 0.5
 RESYNC_TIMEOUT_WALL_SECONDS = 1.0
 ELECTION_RETRY_WALL_SECONDS = 0.1
@@ -227,6 +229,9 @@ class SchedulerService:
             with contained("liveness"):
                 if self.leading is not None:
                     await self._check_liveness(self.leading)
+            with contained("outliers"):
+                if self.leading is not None:
+                    await self._eject_outliers(self.leading)
             with contained("lost requests"):
                 if self.leading is not None:
                     await self._give_up_lost(self.leading)
@@ -691,6 +696,19 @@ class SchedulerService:
         for line in list(self.state.workload.lines):
             events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.place_held(now))
+
+    async def _eject_outliers(self, dispatcher: Dispatcher) -> None:
+        now = self._clock.now()
+        if now - self._listens_since < LISTENED_WALL_SECONDS * self._clock.speed:
+            return
+        events = dispatcher.eject_outliers(now)
+        for event in events:
+            if isinstance(event, InstanceEjected):
+                telemetry.INSTANCE_EJECTIONS.labels(event.instance, event.cause).inc()
+                log.warning("instance_ejected", instance=event.instance, cause=event.cause, detail=event.detail)
+            elif isinstance(event, InstanceUnejected):
+                log.info("instance_unejected", instance=event.instance, half_open=event.half_open)
+        await self._publish(events)
 
     async def _give_up_lost(self, dispatcher: Dispatcher) -> None:
         """End what nobody else would: requests whose ingress is gone, that no engine has, or that never ended."""

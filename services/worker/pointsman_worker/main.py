@@ -23,7 +23,8 @@ def main(settings: WorkerSettings) -> None:
     """Follow the KV cache of one engine and tell the pool's log what is in it.
 
     Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins
-    the fleet as an instance, reports load and cache digest every second, and leaves when it is stopped.
+    the fleet as an instance, reports load and cache digest every second, and leaves when it is stopped. With
+    --state-directory it leaves on SIGINT only; after SIGTERM it may come back and go on.
 
     \b
       pointsman-worker --engine-url http://127.0.0.1:8000 --kv-endpoint tcp://127.0.0.1:5557
@@ -68,7 +69,10 @@ async def _serve(
         try:
             await supervisor.until_stopped()
         finally:
-            await service.leave("worker stopped")
+            if settings.state_directory and supervisor.stopped_in_order and not supervisor.for_good:
+                await service.pause()
+            else:
+                await service.leave("worker stopped")
 
 
 def _event_source(settings: WorkerSettings) -> ZmqKvEvents | None:

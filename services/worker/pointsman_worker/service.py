@@ -25,14 +25,17 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Protocol, assert_never
 
+import msgspec
 import structlog
 
 from pointsman.adapters.calibration_file import Calibration
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman.adapters.zmq_kv_events import (
+    Cursor,
     EngineAttached,
     EngineBatch,
     EngineGap,
@@ -40,6 +43,7 @@ from pointsman.adapters.zmq_kv_events import (
     EngineNoise,
     EngineReplayed,
     EngineRestarted,
+    EngineResumed,
 )
 from pointsman.chassis import telemetry
 from pointsman.chassis.health import HealthBoard
@@ -51,6 +55,8 @@ from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Sequence
 from pointsman.state.engine_profiles import PROFILES
+from pointsman_worker import handover
+from pointsman_worker.handover import Handover
 from pointsman_worker.ledger import CacheEvents, Ledger
 from pointsman_worker.settings import SettingsError, WorkerSettings, role_of
 from pointsman_worker.translator import BlockTranslator
@@ -74,6 +80,9 @@ APPEND_RETRY_SECONDS_MAX = 2.0
 LOG_CHECK_SECONDS = 5.0
 """How often the writer looks whether the log still has what this life began with."""
 LEAVE_SECONDS_MAX = 1.5
+RESTART_WALL_SECONDS = 10.0
+"""How long a worker that pauses asks not to be suspected. Most of a restart is the start of Python, and the machine may be
+busy."""
 UNCONFIRMED_WALL_SECONDS = 45.0
 """How long a block is believed in whose removal may have been missed, unless something confirms it. With the time that it takes to
 notice a loss, below a minute."""
@@ -104,7 +113,12 @@ class EventSource(Protocol):
         """Whether all that was missed so far was had again, or will be."""
         ...
 
-    def items(self) -> AsyncGenerator[EngineItem, None]: ...
+    @property
+    def cursor(self) -> Cursor | None:
+        """How far the items go that were given out."""
+        ...
+
+    def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]: ...
 
 
 @dataclass(slots=True)
@@ -184,6 +198,10 @@ class WorkerService:
         """Whether a write came to stand before an earlier one: the log lost its tail in between."""
         self._resyncs: list[asyncio.Future[None]] = []
         self._leaving = ""
+        self._pausing = False
+        """Whether a successor is to go on where this worker stops."""
+        self._taken_over: tuple[Life, Sequence] | None = None
+        """The life of the worker before this one and its last write, until the engine has proved to be the same."""
         self._running: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         board.missing(ENGINE_PART, "not asked yet")
@@ -202,6 +220,11 @@ class WorkerService:
             raise failures.exceptions[0] from failures
         finally:
             self._stopped.set()
+
+    async def pause(self) -> None:
+        """Write what is pending, leave all that is known in the state directory, and end `run`: the instance stays."""
+        self._pausing = True
+        await self.leave("worker paused")
 
     async def leave(self, reason: str) -> None:
         """Write what is pending and that the instance leaves, and end `run`; gives up after LEAVE_SECONDS_MAX."""
@@ -223,7 +246,8 @@ class WorkerService:
         facts = await self._engine_facts()
         while self._events is None or not facts.completes:
             facts = await self._follow_blindly(facts)
-        async with aclosing(self._events.items()) as items:
+        cursor = self._take_over(facts)
+        async with aclosing(self._events.items(cursor)) as items:
             async for item in items:
                 await self._on_item(item)
 
@@ -241,6 +265,10 @@ class WorkerService:
 
     async def _on_item(self, item: EngineItem) -> None:
         match item:
+            case EngineResumed():
+                with contextlib.suppress(EngineAwayError):
+                    self._load = await self._engine.load()
+                self._go_on()
             case EngineAttached() | EngineRestarted():
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
                 facts, translator = await self._engine_to_follow()
@@ -630,7 +658,7 @@ class WorkerService:
             cache_detail=life.detail if life.cache == "unknown" else "",
         )
 
-    async def _report(self, life: Life) -> None:
+    async def _report(self, life: Life, *, back_within: Seconds = 0.0) -> None:
         """One try: the next report says more than a late one."""
         translator, load = life.translator, self._load
         report = InstanceReported(
@@ -648,6 +676,7 @@ class WorkerService:
             adapters=list(self._names.adapters),
             aliases=list(self._names.aliases),
             certain=self._certain(life),
+            back_within=back_within,
         )
         with contextlib.suppress(LogUnavailableError):
             self._confirm(await self._log.append(report))
@@ -704,6 +733,93 @@ class WorkerService:
         life = self._life
         if life is None or not life.joined_at or not await self._write_life(life, reporting=True):
             return
+        if self._pausing:
+            await self._report(life, back_within=RESTART_WALL_SECONDS * self._clock.speed)
+            while (
+                life.translator is not None and life.translator.changed and await self._write_life(life, reporting=True)
+            ):
+                pass
+            self._hand_over(life)
+            return
         await self._append(
             InstanceLeft(at=self._clock.now(), instance=self._instance, epoch=life.epoch, reason=self._leaving), life
         )
+
+    # From worker to worker
+
+    @property
+    def _state_file(self) -> Path | None:
+        settings = self._settings
+        directory = settings.state_directory
+        return Path(directory) / f"{settings.pool}.{self._instance}.worker" if directory else None
+
+    def _hand_over(self, life: Life) -> None:
+        """Nothing is awaited in here: blocks and cursor are of the same moment."""
+        path, translator = self._state_file, life.translator
+        blocks = translator.to_keep() if translator is not None and life.cache == "empty" else None
+        cursor = self._events.cursor if self._events is not None else None
+        if path is None or blocks is None or cursor is None or not self._certain(life) or self._life is not life:
+            log.info("nothing_handed_over", instance=self._instance, cache=life.cache)
+            return
+        kept = Handover(
+            kept_at=self._unix_time(),
+            keys=self._key_check(life.facts),
+            joined=self._identity(life),
+            epoch=life.epoch,
+            sequence=life.ledger.sequence,
+            joined_at=life.joined_at,
+            written=self._written,
+            log_identity=life.log_identity,
+            cursor=cursor,
+            blocks=blocks,
+        )
+        try:
+            handover.leave(path, kept)
+        except OSError as error:
+            log.warning("handover_not_written", path=str(path), reason=str(error))
+        else:
+            log.info("handed_over", instance=self._instance, epoch=life.epoch, blocks=len(blocks.blocks))
+
+    def _take_over(self, facts: EngineFacts) -> Cursor | None:
+        """Read what the worker before this one left. Where its engine's events were read to, if there is anything."""
+        path = self._state_file
+        kept = handover.take(path, now=self._unix_time()) if path is not None else None
+        if kept is None or kept.keys != self._key_check(facts):
+            return None
+        translator = self._new_translator(facts)
+        try:
+            translator.go_on_from(kept.blocks)
+        except (ValueError, OverflowError) as error:
+            log.warning("handover_unreadable", path=str(path), reason=str(error))
+            return None
+        self._last_epoch = kept.epoch
+        ledger = Ledger(self._instance, kept.epoch)
+        ledger.sequence = kept.sequence
+        life = Life(ledger, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity)
+        if self._identity(life) != kept.joined:
+            life.joined_at = 0  # it is another instance to the log, with the same cache
+        self._taken_over = life, kept.written
+        return kept.cursor
+
+    def _go_on(self) -> None:
+        """The engine is the one that the worker before this one followed."""
+        assert self._taken_over is not None
+        (life, written), self._taken_over = self._taken_over, None
+        if not life.joined_at:
+            self._begin_again(life)
+            return
+        self._life, self._written = life, written
+        self._report_now()
+        log.info("epoch_goes_on", instance=self._instance, epoch=life.epoch, sequence=life.ledger.sequence)
+
+    def _identity(self, life: Life) -> bytes:
+        """What the log is told of the instance when it joins, but for what its reports tell as well."""
+        joined = msgspec.structs.replace(self._joined(life), at=0.0, adapters=[], aliases=[], certain=True)
+        return msgspec.json.encode(joined)
+
+    def _key_check(self, facts: EngineFacts) -> int:
+        settings = self._settings
+        return KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens).root()
+
+    def _unix_time(self) -> Seconds:
+        return wall_time_of(self._clock.now(), self._clock.speed)

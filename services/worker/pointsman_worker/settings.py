@@ -46,6 +46,11 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     kv_transfer_gb_per_s: float = setting(
         0.0, "How fast this engine fetches KV caches from others, to predict it, 1e9 bytes a second; 0: takes no time."
     )
+    state_directory: str = setting(
+        "",
+        "Directory where a worker that SIGTERM stops leaves what it knows of its engine's cache, for the one that is started "
+        "in its place within a minute. The instance then stays in the fleet; without a directory it leaves at every stop.",
+    )
     flush_ms: float = setting(10.0, "How long cache changes are gathered before they are written to the log.")
     report_seconds: float = setting(1.0, "Wall seconds between reports of load and cache digest.")
 

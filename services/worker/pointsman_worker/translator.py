@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, EngineHash
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.cache import Run
@@ -62,6 +64,27 @@ class Changes:
 
     def __bool__(self) -> bool:
         return self.cleared or bool(self.removed) or bool(self.stored) or bool(self.expired)
+
+
+class HeldBlock(msgspec.Struct, array_like=True, frozen=True):
+    """A `_Node`, with its neighbours by their engine hashes."""
+
+    engine_hash: EngineHash
+    place: int
+    key: BlockKey | None
+    above: BlockKey
+    tail: list[int]
+    parent: EngineHash | None
+    prior: EngineHash | None
+    copies: int
+
+
+class HeldBlocks(msgspec.Struct, frozen=True):
+    """All that a translator knows of a cache of which nothing is in doubt, parents before children."""
+
+    blocks: list[HeldBlock]
+    group: int | None
+    several_groups: bool
 
 
 @dataclass(slots=True)
@@ -319,6 +342,48 @@ class BlockTranslator:
             self._digest ^= key
         self._settle()
         return self._runs(self._held)
+
+    def to_keep(self) -> HeldBlocks | None:
+        """All that is held, to go on from in another translator (`go_on_from`). None while changes are pending, stores wait
+        for their parents, or anything is in doubt."""
+        nodes = self._nodes.values()
+        doubted = any(node.copies == DOUBTFUL or (node.copies and node.doubted != CERTAIN) for node in nodes)
+        if self.changed or self._parked or self._given_up or self._fading or doubted:
+            return None
+        blocks = [
+            HeldBlock(
+                node.engine_hash,
+                node.place,
+                node.key,
+                node.above,
+                list(node.tail),
+                node.parent.engine_hash if node.parent is not None else None,
+                node.prior,
+                node.copies,
+            )
+            for node in nodes
+        ]
+        return HeldBlocks(blocks, self._group, self._several_groups)
+
+    def go_on_from(self, kept: HeldBlocks) -> None:
+        """Take over what another translator with the same key chain held; only before the first event. All of it counts as
+        told. Raises ValueError where it contradicts itself."""
+        assert not self._nodes, "a translator begins once"
+        self._group, self._several_groups = kept.group, kept.several_groups
+        for block in kept.blocks:
+            before = self._nodes.get(block.parent) if block.parent is not None else None
+            misplaced = not 0 <= block.place <= self._last_place or block.copies < 0 or block.engine_hash in self._nodes
+            if misplaced or (block.parent is not None and before is None):
+                msg = "kept blocks contradict each other"
+                raise ValueError(msg)
+            tail = array("I", block.tail)
+            node = self._add(block.engine_hash, block.place, block.key, block.above, tail, before, block.prior)
+            node.copies = block.copies
+            self._held_blocks += block.copies > 0
+        for node in list(self._nodes.values()):
+            if node.place == self._last_place:
+                self._recount(node)
+        self.take_snapshot()
 
     def held_keys(self) -> set[BlockKey]:
         """The pool keys held now, pending changes included."""

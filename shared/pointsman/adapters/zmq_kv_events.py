@@ -21,6 +21,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -58,6 +59,7 @@ HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 
 SEQUENCE_BYTES = 8
+FINGERPRINT_BYTES = 16
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 
 EngineHash = int | bytes
@@ -110,6 +112,20 @@ class EngineAttached:
     dp_rank: int = 0
 
 
+class Cursor(msgspec.Struct, frozen=True):
+    """The last batch that was read of an engine: its sequence, and a digest of its payload, which no other engine's has."""
+
+    sequence: Sequence
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResumed:
+    """Reading goes on after a batch that an earlier reader took: it is the same engine, and has all that came after."""
+
+    dp_rank: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRestarted:
     """The engine behind the endpoint is a new one, its cache began empty. `exact` as in EngineAttached."""
@@ -158,7 +174,7 @@ class EngineNoise:
     dp_rank: int = 0
 
 
-EngineItem = EngineAttached | EngineRestarted | EngineBatch | EngineGap | EngineReplayed | EngineNoise
+EngineItem = EngineAttached | EngineResumed | EngineRestarted | EngineBatch | EngineGap | EngineReplayed | EngineNoise
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +404,8 @@ class ZmqKvEvents:
         self._rests_unproven = 0
         self._expected: Sequence | None = None
         """The sequence that comes next; None while not even the first is known."""
-        self._last_fingerprint: int | None = None
-        self._recent: dict[Sequence, int] = {}
+        self._last_fingerprint = b""
+        self._recent: dict[Sequence, bytes] = {}
         """Without a replay socket: fingerprints of the newest batches, by sequence, in the order in which they came."""
         self._replay_answers = bool(endpoint.replay)
         """Whether the replay socket answered when it was last asked."""
@@ -407,8 +423,14 @@ class ZmqKvEvents:
         """Whether all that was missed up to now has been had again, or will be as soon as it is noticed."""
         return self._replay_answers and not self._unproven
 
-    async def items(self) -> AsyncGenerator[EngineItem, None]:
-        """For ever: EngineAttached, then batches in order, with gaps and restarts where they happened.
+    @property
+    def cursor(self) -> Cursor | None:
+        """Of the last batch that was given out; None before the first."""
+        return Cursor(self._expected - 1, self._last_fingerprint) if self._expected and self._last_fingerprint else None
+
+    async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
+        """For ever: EngineAttached, then batches in order, with gaps and restarts where they happened. EngineResumed
+        instead, and only what came `after` that batch, if the engine still has it.
 
         Its sockets live as long as the iteration: close it (`aclosing`) to let go of them.
         """
@@ -416,7 +438,11 @@ class ZmqKvEvents:
         live, self._replay = sockets.live, sockets.replay
         try:
             await live.connected(CONNECT_SECONDS_MAX)
-            async for item in self._begin(EngineAttached):
+            resumed = after is not None and await self._still_gives(after)
+            if after is not None and resumed:
+                self._expected, self._last_fingerprint = after.sequence + 1, after.fingerprint
+                yield EngineResumed(self._rank)
+            async for item in self._resume() if resumed else self._begin(EngineAttached):
                 yield item
             async for item in self._follow(live):
                 yield item
@@ -469,7 +495,7 @@ class ZmqKvEvents:
         if self._expected is None:
             self._expected = sequence
         if self._replay is None and sequence < self._expected:
-            if sequence in self._recent and self._recent[sequence] == hash(payload):
+            if sequence in self._recent and self._recent[sequence] == _fingerprint(payload):
                 return
             if self._arrives_late(sequence):
                 yield decode_batch(sequence, payload, dp_rank=self._rank)
@@ -497,13 +523,26 @@ class ZmqKvEvents:
 
     def _remember(self, sequence: Sequence, payload: bytes) -> None:
         if self._replay is None:
-            self._recent[sequence] = hash(payload)
+            self._recent[sequence] = _fingerprint(payload)
             if len(self._recent) > RECENT_BATCHES_MAX:
                 del self._recent[next(iter(self._recent))]
 
+    async def _still_gives(self, last: Cursor) -> bool:
+        """Whether the engine's oldest batch from there on is that very one."""
+        for _ in range(REPLAY_ATTEMPTS_MAX):
+            if self._replay is None:
+                break
+            with contextlib.suppress(ReplayError):
+                async with aclosing(self._replay.batches(last.sequence)) as batches:
+                    async for sequence, payload in batches:
+                        self._replay_gave = True
+                        return (sequence, _fingerprint(payload)) == (last.sequence, last.fingerprint)
+                return False
+        return False
+
     async def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> AsyncIterator[EngineItem]:
         """Follow the engine from its first batch, or from the oldest that it still has."""
-        self._expected, self._last_fingerprint = None, None
+        self._expected, self._last_fingerprint = None, b""
         self._unproven = False
         for _ in range(REPLAY_ATTEMPTS_MAX):
             if not self._can_replay or self._replay is None:
@@ -596,7 +635,7 @@ class ZmqKvEvents:
         not reach back to a batch that we have seen, only a connection that was never lost means the same one."""
         assert self._expected is not None
         if sequence == self._expected - 1:
-            return hash(payload) != self._last_fingerprint
+            return _fingerprint(payload) != self._last_fingerprint
         return self._unproven and self._expected > 0
 
     def _rest_replay(self) -> None:
@@ -605,7 +644,7 @@ class ZmqKvEvents:
 
     def _take(self, sequence: Sequence, payload: bytes) -> EngineBatch:
         self._expected = sequence + 1
-        self._last_fingerprint = hash(payload)
+        self._last_fingerprint = _fingerprint(payload)
         self._remember(sequence, payload)
         return decode_batch(sequence, payload, dp_rank=self._rank)
 
@@ -689,6 +728,10 @@ def _type_of(raw: msgspec.Raw) -> str | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return tag[0] if tag and isinstance(tag[0], str) else None
+
+
+def _fingerprint(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=FINGERPRINT_BYTES).digest()
 
 
 def _now() -> Seconds:

@@ -49,6 +49,11 @@ class Supervisor:
         self._hurry.set()
 
     @property
+    def stopped_in_order(self) -> bool:
+        """Whether shutdown was asked for, and no task has failed."""
+        return self.stopping and self._failure is None
+
+    @property
     def stopping(self) -> bool:
         return self._stop.is_set()
 

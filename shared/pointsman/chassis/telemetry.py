@@ -112,6 +112,14 @@ INSTANCE_KNOWLEDGE = Gauge(
     "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
+INSTANCE_EJECTED = Gauge(
+    "pointsman_instance_ejected", "1 while the instance is ejected or tried again, 0 while it is whole.", ["instance"]
+)
+INSTANCE_EJECTIONS = Counter(
+    "pointsman_instance_ejections_total",
+    "Times that this leader ejected the instance, by cause.",
+    ["instance", "cause"],
+)
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
 POOL_WANTED = Gauge("pointsman_pool_wanted_instances", "Instances that the newest scaling decision wants.")
 SCALER_TROUBLES = Counter(

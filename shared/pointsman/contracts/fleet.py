@@ -114,7 +114,8 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch. `adapters` (LoRA) and
     `aliases` are further names under which the engine takes requests at the moment; an adapter changes what the model
     computes, and so the keys, an alias does not. `certain` as in InstanceJoined, as of now: false while the replay socket does
-    not answer.
+    not answer. `back_within`, where it is not 0, is of a worker's last report before it is restarted: for so many seconds its
+    silence is no reason to suspect the instance.
     """
 
     serving: bool
@@ -128,6 +129,7 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     adapters: Annotated[list[Name], Listed] = []
     aliases: Annotated[list[Name], Listed] = []
     certain: bool = True
+    back_within: Seconds = 0.0
 
     def __post_init__(self) -> None:
         check_key(self.digest)

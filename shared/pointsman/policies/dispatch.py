@@ -428,7 +428,7 @@ class Dispatcher:
             silent = now - max(instance.heard_at, heard_since)
             if silent > leave_after:
                 self._let_go(instance, silent, patience, turn)
-            elif silent > suspect_after and instance.status is not Status.SUSPECTED:
+            elif silent > suspect_after and now > instance.excused_until and instance.status is not Status.SUSPECTED:
                 self._suspect(instance, silent, patience, turn)
         return turn.events
 

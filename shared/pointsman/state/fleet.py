@@ -87,6 +87,8 @@ class Instance:
     """The epoch in which it began to serve `model`; it has not been away since, as far as this reader's log goes back."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
+    excused_until: Seconds = 0.0
+    """Its worker is being restarted, and has asked not to be suspected before that moment."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
@@ -294,6 +296,7 @@ class Fleet:
         """Load and liveness from a report."""
         instance = self._instances[event.instance]
         instance.heard_at = max(instance.heard_at, event.at)
+        instance.excused_until = event.at + event.back_within if event.back_within else 0.0
         instance.answered = instance.answered or event.serving
         instance.waiting = event.waiting
         instance.running = event.running

@@ -320,6 +320,13 @@ class State:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
+    def why_out(self, instance: Instance) -> str:
+        """Why it is ejected, or takes one request at a time; empty where it is whole."""
+        record = self.outliers.record(instance.id)
+        if instance.ejected:
+            return f"ejected for {record.until - record.ejected_at:g} s, {record.why}"
+        return f"half-open, takes one request at a time: {record.why}" if instance.half_open else ""
+
     # Cache events
 
     def _next_cache_event(self, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap) -> bool:

@@ -44,6 +44,7 @@ STYLES = {
     "suspected": "red",
     "unschedulable": "red",
     "draining": "yellow",
+    "ejected": "red",
 }
 
 
@@ -60,7 +61,7 @@ def fleet_command(as_json: bool, watch: bool, nats: str | None, data: Path | Non
 
     \b
     Knowledge is 'exact' (events flow, digests agree), 'degraded' or 'blind'. An instance that serves another model than its
-    pool is 'unschedulable'. Below the table is why. 'Off by' is how wrong predictions of prefill times were of late (median);
+    pool is 'unschedulable'; one that failed requests, or is far slower than the others, is 'ejected' for a while. Below the table is why. 'Off by' is how wrong predictions of prefill times were of late (median);
     pointsman calibrate makes them better.
       pointsman fleet                                the fleet that runs on this machine
       pointsman fleet --watch                        the same, live

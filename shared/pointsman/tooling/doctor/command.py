@@ -13,6 +13,7 @@ from pointsman.state.state import PoolSettings
 from pointsman.tooling.doctor.balance import Balance
 from pointsman.tooling.doctor.caches import Caches
 from pointsman.tooling.doctor.clocks import Clocks
+from pointsman.tooling.doctor.engine_failures import EngineFailures
 from pointsman.tooling.doctor.examination import Diagnosis, Examiner, examine
 from pointsman.tooling.doctor.findings import Finding, Severity, number
 from pointsman.tooling.doctor.fleet_health import FleetHealth
@@ -32,6 +33,7 @@ EXAMINERS: tuple[type[Examiner], ...] = (
     Requests,
     Service,
     FleetHealth,
+    EngineFailures,
     Caches,
     Predictions,
     Balance,

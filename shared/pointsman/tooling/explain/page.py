@@ -91,6 +91,7 @@ def story_as_json(story: Story) -> dict[str, Any]:
         "ttft": story.ttft,
         "phases": msgspec.to_builtins(story.phases),
         "decisions": msgspec.to_builtins(story.decisions),
+        "failed_attempts": msgspec.to_builtins(story.failed),
         "refused_moves": msgspec.to_builtins(story.refused),
         "grants": msgspec.to_builtins(story.grants),
         "meanwhile": msgspec.to_builtins(story.meanwhile),

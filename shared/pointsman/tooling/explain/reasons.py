@@ -43,7 +43,9 @@ def reasons(story: Story) -> list[str]:
     findings: tuple[Callable[[Story], Iterator[str]], ...] = (
         _refusal,
         _held_up,
+        _failed_attempts,
         _retries,
+        _out,
         _queue,
         _slow_engine,
         _alternative,
@@ -115,6 +117,32 @@ def _held_up(story: Story) -> Iterator[str]:
     arrival = story.arrival
     if arrival is not None and arrival.held_up > OFF_SECONDS_MIN:
         yield f"no scheduler answered for {seconds(arrival.held_up)}: for admission its objective was longer by that"
+
+
+FAILURES = {
+    "connect_failure": "no connection to it could be made",
+    "http_5xx": "it answered with an error",
+    "stream_reset": "its answer broke off",
+    "first_byte_timeout": "its first byte did not come in time",
+    "chunk_timeout": "the next part of its answer did not come in time",
+}
+
+
+def _failed_attempts(story: Story) -> Iterator[str]:
+    for event in story.failed:
+        told = " ".join(str(part) for part in (event.status, event.detail) if part)
+        yield (
+            f"{event.instance} failed it {seconds(event.at - story.arrived_at)} after its arrival (attempt {event.attempt}): "
+            f"{FAILURES[event.failure]}{f', {told}' if told else ''}"
+        )
+
+
+def _out(story: Story) -> Iterator[str]:
+    """Who was ejected and so no candidate, when it was placed last."""
+    placement = story.placement
+    for candidate in placement.candidates if placement is not None else ():
+        if candidate.why_out and not candidate.weighed and not candidate.chosen:
+            yield f"{candidate.instance} was no candidate: {candidate.why_out}"
 
 
 def _retries(story: Story) -> Iterator[str]:

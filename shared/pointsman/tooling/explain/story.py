@@ -28,6 +28,7 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
+    RequestAttemptFailed,
     RequestCancelled,
     RequestEvent,
     RequestFailed,
@@ -60,6 +61,8 @@ class Weighed:
     """Where it is NOT_KNOWN, so is everything here that the event itself does not say."""
     knowledge: str
     doubt: str
+    why_out: str
+    """Why it was ejected or half-open, and so no candidate; empty otherwise."""
     hit_blocks: int
     held_blocks: int
     """Of those, what its cache held; the rest was promised by prompts that had been placed there."""
@@ -217,6 +220,8 @@ class Story:
     refused: list[MoveRefused] = field(default_factory=list)
     grants: list[GrantTold] = field(default_factory=list)
     meanwhile: Meanwhile | None = None
+    failed: list[RequestAttemptFailed] = field(default_factory=list)
+    """What engines did wrong, in the order of the log."""
     first_token: PrefillFinished | None = None
     end: RequestFinished | RequestFailed | RequestCancelled | RequestRejected | None = None
     phases: list[Phase] = field(default_factory=list)
@@ -292,6 +297,8 @@ def _note(story: Story, event: LogEvent) -> None:
         case PrefillFinished():
             if event.stamp is None and story.first_token is None:
                 story.first_token = event
+        case RequestAttemptFailed():
+            story.failed.append(event)
         case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
             story.end = story.end or event
         case _:
@@ -511,6 +518,7 @@ class _Witness:
             status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",
+            why_out=self._state.why_out(instance) if instance else "",
             hit_blocks=told.hit_blocks,
             held_blocks=min(told.hit_blocks, held.get(told.instance, 0)),
             uncached_tokens=told.uncached_tokens,

@@ -45,6 +45,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "knowledge": str(instance.knowledge),
         "doubt": instance.doubt,
         "unschedulable": instance.unschedulable,
+        "ejection": state.why_out(instance),
         "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,

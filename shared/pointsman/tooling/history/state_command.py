@@ -25,6 +25,7 @@ STYLES = {
     "suspected": "red",
     "down": "red",
     "draining": "yellow",
+    "ejected": "red",
 }
 
 

@@ -260,17 +260,24 @@ def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> P
 def _own(plan: FleetPlan, role: str) -> dict[str, object]:
     """What one service is told beyond what all are told."""
     settings = plan.settings
+    hold_seconds = settings.kind.hold_seconds if plan.scale else None
     own: dict[str, dict[str, object]] = {
         "scheduler": {
             "policy": settings.policy,
             "admission": settings.admission,
             "order": settings.order,
-            "hold_seconds": settings.kind.hold_seconds if plan.scale else None,
+            "hold_seconds": hold_seconds,
             "rebind": settings.rebind,
         },
         "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
-        "ingress": {"slo_ttft": plan.slo_ttft, "tokenizer": plan.tokenizer} | _several(plan),
+        "ingress": {
+            "slo_ttft": plan.slo_ttft,
+            "tokenizer": plan.tokenizer,
+            "hold_seconds": hold_seconds,
+            "processes": settings.processes,
+        }
+        | _several(plan),
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }
     return own.get(role, {})
@@ -378,6 +385,7 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         "engine_url": address.url,
         "kv_endpoint": address.kv_endpoint,
         "dp_rank": address.dp_rank,
+        "state_directory": plan.data / "workers",
         "kv_replay_endpoint": address.kv_replay_endpoint,
         "engine_model": plan.engine_model,
         "role": address.role if address.role != "both" else None,

@@ -25,7 +25,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
-from pointsman.contracts.fleet import InstanceJoined
+from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
@@ -131,6 +131,7 @@ class _Reader:
     _first: int = 0
     _restarts: Restarts = field(default_factory=Restarts)
     _restarted: int = 0
+    _ejected: int = 0
     _due: Seconds = 0.0
 
     def __post_init__(self) -> None:
@@ -181,6 +182,7 @@ class _Reader:
             self._restarted += self._restarts.take(event, was_there=event.instance in self._joins) is not None
         if isinstance(event, InstanceJoined):
             self._joins[event.instance] = event
+        self._ejected += isinstance(event, InstanceEjected)
 
     def _step(
         self,
@@ -287,6 +289,7 @@ class _Reader:
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
             f"{restarts} times an instance started anew; that is not simulated": bool(restarts),
+            f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
             f"{untold:,} requests are not streamed: their first token is only assumed": bool(untold),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,

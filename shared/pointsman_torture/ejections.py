@@ -1,0 +1,245 @@
+"""What the log says for and against each instance, and whether an ejection or a return is justified by it.
+
+A part of the pool's model (`pool_model`), written a second time from docs/operations.md: every attempt is kept, and each sum is
+computed anew. Where the leader may wait for more evidence, or had less, the rules here are the wider ones: what is
+not enough for them is enough for nobody. Seconds are engine seconds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from pointsman.contracts.decisions import Settings
+from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
+from pointsman.primitives import InstanceId, RequestId, Seconds
+
+PREFILLS_MIN = 5
+SHARE_REQUESTS_MIN = 10
+RATE_REQUESTS_MIN = 20
+RATE_HOSTS_MIN = 3
+RATE_GAP_MIN = 0.05
+SAME_TIME: Seconds = 1e-6
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One that an instance failed. `to_blame`: whether the instance is, None as long as nobody knows."""
+
+    request: RequestId
+    instance: InstanceId
+    at: Seconds
+    begun: Seconds
+    to_blame: bool | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """An answer that came whole."""
+
+    at: Seconds
+    begun: Seconds
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """A prefill: how long it took, and what the cost model said."""
+
+    at: Seconds
+    begun: Seconds
+    observed: Seconds
+    predicted: Seconds
+
+    @property
+    def pace(self) -> float:
+        return self.observed / self.predicted if self.predicted > 0 else 0.0
+
+
+@dataclass(eq=False)
+class Conduct:
+    """Of one life of an instance. `phase_at`: when it was ejected, let in again, or began: what was before does not count."""
+
+    phase_at: Seconds
+    failures: list[Attempt] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
+    first_tokens: list[FirstToken] = field(default_factory=list)
+    number: int = 0
+    ejected_until: Seconds = 0.0
+
+    @property
+    def blamed(self) -> list[Attempt]:
+        """Failures of this phase that are the instance's, or may be."""
+        return [failure for failure in self.failures if failure.to_blame is not False and failure.at >= self.phase_at]
+
+    @property
+    def in_a_row(self) -> int:
+        """Of those, how many were begun after the newest that was served."""
+        served = max((answer.begun for answer in self.served), default=0.0)
+        return sum(failure.begun > served for failure in self.blamed)
+
+    def outcomes(self, since: Seconds, second: Seconds) -> tuple[int, int]:
+        """Served since then, and failed since up to a `second` before that."""
+        served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
+        return served, sum(failure.at >= since - second for failure in self.blamed)
+
+
+class Conducts:
+    """Of all instances."""
+
+    def __init__(self) -> None:
+        self._of: dict[InstanceId, Conduct] = {}
+        self._open: dict[RequestId, list[Attempt]] = {}
+
+    def of(self, instance: InstanceId) -> Conduct:
+        return self._of.setdefault(instance, Conduct(0.0))
+
+    def joined(self, instance: InstanceId, at: Seconds) -> None:
+        self._of[instance] = Conduct(at)
+
+    def left(self, instance: InstanceId) -> None:
+        self._of.pop(instance, None)
+
+    def failed(self, request: RequestId, instance: InstanceId, at: Seconds, begun: Seconds, *, proven: bool) -> None:
+        attempt = Attempt(request, instance, at, begun, True if proven else None)
+        self.of(instance).failures.append(attempt)
+        if not proven:
+            self._open.setdefault(request, []).append(attempt)
+            self._compare(request)
+
+    def answers(self, request: RequestId, instance: InstanceId) -> None:
+        """It gives the request a token: who failed it before is to blame."""
+        for attempt in self._open.pop(request, ()):
+            attempt.to_blame = attempt.instance != instance
+
+    def ended(self, request: RequestId, *, given_up: bool) -> None:
+        """Unserved. One that two have failed is bad itself."""
+        attempts = self._open.pop(request, [])
+        alone = len({attempt.instance for attempt in attempts}) == 1
+        for attempt in attempts:
+            attempt.to_blame = alone and not given_up
+
+    def ejected(self, event: InstanceEjected) -> None:
+        conduct = self.of(event.instance)
+        conduct.phase_at, conduct.number, conduct.ejected_until = event.at, event.number, event.at + event.seconds
+
+    def unejected(self, event: InstanceUnejected) -> None:
+        self.of(event.instance).phase_at = event.at
+
+    def _compare(self, request: RequestId) -> None:
+        """As long as two have failed it and nobody has served it, neither is to blame."""
+        attempts = self._open[request]
+        if len({attempt.instance for attempt in attempts}) > 1:
+            for attempt in attempts:
+                attempt.to_blame = False
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An instance as a rule needs to know it. `waits`: since when each prefill inside the engine has been there, and how long it
+    should take."""
+
+    id: InstanceId
+    role: str
+    whole: bool
+    """Ready, and not half-open."""
+    unwell: bool
+    """Ejected or half-open."""
+    half_open: bool
+    waits: list[tuple[Seconds, Seconds]]
+
+
+class EjectionRules:
+    """What the settings of a leader allow."""
+
+    def __init__(self, settings: Settings, conducts: Conducts, speed: float) -> None:
+        prefix = "outlier."
+        self._told = {name.removeprefix(prefix): float(v) for name, v in settings.items() if name.startswith(prefix)}
+        self._conducts = conducts
+        self._speed = speed
+
+    def ejected(self, event: InstanceEjected, peers: list[Peer]) -> Iterator[str]:
+        """What is wrong with an ejection."""
+        told, own = self._told, next(peer for peer in peers if peer.id == event.instance)
+        others = [peer for peer in peers if peer.whole and peer.id != own.id]
+        if not told or not told["max_ejection_share"]:
+            yield "nobody is to be ejected"
+            return
+        if not (own.whole or (own.half_open and event.cause == "failed_probe")):
+            yield f"{own.id} is not whole, and ejected for its {event.cause}"
+        if own.half_open != (event.cause == "failed_probe"):
+            yield f"{own.id} is ejected for its {event.cause}, and is {'' if own.half_open else 'not '}half-open"
+        prefill, decode = (any(other.role in (part, "both") for other in others) for part in ("prefill", "decode"))
+        if not (prefill or own.role == "decode") or not (decode or own.role == "prefill"):
+            yield f"nobody whole is left to do what {own.id} does"
+        unwell = sum(peer.unwell for peer in peers) + (not own.unwell)
+        share = told["max_ejection_share"] * sum(peer.whole or peer.unwell for peer in peers)
+        if not own.unwell and unwell > share:
+            yield f"{unwell} would be ejected or half-open, of {share} that may be"
+        yield from self._ejection_time(event)
+        if not self._is_evident(event, own, others):
+            yield f"the log has no such evidence ({event.cause}: {event.detail}), but {self._evidence(own.id)}"
+
+    def returned(self, event: InstanceUnejected, *, ejected: bool, half_open: bool) -> Iterator[str]:
+        conduct = self._conducts.of(event.instance)
+        if event.half_open and not ejected:
+            yield f"{event.instance} is not ejected"
+        elif event.half_open and event.at < conduct.ejected_until - SAME_TIME:
+            yield f"{event.instance} is let in at {event.at}, and ejected until {conduct.ejected_until}"
+        elif not event.half_open:
+            begun = [answer.begun for answer in conduct.served] + [token.begun for token in conduct.first_tokens]
+            if not half_open:
+                yield f"{event.instance} is not half-open"
+            elif not any(at >= conduct.phase_at for at in begun):
+                yield f"{event.instance} is said to have proved well, and has served nothing since it was let in"
+
+    def overdue(self, instance: InstanceId, now: Seconds) -> Seconds:
+        """For how long its ejection has been over."""
+        return now - self._conducts.of(instance).ejected_until
+
+    def _ejection_time(self, event: InstanceEjected) -> Iterator[str]:
+        told, before = self._told, self._conducts.of(event.instance)
+        if not 1 <= event.number <= before.number + 1:
+            yield f"it is called number {event.number} in a row, after {before.number}"
+        wall = min(told["base_ejection_seconds"] * event.number, told["max_ejection_seconds"])
+        if abs(event.seconds - wall * self._speed) > SAME_TIME:
+            yield f"number {event.number} in a row takes {event.seconds} s, not {wall * self._speed}"
+
+    def _is_evident(self, event: InstanceEjected, own: Peer, others: list[Peer]) -> bool:
+        conduct, told, now = self._conducts.of(own.id), self._told, event.at
+        since = now - told["interval_seconds"] * self._speed
+        served, failed = conduct.outcomes(since, self._speed)
+        match event.cause:
+            case "consecutive_failures":
+                return 0 < told["consecutive_failures"] <= conduct.in_a_row
+            case "failure_share":
+                return served + failed >= SHARE_REQUESTS_MIN and failed >= told["failure_share"] * (served + failed)
+            case "success_rate":
+                rates = [rate for other in others if (rate := self._rate(other.id, since)) is not None]
+                enough = len(rates) + 1 >= RATE_HOSTS_MIN and served + failed >= RATE_REQUESTS_MIN
+                gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
+                return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
+            case "latency":
+                paces = self._paces(own, since, now)
+                return len(paces) >= PREFILLS_MIN and self._is_slow(median(paces), others, since)
+            case "failed_probe":
+                failures = [failure for failure in conduct.blamed if failure.begun >= conduct.phase_at]
+                slow = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
+                return bool(failures) or any(self._is_slow(pace, others, since) for pace in slow)
+
+    def _is_slow(self, pace: float, others: list[Peer], since: Seconds) -> bool:
+        usual = [t.pace for other in others for t in self._conducts.of(other.id).first_tokens if t.at >= since]
+        return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
+
+    def _paces(self, own: Peer, since: Seconds, now: Seconds) -> list[float]:
+        """Of prefills that are over, and of those that are inside the engine."""
+        conduct = self._conducts.of(own.id)
+        done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
+        return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
+
+    def _rate(self, instance: InstanceId, since: Seconds) -> float | None:
+        served, failed = self._conducts.of(instance).outcomes(since, self._speed)
+        return served / (served + failed) if served + failed >= RATE_REQUESTS_MIN else None
+
+    def _evidence(self, instance: InstanceId) -> str:
+        conduct = self._conducts.of(instance)
+        failures = ", ".join(f"{f.request} at {f.at:.2f}" for f in conduct.blamed[-8:])
+        return f"{conduct.in_a_row} failures in a row since {conduct.phase_at:.2f}: {failures}"

@@ -1,0 +1,127 @@
+"""Engines that fail requests or are slow, the leader that looks after them, and the log of all that."""
+
+from dataclasses import asdict, dataclass, field
+
+from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.fleet import InstanceEjected
+from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
+from pointsman.contracts.subjects import subject_of
+from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.simulation.replay import verify
+from pointsman.state.fleet import Status
+from pointsman.state.state import PoolSettings, State
+from tests.support.events import finished, first_token, joined, route
+
+PREFILL = 0.065
+"""Seconds of one block and a token by the cost model of `joined`."""
+
+
+def policies(**settings: float) -> PolicySet:
+    named = {f"outlier.{name}": value for name, value in settings.items()}
+    return policy_set(routing="round_robin", admission="none", ordering="fcfs", settings=dict(named))
+
+
+@dataclass
+class FailingPool:
+    """A leader, engines that do what a test says, and the log of all that."""
+
+    engines: str = "abcd"
+    policies: PolicySet = field(default_factory=policies)
+    now: float = 100.0
+    log: list[LogEntry] = field(default_factory=list)
+    numbers: int = 0
+
+    def __post_init__(self) -> None:
+        settings = PoolSettings()
+        self.state = State(settings, self.policies.memories())
+        self.happens(
+            LeaderElected(
+                at=self.now, term=Term(1), scheduler="s", as_of=0, pool=asdict(settings),
+                policy=self.policies.routing.name, settings=self.policies.settings,
+            )
+        )  # fmt: skip
+        self.dispatcher = Dispatcher(self.state, self.policies, term=Term(1))
+        for engine in self.engines:
+            self.happens(joined(engine, at=self.now))
+
+    def happens(self, event: LogEvent) -> None:
+        self.state.apply(event, self._write(event))
+
+    def decides(self, events: list[LogEvent]) -> list[LogEvent]:
+        for event in events:
+            self.state.skip(self._write(event))
+        return events
+
+    def _write(self, event: LogEvent) -> int:
+        payload = encode(event)
+        self.log.append(LogEntry(len(self.log) + 1, subject_of(PoolName("p"), event), payload, decode_event(payload)))
+        return len(self.log)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+
+    def look(self) -> list[LogEvent]:
+        """What the leader decides of outliers now."""
+        return self.decides(self.dispatcher.eject_outliers(self.now))
+
+    def asks(self, *, attempt: int = 1, request: str = "", excluded: str = "") -> tuple[str, str]:
+        """A request, and where it goes."""
+        if not request:
+            self.numbers += 1
+            request = f"r{self.numbers}"
+        command = route(
+            request, [self.numbers], arrived_at=self.now, attempt=attempt, excluded=[InstanceId(i) for i in excluded]
+        )
+        self.decides(self.dispatcher.route(command, self.now))
+        return request, self.state.workload.requests[RequestId(request)].instance
+
+    def fails(self, request: str, instance: str, failure: AttemptFailure = "http_5xx", *, attempt: int = 1) -> None:
+        self.happens(
+            RequestAttemptFailed(
+                at=self.now, request=RequestId(request), instance=InstanceId(instance), attempt=attempt,
+                failure=failure, status=500 if failure == "http_5xx" else 0, detail="Internal Server Error",
+            )
+        )  # fmt: skip
+
+    def gives_up(self, request: str) -> None:
+        self.happens(RequestFailed(at=self.now, request=RequestId(request), reason="engine", status=502))
+
+    def answers(self, request: str, instance: str, *, after: float = PREFILL) -> None:
+        self.later(after)
+        self.happens(first_token(request, instance, at=self.now))
+        self.happens(finished(request, instance, at=self.now))
+
+    def serve(self, count: int, *, sick: str = "", slow: float = 1.0) -> list[str]:
+        """So many requests, one after the other. `sick` answers 500 to each, and the next engine serves it, or, where
+        `slow`, is so many times slower than it should be. Where each went first."""
+        went = []
+        for _ in range(count):
+            request, instance = self.asks()
+            went.append(instance)
+            if instance == sick and slow == 1.0:
+                self.later(0.01)
+                self.fails(request, instance)
+                _, instance = self.asks(request=request, attempt=2, excluded=instance)
+            self.answers(request, instance, after=PREFILL * (slow if instance == sick else 1.0))
+            self.look()
+        return went
+
+    def visit(self, instance: InstanceId, count: int, *, sick: str = "") -> None:
+        """Serve until so many requests went to that engine first."""
+        while count:
+            count -= self.serve(1, sick=sick) == [instance]
+
+    def status(self, instance: InstanceId) -> tuple[Status, bool]:
+        return self.state.fleet[instance].status, self.state.fleet[instance].half_open
+
+    def ejections(self) -> list[InstanceEjected]:
+        return [entry.event for entry in self.log if isinstance(entry.event, InstanceEjected)]
+
+    @property
+    def proven(self) -> bool:
+        """Whether deciding everything again from the log gives the same."""
+        verdict = verify(self.log)
+        return verdict.ok and not verdict.unchecked and not verdict.problems

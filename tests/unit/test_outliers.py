@@ -1,0 +1,315 @@
+"""An engine that fails requests, or is far slower than the others, is given a rest, and tried again by one request."""
+
+import pytest
+
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
+from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
+from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
+from pointsman.policies.dispatch import policy_set, recorded_policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId
+from pointsman.simulation.replay import verify
+from pointsman.state.fleet import Status
+from tests.support.events import joined, reported
+from tests.support.failing_pool import PREFILL, policies
+from tests.support.failing_pool import FailingPool as Pool
+
+A, B, C, D = (InstanceId(name) for name in "abcd")
+WHOLE, EJECTED, TRIED = (Status.READY, False), (Status.EJECTED, False), (Status.READY, True)
+
+
+def test_five_failures_in_a_row_eject_an_engine_and_say_why() -> None:
+    pool = Pool()
+    went = pool.serve(40, sick=A)
+
+    (ejection,) = pool.ejections()
+    assert (ejection.instance, ejection.cause, ejection.number, ejection.seconds) == (A, "consecutive_failures", 1, 5.0)
+    assert ejection.detail == "5 requests in a row failed there: 500 Internal Server Error"
+    assert went.count(A) == 5
+    assert pool.proven
+
+
+def test_an_engine_that_serves_in_between_does_not_fail_in_a_row() -> None:
+    pool = Pool(policies=policies(failure_share=0, success_rate_stdev_factor=0))
+    for _ in range(6):
+        pool.visit(A, 4, sick=A)
+        pool.visit(A, 1)
+
+    assert not pool.ejections()
+
+
+def test_half_of_the_requests_of_an_interval_failing_is_enough() -> None:
+    pool = Pool(policies=policies(consecutive_failures=0, success_rate_stdev_factor=0))
+    for _ in range(5):
+        pool.visit(A, 1, sick=A)
+        pool.visit(A, 1)
+
+    assert [(e.instance, e.cause) for e in pool.ejections()] == [(A, "failure_share")]
+    assert "5 of 10 requests in 10 s failed there" in pool.ejections()[0].detail
+
+
+def test_failing_far_more_often_than_the_others_is_enough() -> None:
+    pool = Pool(engines="abc", policies=policies(interval_seconds=30))
+    for _ in range(10):
+        pool.serve(3, sick=A)
+        pool.serve(9)
+
+    assert [(e.instance, e.cause) for e in pool.ejections()] == [(A, "success_rate")]
+    assert "of its requests succeeded, of the others' 100%" in pool.ejections()[0].detail
+
+
+def test_a_request_that_fails_wherever_it_goes_ejects_nobody() -> None:
+    pool = Pool()
+    for _ in range(20):
+        request, first = pool.asks()
+        pool.fails(request, first)
+        _, second = pool.asks(request=request, attempt=2, excluded=first)
+        pool.later(0.01)
+        pool.fails(request, second, attempt=2)
+        pool.gives_up(request)
+        assert first != second
+        assert not pool.look()
+
+    assert pool.proven
+
+
+def test_a_request_that_is_under_way_elsewhere_accuses_who_failed_it_once_it_has_been_there_for_longer() -> None:
+    pool = Pool()
+    for _ in range(20):
+        request, instance = pool.asks()
+        if instance == A:
+            pool.later(0.01)
+            pool.fails(request, A)
+            pool.asks(request=request, attempt=2, excluded="a")
+    assert not pool.look()
+    pool.later(0.6)
+
+    assert isinstance(pool.look()[0], InstanceEjected)
+    assert pool.proven
+
+
+def test_what_a_client_gave_up_proves_nothing() -> None:
+    pool = Pool()
+    for _ in range(20):
+        request, instance = pool.asks()
+        pool.fails(request, instance, "first_byte_timeout")
+        pool.happens(RequestCancelled(at=pool.now, request=RequestId(request), reason="client_gone"))
+        assert not pool.look()
+
+
+def test_a_connection_that_is_not_made_is_never_the_fault_of_the_request() -> None:
+    pool = Pool()
+    for _ in range(20):
+        request, instance = pool.asks()
+        if instance == A:
+            pool.fails(request, A, "connect_failure")
+
+    assert [type(event) for event in pool.look()][:1] == [InstanceEjected]
+
+
+def test_an_engine_at_a_tenth_of_its_speed_is_ejected_and_all_alike_slow_are_not() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A, slow=10)
+    assert [(e.instance, e.cause) for e in pool.ejections()] == [(A, "latency")]
+    assert "prefills there took 10.0 times what the cost model says" in pool.ejections()[0].detail
+
+    calm = Pool()
+    for _ in range(40):
+        request, instance = calm.asks()
+        calm.answers(request, instance, after=10 * PREFILL)
+        assert not calm.look()
+
+
+def test_a_prefill_that_is_not_over_counts_once_it_is_overdue_and_others_are_heard_of() -> None:
+    pool = Pool()
+    for _ in range(24):
+        request, instance = pool.asks()
+        if instance != A:
+            pool.answers(request, instance)
+    pool.later(3)
+    assert not pool.look(), "nobody else has said anything since: it may be that nobody can"
+    request, instance = pool.asks(excluded="a", attempt=2)
+    pool.answers(request, instance)
+
+    assert [event.cause for event in pool.look() if isinstance(event, InstanceEjected)] == ["latency"]
+    assert pool.proven
+
+
+def test_a_small_delay_makes_no_outlier_however_small_the_prompt() -> None:
+    pool = Pool()
+    pool.serve(80, sick=A, slow=3.5)  # 0.16 s more than it should be, as a busy machine does
+
+    assert not pool.ejections()
+
+
+def test_the_last_engine_and_more_than_the_share_are_never_ejected() -> None:
+    pool = Pool(engines="ab")
+    for _ in range(40):
+        request, instance = pool.asks()
+        pool.fails(request, instance, "connect_failure")
+        pool.gives_up(request)
+        pool.look()
+    assert len(pool.ejections()) == 1
+
+    wide = Pool(policies=policies(max_ejection_share=0.5))
+    for _ in range(40):
+        request, instance = wide.asks()
+        wide.fails(request, instance, "connect_failure")
+        wide.gives_up(request)
+        wide.look()
+    assert len(wide.ejections()) == 2
+
+
+def test_what_waits_there_goes_elsewhere_and_what_is_inside_stays() -> None:
+    pool = Pool(policies=policy_set(routing="round_robin", admission="none", ordering="fcfs", prefill_window_tokens=1))
+    for _ in range(12):
+        pool.asks()
+    for number in range(5):
+        pool.fails(f"gone-{number}", A, "connect_failure")
+    events = pool.look()
+
+    assert isinstance(events[0], InstanceEjected)
+    assert sum(isinstance(event, RequestMigrated) for event in events) == 2
+    assert len(pool.state.workload.line(A).prefill) == 1
+    assert not pool.state.workload.line(A).pending
+    assert pool.proven
+
+
+def test_it_is_tried_by_one_request_at_a_time_and_whole_once_that_is_served_well() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    assert pool.status(A) == EJECTED
+    pool.later(5)
+    assert [type(event) for event in pool.look()] == [InstanceUnejected]
+    assert pool.status(A) == TRIED
+
+    trial, there = pool.asks()
+    assert there == A
+    others = {pool.asks()[1] for _ in range(12)}
+    assert others == {B, C, D}
+    pool.answers(trial, A)
+    pool.look()
+
+    assert pool.status(A) == WHOLE
+    assert A in {pool.asks()[1] for _ in range(4)}
+    placed = next(e.event for e in pool.log if isinstance(e.event, RequestPlaced) and e.event.request == trial)
+    assert placed.reason == "a is tried again after its ejection"
+    assert pool.proven
+
+
+def test_who_fails_the_trial_is_ejected_for_longer_up_to_a_bound_and_touches_one_request_each_time() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    touched = 0
+    for _ in range(6):
+        pool.later(pool.ejections()[-1].seconds)
+        pool.look()
+        touched += pool.serve(20, sick=A).count(A)
+
+    assert [e.seconds for e in pool.ejections()] == [5.0, 10.0, 15.0, 20.0, 20.0, 20.0, 20.0]
+    assert [e.cause for e in pool.ejections()[1:]] == ["failed_probe"] * 6
+    assert touched == 6
+    assert pool.proven
+
+
+def test_a_slow_trial_fails() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A, slow=10)
+    pool.later(5)
+    pool.look()
+    assert pool.serve(20, sick=A, slow=10).count(A) == 1
+
+    assert [(e.cause, e.number) for e in pool.ejections()] == [("latency", 1), ("failed_probe", 2)]
+    assert "was slow" in pool.ejections()[1].detail
+
+
+def test_a_request_that_nobody_can_serve_does_not_fail_the_trial() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    request, first = pool.asks()
+    pool.fails(request, first)
+    _, second = pool.asks(request=request, attempt=2, excluded=first)
+    assert pool.asks()[1] != A, "nobody knows yet whose fault it was"
+    pool.fails(request, second, attempt=2)
+    pool.gives_up(request)
+    pool.look()
+
+    assert first == A
+    assert pool.status(A) == TRIED
+    assert pool.asks()[1] == A
+
+
+def test_the_number_in_a_row_falls_while_an_engine_is_whole() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    pool.serve(8)
+    assert pool.status(A) == WHOLE
+    pool.later(25)
+    pool.serve(40, sick=A)
+
+    assert [e.number for e in pool.ejections()] == [1, 1]
+
+
+def test_a_new_life_begins_whole() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.happens(joined("a", at=pool.now, epoch=2))
+
+    assert pool.status(A) == WHOLE
+    assert not pool.look()
+
+
+def test_where_nobody_else_is_ready_who_is_ejected_serves() -> None:
+    pool = Pool(engines="ab")
+    pool.serve(40, sick=A)
+    assert pool.status(A) == EJECTED
+    assert pool.state.fleet.ready == (B,)
+    pool.happens(down("b", at=pool.now))
+
+    request, instance = pool.asks()
+    assert instance == A
+    assert any(isinstance(e.event, RequestGranted) and e.event.request == request for e in pool.log)
+    assert pool.proven
+
+
+def test_a_half_open_engine_that_nobody_can_stand_in_for_takes_all() -> None:
+    pool = Pool(engines="ab")
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    pool.happens(down("b", at=pool.now))
+
+    assert [pool.asks()[1] for _ in range(3)] == [A] * 3
+
+
+def test_a_share_of_nothing_turns_it_off_and_so_does_a_log_that_says_nothing_of_it() -> None:
+    pool = Pool(policies=policies(max_ejection_share=0))
+    pool.serve(40, sick=A)
+    assert not pool.ejections()
+
+    chosen = policies()
+    old = {name: value for name, value in chosen.settings.items() if not name.startswith("outlier.")}
+    assert recorded_policy_set("round_robin", old).outliers.max_ejection_share == 0
+    assert recorded_policy_set("round_robin", chosen.settings) == chosen
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_decision_without_its_evidence_is_a_difference(*, cut: bool) -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    log = [
+        LogEntry(e.sequence, e.subject, e.payload, None, "lost")
+        if cut and isinstance(e.event, RequestAttemptFailed)
+        else e
+        for e in pool.log
+    ]
+
+    assert verify(log).ok is not cut
+
+
+def down(instance: str, *, at: float) -> InstanceReported:
+    return reported(instance, 0, [], at=at, serving=False)
