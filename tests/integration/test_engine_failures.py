@@ -5,9 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman_ingress import under_way
+from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
@@ -26,6 +28,13 @@ async def asked(world: World, body: dict[str, Any] = TOKENS, path: str = COMPLET
     async with world.post(path, body) as answer:
         await answer.read()
         return answer.status, answer.headers.get("x-pointsman-instance", "")
+
+
+def counted(instance: str, failure: str) -> float:
+    """By the metric."""
+    return (
+        REGISTRY.get_sample_value("pointsman_attempt_failures_total", {"instance": instance, "failure": failure}) or 0.0
+    )
 
 
 # What the log is told
@@ -151,11 +160,13 @@ async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_
             world.scheduler.engines = {ONE: world.one.url}
             await drop(world, TWO, stays=ONE)
         world.one.pause = asyncio.Event()
+        before = counted(ONE, "first_byte_timeout")
         asking = asyncio.create_task(asked(world, STREAM))
         await eventually(lambda: len(world.one.received) == 1)
         await asyncio.sleep(1.0)  # several deadlines
         told = await failures(world)
         world.one.pause.set()
+        assert counted(ONE, "first_byte_timeout") == before + 1
 
         assert await asking == (200, ONE)
         assert [(t.instance, t.failure) for t in told] == [(ONE, "first_byte_timeout")]
@@ -235,6 +246,33 @@ async def test_where_every_engine_fails_the_budget_bounds_what_is_sent_again() -
     assert set(statuses) == {503}
 
 
+async def test_a_request_has_its_place_in_the_budget_until_its_first_output() -> None:
+    async with world_with(retry_budget=0.0, retry_budget_min=1) as world:
+        world.one.script.extend([Behaviour.ERRS, Behaviour.ERRS])
+        world.two.script.append(Behaviour.HANGS_AFTER_FIRST)
+        async with world.post(COMPLETIONS, STREAM) as streaming:
+            await streaming.content.readany()
+            again = await asked(world, STREAM)
+
+    assert again == (200, TWO)
+
+
+def test_the_budget_is_a_share_of_what_is_live_now() -> None:
+    budget = RetryBudget(RetryBounds(share=0.5, least=1))
+    open_tickets = [budget.open() for _ in range(6)]
+    for ticket in open_tickets:
+        ticket.__enter__()
+    of_six = [ticket.claim() for ticket in open_tickets]
+    for ticket in open_tickets:
+        ticket.__exit__(None, None, None)
+    with budget.open() as one, budget.open() as other:
+        of_two = [one.claim(), one.claim(), other.claim()]
+
+    assert of_six == [True, True, True, False, False, False]
+    assert of_two == [True, True, False]
+    assert (budget.live, budget.retrying) == (0, 0)
+
+
 # Without a scheduler
 
 
@@ -256,6 +294,9 @@ async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS])
         await asked(world)
+        world.two.script.extend([Behaviour.HANGS] * 4)
+        busy = [asyncio.create_task(asked(world)) for _ in range(4)]
+        await eventually(lambda: len(world.two.received) == 5)
         await asyncio.sleep(0.4)
         world.one.pause = asyncio.Event()
         trying = asyncio.create_task(asked(world))
@@ -264,6 +305,8 @@ async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_
         world.one.pause.set()
         tried = await trying
         after = await asked(world)
+        for task in busy:
+            task.cancel()
 
     assert meanwhile == [(200, TWO)] * 3
     assert tried == after == (200, ONE)

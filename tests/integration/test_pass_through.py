@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -186,7 +187,9 @@ async def test_embeddings_are_placed_by_load_and_end_in_the_log_as_prefills(worl
     assert (end.prompt_tokens, end.completion_tokens) == (3, 0)
 
 
-@pytest.mark.parametrize("path", [EMBEDDINGS, RESPONSES, DETOKENIZE])
+@pytest.mark.parametrize(
+    "path", [EMBEDDINGS, RESPONSES, DETOKENIZE, "/v2/rerank", "/v1/score", "/pooling", "/classify"]
+)
 async def test_an_endpoint_that_the_engines_do_not_have_is_refused_by_name(world: World, path: str) -> None:
     async with world.post(path, {"model": "m", "input": "hello", "tokens": [1]}) as answer:
         error = (await answer.json())["error"]
@@ -205,6 +208,122 @@ async def test_a_body_without_anything_to_read_is_refused(world: World, path: st
         assert answer.status == 404
 
     assert world.scheduler.asked == []
+
+
+# Pairs, pools, sound
+
+PAIR_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
+RERANK = {"query": "q" * 40, "documents": ["d" * 80, "d" * 80]}
+"""10 tokens, about, with 20 each."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        *((path, RERANK, 60) for path in PAIR_PATHS),
+        ("/score", {"text_1": "q" * 40, "text_2": "d" * 80}, 30),
+        ("/score", {"queries": ["q" * 40] * 3, "documents": ["d" * 80] * 3}, 90),
+        ("/score", {"data_1": {"content": [{"type": "text", "text": "q" * 40}]}, "data_2": ["d" * 80]}, 30),
+        ("/pooling", {"input": ["q" * 40, "q" * 40]}, 20),
+        ("/pooling", {"messages": [{"role": "user", "content": "q" * 40}]}, 10),
+        ("/classify", {"input": [1, 2, 3]}, 3),
+        ("/classify", {}, 1),
+    ],
+)
+async def test_what_is_read_and_not_written_is_placed_by_how_much_that_is(
+    world: World, path: str, body: dict[str, Any], tokens: int
+) -> None:
+    world.one.says[path] = {"usage": {"prompt_tokens": 3, "total_tokens": 3}}
+    async with world.post(path, {"model": "m", **body}) as answer:
+        assert await answer.json() == world.one.says[path]
+
+    asked = world.scheduler.asked[0]
+    assert (answer.status, asked.keys, asked.exact, asked.max_output_tokens) == (200, b"", False, 0)
+    assert tokens <= asked.prompt_tokens <= tokens + 6
+    end = (await world.events())[-1]
+    assert isinstance(end, RequestFinished)
+    assert end.prompt_tokens == 3
+
+
+def sound(**fields: str) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    form.add_field("file", b"RIFF" * 5_000, filename="a.wav", content_type="audio/wav")
+    for name, value in fields.items():
+        form.add_field(name, value)
+    return form
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_a_form_with_sound_reaches_the_engine_as_it_came(world: World, path: str) -> None:
+    world.one.says[path] = {"text": "Good day"}
+    async with world.client.post(world.url + path, data=sound(model="m", language="en")) as answer:
+        assert await answer.json() == {"text": "Good day"}
+
+    received = world.one.received[0]
+    kind = received.headers["content-type"]
+    boundary = kind.rpartition("boundary=")[2].encode()
+    assert kind.startswith("multipart/form-data; boundary=")
+    assert received.body.startswith(b"--" + boundary)
+    assert received.body.endswith(b"--" + boundary + b"--\r\n")
+    assert b"RIFF" * 5_000 in received.body
+    asked = world.scheduler.asked[0]
+    assert (asked.keys, asked.exact, asked.streaming) == (b"", False, False)
+    assert 20 < asked.prompt_tokens < 100
+    assert asked.max_output_tokens > 0
+
+
+async def test_sound_may_be_written_down_as_it_is_heard(world: World) -> None:
+    pieces = [event("chunk"), b"data: [DONE]\n\n"]
+    world.one.says["/v1/audio/transcriptions"] = pieces
+    async with world.client.post(
+        world.url + "/v1/audio/transcriptions", data=sound(model="m", stream="true", user="bob")
+    ) as answer:
+        assert await answer.read() == b"".join(pieces)
+
+    assert world.scheduler.asked[0].streaming
+    assert world.scheduler.asked[0].tenant == "bob"
+
+
+async def test_a_form_goes_to_another_engine_whole_when_one_fails(world: World) -> None:
+    world.two.says["/v1/audio/transcriptions"] = {"text": "Good day"}
+    world.one.script.append(Behaviour.RESETS)
+    async with world.client.post(world.url + "/v1/audio/transcriptions", data=sound(model="m")) as answer:
+        assert (answer.status, answer.headers["x-pointsman-instance"]) == (200, TWO)
+
+    one, two = world.one.received[0], world.two.received[0]
+    assert (one.body, one.headers["content-type"]) == (two.body, two.headers["content-type"])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "status", "code"),
+    [
+        (b"{}", "application/json", 400, "invalid_body"),
+        (b"--x\r\n", "multipart/form-data; boundary=x", 400, "malformed_body"),
+        (b"x" * 9_000_000, "multipart/form-data; boundary=x", 413, "body_too_large"),
+        (
+            b"--x\r\n" + b'content-disposition: form-data; name="model"\r\n\r\nnobody\r\n--x--',
+            "multipart/form-data; boundary=x",
+            404,
+            "model_not_found",
+        ),
+    ],
+)
+async def test_a_form_that_cannot_be_served_is_refused(
+    world: World, data: bytes, kind: str, status: int, code: str
+) -> None:
+    async with world.post("/v1/audio/transcriptions", data, content_type=kind) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+
+    assert world.scheduler.asked == []
+
+
+async def test_a_form_stays_as_it_is_where_engines_are_told_whose_request_it_is() -> None:
+    async with world_with(names_clients=True) as world:
+        world.one.says["/v1/audio/transcriptions"] = {"text": "Good day"}
+        async with world.client.post(world.url + "/v1/audio/transcriptions", data=sound(model="m")) as answer:
+            assert answer.status == 200
+
+        assert b"vllm_xargs" not in world.one.received[0].body
 
 
 # Questions that any engine answers

@@ -15,6 +15,12 @@ from typing import Any
 
 from aiohttp import web
 
+OTHER_PATHS = (
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/detokenize", "/pooling", "/classify",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+"""Beyond completions and chats."""
+
 
 class Behaviour(StrEnum):
     ANSWERS = "answers"
@@ -79,6 +85,8 @@ class FakeEngine:
     """What came to /tokenize and /render."""
     pause: asyncio.Event | None = None
     """Answers nothing before this is set."""
+    first_piece: bytes = b'data: {"choices": [{"text": "first"}]}\n\n'
+    """What it streams before it breaks off or hangs."""
     dies: bool = False
     """Closes connections instead of answering, after the pause."""
     given_up: int = 0
@@ -92,7 +100,8 @@ class FakeEngine:
         try:
             if self.pause is not None:
                 await self.pause.wait()
-            return await self._behave(Behaviour.RESETS if self.dies else behaviour, request, json.loads(body))
+            asked = json.loads(body) if request.content_type == "application/json" else {}
+            return await self._behave(Behaviour.RESETS if self.dies else behaviour, request, asked)
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -168,7 +177,7 @@ class FakeEngine:
                 _transport(request).abort()
             case Behaviour.BREAKS_OFF | Behaviour.HANGS_AFTER_FIRST:
                 stream = await self._head(request)
-                await stream.write(_event({"choices": [{"text": "first"}]}))
+                await stream.write(self.first_piece)
                 if behaviour is Behaviour.HANGS_AFTER_FIRST:
                     await asyncio.Event().wait()
                 _transport(request).abort()
@@ -214,10 +223,11 @@ async def running_engine() -> AsyncIterator[FakeEngine]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/completions", engine.complete)
     app.router.add_post("/v1/chat/completions", engine.complete)
-    for path in ("/v1/responses", "/v1/embeddings", "/detokenize"):
+    for path in OTHER_PATHS:
         app.router.add_post(path, engine.complete)
     app.router.add_post("/tokenize", engine.tokenize)
-    app.router.add_post("/v1/chat/completions/render", engine.render)
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        app.router.add_post(f"{path}/render", engine.render)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

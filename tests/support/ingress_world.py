@@ -14,6 +14,7 @@ import msgspec
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.chassis.health import HealthBoard, HttpServer
+from pointsman.chassis.line_writer import Output
 from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
@@ -68,6 +69,7 @@ async def open_world(
     block_tokens: int = BLOCK,
     engines_join: bool = True,
     log_answers: bool = True,
+    access_log_out: Output | None = None,
 ) -> World:
     """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
@@ -93,6 +95,7 @@ async def open_world(
             clock=clock,
             board=board,
             supervisor=supervisor,
+            access_log_out=access_log_out,
         )
     )
     server = http_server(app, settings, board)

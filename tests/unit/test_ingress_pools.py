@@ -132,6 +132,20 @@ async def test_as_long_as_a_pool_has_had_no_engine_nobody_knows_that_a_model_doe
         assert one.found("") == ("chat", "m", "")
 
 
+async def test_before_the_log_is_read_to_its_end_nobody_knows_that_a_model_does_not_exist_and_who_asks_waits() -> None:
+    async with rig(CHAT) as one:
+        await one.tell(CHAT, joined("a", model="m", at=1))
+        one.fleets[CHAT].is_read = False
+        asking = asyncio.create_task(one.pools.await_model("poet"))
+        known = await one.pools.await_model("m")
+        too_early = one.refusal("poet")
+        await one.tell(CHAT, naming("a", at=2, adapters=["poet"]))
+
+        assert known[1].name == "m"
+        assert too_early == (503, "no_engines")
+        assert (await asking)[1].name == "poet"
+
+
 async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are_not_asked_for_it() -> None:
     async with rig(CHAT) as one:
         await one.tell(CHAT, joined("a", at=1), joined("b", at=1), naming("b", at=2, adapters=["poet"]))

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import BinaryIO
 
 import aiohttp
 import click
@@ -21,7 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.chassis.http_protocol import HttpLimits
-from pointsman.chassis.line_writer import LineWriter
+from pointsman.chassis.line_writer import LineWriter, Output
 from pointsman.chassis.log_link import open_link
 from pointsman.chassis.open_files import clients_max, raised_open_files
 from pointsman.chassis.processes import serve_in_processes
@@ -151,7 +151,7 @@ async def assembled(
     engine_session: AbstractAsyncContextManager[aiohttp.ClientSession] | None = None,
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
-    access_log_out: BinaryIO | None = None,
+    access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """The parts put together, as an ASGI application that works while the context is open.
 
@@ -188,9 +188,7 @@ async def assembled(
             for pool in served:
                 closing.callback(pool.tokenising.close)
             pools = Pools(served, hold)
-            lines = (
-                closing.enter_context(LineWriter(access_log_out or sys.stdout.buffer)) if settings.access_log else None
-            )
+            lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
             gateway = Gateway(
                 name=_name(settings),
                 bounds=Bounds(
@@ -214,6 +212,11 @@ async def assembled(
             for pool in served:
                 _attend(pool, settings, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
+
+
+def _access_lines(out: Output | None) -> LineWriter:
+    """To standard output, if to nowhere else."""
+    return LineWriter(out or FileIO(sys.stdout.fileno(), "w", closefd=False))
 
 
 def pool_names(settings: IngressSettings) -> list[PoolName]:

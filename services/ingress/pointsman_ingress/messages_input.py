@@ -18,7 +18,7 @@ Block = dict[str, Any]
 LEFT_OUT = "x-anthropic-billing-header"
 """vLLM leaves out a block of a system prompt that begins like this: its client writes another number into it each time."""
 
-TOOL_CHANGES = frozenset({"tool_addition", "tool_removal"})
+TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
 def has_system_messages(messages: Iterable[Message]) -> bool:

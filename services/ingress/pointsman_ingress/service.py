@@ -124,8 +124,8 @@ class Gateway:
         self._clock = clock
         self._supervisor = supervisor
         self._ids = ids
-        self._bodies = Bodies()
         self._access_log = access_log
+        self._bodies = Bodies()
         self._passage = Passage(engines, retries=bounds.retries, first_byte=bounds.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:

@@ -266,6 +266,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
                 return
             self.cycle.disconnected = True  # its own body is what is wrong: this is its answer
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         self.transport.write(_answer(refused))
         if refused.status == 503 or not self.transport.can_write_eof():

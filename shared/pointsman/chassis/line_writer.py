@@ -1,14 +1,16 @@
 """Lines for standard output, written beside the event loop: who reads them slowly, or not at all, holds up nobody.
 
 Lines are gathered for FLUSH_WALL_SECONDS and written together by a thread. What was gathered last is lost where a process
-dies; what a reader does not take is bounded by PENDING_BYTES_MAX, and left out beyond it.
+dies; what a reader does not take is bounded by PENDING_BYTES_MAX, and left out beyond it. Several processes may share one
+pipe: what is written at once is whole lines, and no longer than a pipe takes in one piece.
 """
 
 import asyncio
+import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Protocol, Self
 
 import structlog
 
@@ -20,13 +22,22 @@ FLUSH_WALL_SECONDS: Seconds = 0.2
 CLOSE_WALL_SECONDS: Seconds = 1.0
 """How long the last lines may take."""
 
+PIECE_BYTES_MAX = select.PIPE_BUF
+"""What others who write to the same pipe cannot come between."""
+
 PENDING_BYTES_MAX = 4 * 1024 * 1024
+
+
+class Output(Protocol):
+    """A file without a buffer. Blocking; returns how many bytes it took."""
+
+    def write(self, data: bytes, /) -> int | None: ...
 
 
 class LineWriter:
     """Use as a context manager, within a running loop; its methods are for that loop's thread."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: Output) -> None:
         self._out = out
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
         self._pending: list[bytes] = []
@@ -54,9 +65,7 @@ class LineWriter:
         if self._timer is not None:
             self._timer.cancel()
         last = threading.Event()
-        data = self._take()
-        if data:
-            self._thread.submit(self._put, data)
+        self._thread.submit(self._put, self._take())
         self._thread.submit(last.set)
         last.wait(CLOSE_WALL_SECONDS)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -76,11 +85,21 @@ class LineWriter:
         if self._pending and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_WALL_SECONDS, self._flush)
 
-    def _take(self) -> bytes:
-        data = b"".join(line + b"\n" for line in self._pending)
+    def _take(self) -> list[bytes]:
+        """All that is pending, in pieces of whole lines."""
+        pieces: list[bytes] = []
+        piece, size = list[bytes](), 0
+        for line in self._pending:
+            if piece and size + len(line) >= PIECE_BYTES_MAX:
+                pieces.append(b"".join(piece))
+                piece, size = [], 0
+            piece += (line, b"\n")
+            size += len(line) + 1
         self._pending, self._pending_bytes = [], 0
-        return data
+        return [*pieces, b"".join(piece)]
 
-    def _put(self, data: bytes) -> None:
-        self._out.write(data)
-        self._out.flush()
+    def _put(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            rest = piece
+            while rest:
+                rest = rest[self._out.write(rest) or 0 :]

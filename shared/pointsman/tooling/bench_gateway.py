@@ -365,13 +365,24 @@ async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str
 
 
 def _cpu_us(pid: int) -> float:
-    """CPU time of a process so far, its threads together, in microseconds. Raises BenchError."""
+    """CPU time so far of a process, its threads and its children (of an ingress with --processes), in microseconds.
+    Raises BenchError."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000
+        own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000
+        return own + sum(map(_cpu_us, _children(pid)))
     except (OSError, ValueError, IndexError) as error:
         message = f"the CPU time of process {pid} cannot be read: {error}"
         raise BenchError(message) from error
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 async def _count_instructions(perf: "_Perf", setup: Setup, ask: Ask, requests: int, work: Work) -> None:

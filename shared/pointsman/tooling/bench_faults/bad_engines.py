@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Seconds
@@ -60,22 +60,22 @@ class EngineWatch:
 
     async def diagnose(self, instance: InstanceId) -> Touched:
         """What `doctor` and `explain` say of it now."""
-        doctor, request = await self._said("doctor"), self._request_of(instance)
-        explain = await self._said("explain", request) if request else ""
-        return Touched(instance=instance, doctor=_line(doctor, instance), explain=_line(explain, instance))
+        doctor, explain = _line(await self._said("doctor"), instance), ""
+        for request in self._requests_about(instance):
+            explain = explain or _line(await self._said("explain", request), instance)
+        return Touched(instance=instance, doctor=doctor, explain=explain)
 
     def whole(self, instance: InstanceId) -> bool:
         """Whether the log calls it ready, and no trial is needed any more."""
         known = self._witness.state.fleet.get(instance)
         return known is not None and known.status == "ready" and not known.half_open
 
-    def _request_of(self, instance: InstanceId) -> str:
-        """The newest request that met it: that failed there, else that was sent there."""
+    def _requests_about(self, instance: InstanceId) -> list[str]:
+        """The newest request that failed there, and the newest that was placed at all: it may have been kept from there."""
         events = [entry.event for entry in reversed(self._witness.entries) if entry.event is not None]
-        met = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
-        sent = next((e for e in events if isinstance(e, RequestGranted) and e.instance == instance), None)
-        found = met or sent
-        return found.request if found else ""
+        failed = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
+        placed = next((e for e in events if isinstance(e, RequestPlaced)), None)
+        return [event.request for event in (failed, placed) if event is not None]
 
     async def _said(self, *command: str) -> str:
         """What a command prints; empty where it takes too long."""

@@ -8,9 +8,9 @@ killed says so, too. Everything else is a request that was lost. Where no ingres
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import aiohttp
 import msgspec
@@ -60,7 +60,9 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class Clients:
-    """All clients of one run."""
+    """All clients of one run. `objectives`: what they ask for in time, as headers."""
+
+    objectives: ClassVar[Mapping[str, str]] = {"x-slo-ttft-ms": PATIENCE_MS, "x-slo-tpot-ms": PATIENCE_MS}
 
     def __init__(
         self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int, url: str = ""
@@ -153,12 +155,7 @@ class Clients:
         number = len(self.exchanges)
         exchange = Exchange(request=f"{PREFIX}{self._seed}-{number}", streamed=streamed, asked_at=time.monotonic())
         self.exchanges.append(exchange)
-        headers = {
-            "content-type": "application/json",
-            "x-slo-ttft-ms": PATIENCE_MS,
-            "x-slo-tpot-ms": PATIENCE_MS,
-            "x-request-id": exchange.request,
-        }
+        headers = {"content-type": "application/json", "x-request-id": exchange.request, **self.objectives}
         try:
             async with await self._connected(session, body, headers) as response:
                 exchange.status = response.status

@@ -36,7 +36,7 @@ from pointsman.tooling.bench_faults.checks import agrees, findings
 from pointsman.tooling.bench_faults.clients import Clients, Exchange, unserved
 from pointsman.tooling.bench_faults.evidence import Evidence, gathered
 from pointsman.tooling.bench_faults.fleet import Shape, Struck, struck_fleet
-from pointsman.tooling.bench_faults.report import FaultsReport, reported, show, told
+from pointsman.tooling.bench_faults.report import FaultsReport, progress_line, reported, show
 from pointsman.tooling.bench_faults.schedule import (
     DEFAULT_FAULTS,
     OF_OWN_SERVERS,
@@ -298,7 +298,9 @@ async def _struck(
         group.create_task(steady.run())
         await asyncio.sleep(RISE_SECONDS)
         await striker.run_in_turn(
-            faults, settle=SETTLE_SECONDS, told=lambda strike: console.print(told(strike), soft_wrap=True, markup=False)
+            faults,
+            settle=SETTLE_SECONDS,
+            told=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
         )
         steady.stop()
     return steady

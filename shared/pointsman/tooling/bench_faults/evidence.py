@@ -69,9 +69,9 @@ async def gathered(
         )
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
+            evidence.entries = list(witness.entries)  # the archive is read later, and has all of these then
             await _ask_engines(fleet, evidence)
             await asyncio.to_thread(_read_archive, fleet, evidence)
-            evidence.entries = list(witness.entries)
             if in_agreement(evidence):
                 evidence.quiet_s = time.monotonic() - started
                 return evidence

@@ -1,6 +1,7 @@
 """What a run came to, for people and for machines."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 from rich import box
@@ -14,6 +15,35 @@ from pointsman.tooling.bench_faults.evidence import Evidence
 from pointsman.tooling.bench_faults.strikes import Strike
 
 BLIND = "blind"
+
+Column = tuple[str, Callable[[Strike], str]]
+"""Of the table of strikes: its heading, and its cells."""
+
+
+def _seconds(value: Seconds | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _lasted(strike: Strike) -> str:
+    return f"{strike.lasted:.1f} s" if strike.lasted else ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("lasted", _lasted),
+    ("served again", lambda strike: _seconds(strike.served_s)),
+    ("normal again", lambda strike: _seconds(strike.normal_s)),
+    ("all well again", lambda strike: _seconds(strike.well_s)),
+    ("streams cut", lambda strike: str(strike.streams_cut) if strike.streams_cut else ""),
+)
+BALANCED_COLUMNS: tuple[Column, ...] = (
+    ("lasted", _lasted),
+    ("all well again", lambda strike: _seconds(strike.well_s)),
+    ("answers", lambda strike: f"{strike.answered:,}"),
+    ("TTFT P99", lambda strike: _seconds(strike.ttft_p99_s)),
+    ("streams cut", lambda strike: str(strike.streams_cut)),
+    ("not 200", lambda strike: ", ".join(f"{count} x {status}" for status, count in strike.statuses.items()) or "0"),
+    ("out of rotation", lambda strike: ", ".join(f"{name} {s:.1f} s" for name, s in strike.out_of_rotation.items())),
+)
 
 
 class FaultsReport(msgspec.Struct, kw_only=True):
@@ -36,6 +66,8 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     entries: int
     terms: int
     quiet_s: Seconds | None
+    balanced: bool
+    """Whether clients came through a load balancer."""
     busy_share: float
     """Of this machine's cores, from the first request to the last answer."""
     strikes: list[Strike]
@@ -72,6 +104,7 @@ def reported(
         entries=len(evidence.entries),
         terms=evidence.state.term,
         quiet_s=evidence.quiet_s,
+        balanced=evidence.balancer is not None,
         busy_share=busy_share,
         strikes=evidence.strikes,
         findings=findings,
@@ -84,7 +117,7 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 def show(console: Console, report: FaultsReport) -> None:
     """The strikes, the answers, and what each check says."""
-    console.print(_strikes(report.strikes))
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
     for strike in report.strikes:
         if strike.touched is not None:
             _show_touched(console, strike.fault, strike.touched)
@@ -105,43 +138,19 @@ def show(console: Console, report: FaultsReport) -> None:
     console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
 
 
-def _strikes(strikes: list[Strike]) -> Table:
+def _strikes(strikes: list[Strike], columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
-    for heading in (
-        "lasted",
-        "served again",
-        "normal again",
-        "all well again",
-        "answers",
-        "TTFT P99",
-        "streams cut",
-        "not 200",
-        "not served",
-        "out of rotation",
-    ):
+    for heading, _ in columns:
         table.add_column(heading, justify="right")
     for strike in sorted(strikes, key=lambda one: one.began):
-        table.add_row(
-            f"{strike.began:.1f} s",
-            strike.fault,
-            f"{strike.victim} ({', '.join(map(str, strike.pids))})" if strike.pids else strike.victim,
-            f"{strike.lasted:.1f} s" if strike.lasted else "",
-            _seconds(strike.served_s),
-            _seconds(strike.normal_s),
-            _seconds(strike.well_s),
-            f"{strike.answered:,}",
-            _seconds(strike.ttft_p99_s),
-            str(strike.streams_cut),
-            ", ".join(f"{count} x {status}" for status, count in strike.statuses.items()),
-            str(strike.failed),
-            ", ".join(f"{server} {seconds:.1f} s" for server, seconds in strike.out_of_rotation.items()),
-        )
+        cells = [cell(strike) for _, cell in columns]
+        table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
     return table
 
 
-def told(strike: Strike) -> str:
+def progress_line(strike: Strike) -> str:
     """A line for who waits."""
     well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
     return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"
@@ -171,7 +180,3 @@ def _findings(findings: dict[str, list[str]]) -> Table:
             name, Text(f"no, {len(found)} findings", style="bold red") if found else Text("yes", style="green")
         )
     return table
-
-
-def _seconds(value: Seconds | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"

@@ -7,8 +7,9 @@ notices then is what was done to the fleet, not a machine that is short of cores
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import aiohttp
 from typing_extensions import override
@@ -54,7 +55,10 @@ def _ticks() -> tuple[int, int]:
 
 
 class SteadyClients(Clients):
-    """Clients that ask until `stop`."""
+    """Clients that ask until `stop`, with the pool's own objectives: an honest 429 is an answer, and how long an engine may take
+    to its first byte follows from them."""
+
+    objectives: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, fleet: FleetFile, *, url: str, seed: int, streams: int, rate: float) -> None:
         super().__init__(fleet, [], seed=seed, tokens_max=STREAM_TOKENS, url=url)

@@ -135,21 +135,27 @@ class Striker:
 
     async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Strike) -> None:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
-        async with aiohttp.ClientSession(url) as session:
-            await session.post(MISBEHAVE_PATH, json={"kind": fault.action})
+        async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
+            await _tell(session, fault.action)
             try:
                 await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
-                strike.touched = await self._watch.diagnose(instance)
+                diagnosed = looking.create_task(self._watch.diagnose(instance))
                 await asyncio.sleep(strike.at + fault.lasts - time.monotonic())
             finally:
-                await session.post(MISBEHAVE_PATH, json={"kind": ""})
-        well_at = time.monotonic()
-        strike.lasted = well_at - strike.at
-        while time.monotonic() < well_at + WELL_SECONDS_MAX:
+                await _tell(session, "")
+            well_at = time.monotonic()
+            strike.lasted = well_at - strike.at
+            whole_s = await self._whole_after(instance, well_at)
+        strike.touched = diagnosed.result()
+        strike.touched.whole_s = whole_s
+
+    async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
+        """Wall seconds from a moment until nobody calls the engine ejected; None where that takes too long."""
+        while time.monotonic() < moment + WELL_SECONDS_MAX:
             if self._watch.whole(instance):
-                strike.touched.whole_s = time.monotonic() - well_at
-                return
+                return time.monotonic() - moment
             await asyncio.sleep(WELL_POLL_SECONDS)
+        return None
 
     async def _victims(self, targets: Sequence[str], *, in_turn: bool) -> dict[int, str]:
         """Pids and names; of several alike, any, but none twice. `in_turn`: each of them before any has its second turn."""
@@ -205,6 +211,11 @@ class Striker:
             if status != READY or lacks_told(body):
                 return False
         return True
+
+
+async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
+    async with engine.post(MISBEHAVE_PATH, json={"kind": kind}) as answer:
+        answer.raise_for_status()
 
 
 async def _frozen(pid: int, seconds: Seconds) -> None:

@@ -17,7 +17,7 @@ from pointsman.adapters.tokenizer import ChatTemplateError, Tokenizer, Unsupport
 from pointsman.chassis.health import Receive, Scope, Send, send_whole
 from pointsman.primitives import Tokens
 from pointsman.simulation.block_cache import PromptIdentity
-from pointsman.tooling.engine_sim import answers, embeddings, openai_bodies, responses
+from pointsman.tooling.engine_sim import answers, embeddings, messages, openai_bodies, responses, scores
 from pointsman.tooling.engine_sim.engine import (
     EngineStoppedError,
     Generation,
@@ -99,7 +99,11 @@ class EngineApp:
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/responses": {"POST": self._response},
+            "/v1/messages": {"POST": self._anthropic(self._messages)},
+            "/v1/messages/count_tokens": {"POST": self._anthropic(self._count_tokens)},
             "/v1/embeddings": {"POST": self._embeddings},
+            **{path: {"POST": self._rerank} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
+            **{path: {"POST": self._score} for path in ("/score", "/v1/score")},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -181,6 +185,58 @@ class EngineApp:
             _Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=responses.usage),
         )
 
+    def _anthropic(self, handler: Handler) -> Handler:
+        """The same, but what is refused is told in Anthropic's shape."""
+
+        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await handler(scope, receive, send)
+            except ApiError as error:
+                await send_whole(send, error.status, messages.error(error), JSON)
+
+        return wrapped
+
+    async def _messages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = messages.parse_messages(await _read(receive))
+        self._check_model(body.model)
+        tokens = await self._encode(self._rendered(messages.chat_of(body)), add_special_tokens=False)
+        heading = self._heading(scope, "chatcmpl", body.model)
+        generation, _ = await self._submit(body, tokens, body.max_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
+        frames, whole, stream = messages.MessageFrames(heading), messages.whole_message, body.wants_stream
+        await self._answer(
+            receive,
+            send,
+            _Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=messages.usage),
+        )
+
+    async def _count_tokens(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        body = messages.parse_messages(await _read(receive))
+        self._check_model(body.model)
+        tokens = await self._encode(self._rendered(messages.chat_of(body)), add_special_tokens=False)
+        await send_whole(send, 200, messages.counted(len(tokens)), JSON)
+
+    async def _rerank(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = scores.parse_rerank(await _read(receive))
+        tokens = await self._read_pairs(receive, body.model, body.query, body.documents)
+        heading = self._heading(scope, "rerank", body.model)
+        await send_whole(send, 200, scores.whole_rerank(heading, body, tokens), JSON)
+
+    async def _score(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = scores.parse_score(await _read(receive))
+        tokens = await self._read_pairs(receive, body.model, body.text_1, body.documents)
+        heading = self._heading(scope, "score", body.model)
+        await send_whole(send, 200, scores.whole_scores(heading, body, tokens), JSON)
+
+    async def _read_pairs(self, receive: Receive, model: str | None, query: str, documents: list[str]) -> Tokens:
+        """Prefill each document behind the query. Returns how many tokens that were."""
+        self._check_model(model)
+        total = 0
+        for document in documents:
+            tokens = await self._encode(f"{query}\n{document}", add_special_tokens=True)
+            await self._prefill(receive, model, tokens)
+            total += len(tokens)
+        return total
+
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What an engine does for a prompt until its first token is what an embedding takes."""
         body = embeddings.parse_embeddings(await _read(receive))
@@ -188,18 +244,22 @@ class EngineApp:
         vectors, total = [], 0
         for prompt in embeddings.prompts_of(body):
             tokens = await self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-            generation, _ = await self._submit(CompletionBody(model=body.model), tokens, 1, 1)
-            try:
-                async with self._aborted_when_gone(receive, generation):
-                    await generation.reached(1)
-            except EngineStoppedError as error:
-                raise ApiError(503, str(error), kind="ServiceUnavailableError") from error
-            finally:
-                self._engine.abort(generation)
+            await self._prefill(receive, body.model, tokens)
             vectors.append(embeddings.vector(prompt_hash(tokens), body.dimensions))
             total += len(tokens)
         heading = self._heading(scope, "embd", body.model)
         await send_whole(send, 200, embeddings.whole_embeddings(heading, vectors, body.encoding_format, total), JSON)
+
+    async def _prefill(self, receive: Receive, model: str | None, tokens: list[int]) -> None:
+        """Raises ApiError."""
+        generation, _ = await self._submit(CompletionBody(model=model), tokens, 1, 1)
+        try:
+            async with self._aborted_when_gone(receive, generation):
+                await generation.reached(1)
+        except EngineStoppedError as error:
+            raise ApiError(503, str(error), kind="ServiceUnavailableError") from error
+        finally:
+            self._engine.abort(generation)
 
     async def _submit(
         self, body: openai_bodies.Generate, tokens: list[int], asked: Tokens | None, default: Tokens

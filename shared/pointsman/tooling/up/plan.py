@@ -271,7 +271,12 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
         },
         "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
-        "ingress": {"slo_ttft": plan.slo_ttft, "tokenizer": plan.tokenizer, "hold_seconds": hold_seconds}
+        "ingress": {
+            "slo_ttft": plan.slo_ttft,
+            "tokenizer": plan.tokenizer,
+            "hold_seconds": hold_seconds,
+            "processes": settings.processes,
+        }
         | _several(plan),
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }

@@ -1,6 +1,7 @@
 """The one question `up` asks of others: does this URL answer?"""
 
 import asyncio
+import os
 from urllib.parse import urlsplit
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -13,32 +14,31 @@ class NoAnswerError(Exception):
 async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
     """Status and body (at most 1 MiB) of a GET, within `timeout` wall seconds. Raises NoAnswerError.
 
-    A handful of lines over a socket, because importing an HTTP client takes longer than starting a nats-server.
+    The client is imported with the first question: that takes a quarter of a second, in which the processes that are
+    asked are starting anyway. It asks from the event loop: this process forks, and must have no threads (`chassis.lifeline`).
     """
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    import aiohttp
+
     try:
-        async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or (443 if secure else 80), ssl=secure or None
-            )
-            try:
-                writer.write(f"GET {parts.path or '/'} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
-                answer = await reader.read(ANSWER_BYTES_MAX)
-                while chunk := await reader.read(ANSWER_BYTES_MAX - len(answer)):
-                    answer += chunk
-            finally:
-                writer.close()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        return int(head.split(maxsplit=2)[1]), body
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+            session.get(url, allow_redirects=False, headers={"connection": "close"}) as answer,
+        ):
+            body = b""
+            while len(body) < ANSWER_BYTES_MAX and (chunk := await answer.content.read(ANSWER_BYTES_MAX - len(body))):
+                body += chunk
+            return answer.status, body
     except TimeoutError as error:
         message = f"no answer within {timeout:g} s"
         raise NoAnswerError(message) from error
-    except OSError as error:
-        raise NoAnswerError(error.strerror or str(error)) from error
-    except (IndexError, ValueError) as error:
+    except aiohttp.ClientConnectorError as error:
+        number = error.os_error.errno
+        raise NoAnswerError(os.strerror(number) if number else str(error)) from error
+    except aiohttp.ClientResponseError as error:
         message = "the answer is not HTTP"
         raise NoAnswerError(message) from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NoAnswerError(str(error) or type(error).__name__) from error
 
 
 async def accepts_connections(url: str, *, timeout: float) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import click
 
 from pointsman.chassis.embedded_nats import SYNC_INTERVAL
-from pointsman.chassis.settings import PORT_MAX, setting
+from pointsman.chassis.settings import COUNT, PORT_MAX, setting
 from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import valid_name
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
@@ -147,6 +147,7 @@ class UpSettings:
         f"Which waiting requests move. Default: the rebalancer's own, which is {DEFAULT_REBALANCING}.",
         choices=tuple(sorted(REBALANCING_POLICIES)),
     )
+    processes: int | None = setting(None, "Processes of an ingress, which share its port. Default: one.", bounds=COUNT)
     rebind: bool | None = setting(
         None,
         "Also take overdue requests out of an engine before their first token, to start again elsewhere. Default: no.",

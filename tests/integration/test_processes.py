@@ -1,0 +1,151 @@
+"""`pointsman-ingress --processes N`, as an operator meets it: one port, one sum of metrics, one SIGTERM."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from pointsman.tooling.up.scripts import console_script
+from tests.support.nats import running_nats
+from tests.support.waiting import eventually
+
+PATH = "/v1/chat/completions"
+
+
+class Ingresses:
+    """Several processes of one ingress, and what they logged."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    @property
+    def log(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"listening +port=(\d+)", self.log)
+        assert found is not None
+        return f"http://127.0.0.1:{found[1]}"
+
+    def named(self, event: str) -> list[str]:
+        return re.findall(rf" {event} .*process=(\S+)", self.log)
+
+    @property
+    def metrics_directories(self) -> list[Path]:
+        return list(self._output.parent.glob("pointsman-metrics-*"))
+
+    def pids(self) -> dict[int, int]:
+        """Of the newest life of each."""
+        return {
+            int(number): int(pid) for number, pid in re.findall(r"process_started +number=(\d) pid=(\d+)", self.log)
+        }
+
+
+@contextmanager
+def ingresses(nats: str, directory: Path, *arguments: str) -> Iterator[Ingresses]:
+    output = directory / "ingress.log"
+    script = str(console_script("pointsman-ingress"))
+    program = [script, "--nats", nats, "--processes", "3", "--name", "front"]
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*program, "--port", "0", "--lame-duck-seconds", "0", *arguments], stdout=file, stderr=file, env=environment
+        )
+    try:
+        yield Ingresses(process, output)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def asked(url: str, path: str = PATH, body: bytes = b"{") -> int:
+    """The status, over a connection of its own."""
+    async with aiohttp.ClientSession() as client, client.post(url + path, data=body) as answer:
+        return answer.status
+
+
+async def metric(url: str, name: str) -> float:
+    async with aiohttp.ClientSession() as client, client.get(url + "/metrics") as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", await answer.text(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_several_processes_serve_one_port_count_together_and_stop_together(tmp_path: Path) -> None:
+    refused = f'pointsman_http_requests_total{{route="{PATH}",status="400"}}'
+    async with running_nats(tmp_path) as nats:
+        with ingresses(nats, tmp_path) as front:
+            await eventually(lambda: len(front.named("log_ready")) == 3, seconds=60)
+            assert sorted(front.named("listening")) == ["front-1", "front-2", "front-3"]
+
+            statuses = [await asked(front.url) for _ in range(30)]
+            assert set(statuses) == {400}
+            assert await metric(front.url, refused) == 30
+            assert await metric(front.url, "pointsman_nats_connected") == 1
+
+            killed = front.pids()[2]
+            os.kill(killed, signal.SIGKILL)
+            await eventually(lambda: front.named("listening").count("front-2") == 2, seconds=60)
+            assert f"number=2 pid={killed}" in front.log
+            assert "process_ended" in front.log
+            assert {await asked(front.url) for _ in range(10)} == {400}
+            assert await metric(front.url, refused) == 40  # what the dead one counted still counts
+
+            children = list(front.pids().values())
+            front.process.terminate()
+            await eventually(lambda: front.process.poll() is not None, seconds=60)
+
+    assert front.process.returncode == 0
+    assert sorted(set(front.named("shutting_down"))) == ["front-1", "front-2", "front-3"]
+    assert not any(map(alive, children))
+    assert not front.metrics_directories
+
+
+async def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
+    async with running_nats(tmp_path) as nats:
+        with ingresses(nats, tmp_path) as front:
+            await eventually(lambda: len(front.named("listening")) == 3, seconds=60)
+            front.process.kill()
+
+            await eventually(lambda: not any(map(alive, front.pids().values())))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_taken_port_and_a_wrong_setting_are_said_once_and_end_it(tmp_path: Path, reuse: bool) -> None:
+    with socket.socket() as taken:
+        if reuse:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with ingresses("nats://127.0.0.1:1", tmp_path, "--port", str(taken.getsockname()[1])) as front:
+            await eventually(lambda: front.process.poll() is not None, seconds=60)
+
+    assert front.process.returncode == 1
+    assert "cannot listen on" in front.log
+    assert "Traceback" not in front.log
+
+
+async def test_a_wrong_setting_is_said_and_ends_all(tmp_path: Path) -> None:
+    async with running_nats(tmp_path) as nats:
+        with ingresses(nats, tmp_path, "--tokenizer", str(tmp_path / "none")) as front:
+            await eventually(lambda: front.process.poll() is not None, seconds=60)
+
+    assert front.process.returncode == 1
+    assert "Error: " in front.log
+    assert "Traceback" not in front.log

@@ -1,0 +1,102 @@
+"""What the ingress reads out of a form with a file, and what it refuses."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman_ingress.audio_form import FIELD_BYTES_MAX, PARTS_MAX, AudioForm, read_form
+from pointsman_ingress.openai_errors import Refusal
+
+BOUNDARY = "xYzZY"
+KIND = f"multipart/form-data; boundary={BOUNDARY}".encode()
+SOUND = b"RIFF\r\n--xYzZ\r\n\x00\xff" * 50
+
+
+def part(name: str, value: bytes, *, more: str = "") -> bytes:
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return head.encode() + value + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+FILE = part("file", SOUND, more='; filename="a.wav"\r\nContent-Type: audio/wav')
+
+
+def test_the_small_fields_are_read_wherever_they_stand() -> None:
+    body = form(
+        FILE, part("model", b"whisper"), part("temperature", b"0"), part("stream", b"true"), part("user", b"bob")
+    )
+
+    assert read_form(body, KIND) == AudioForm("whisper", True, "bob", len(SOUND))
+
+
+@pytest.mark.parametrize(
+    ("said", "streams"), [(b"true", True), (b"True", True), (b"1", True), (b"false", False), (b"", False)]
+)
+def test_whether_to_stream_is_read_as_the_engine_reads_it(said: bytes, streams: bool) -> None:
+    assert read_form(form(part("stream", said)), KIND).stream is streams
+
+
+def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
+    assert read_form(form(part("model", b"one"), part("model", b"two")), KIND).model == "two"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"",
+        b"application/json",
+        b"multipart/form-data",
+        b"multipart/form-data; boundary=",
+        b"multipart/form-data; boundary=" + b"x" * 300,
+        b"text/plain; boundary=x",
+    ],
+)
+def test_a_body_that_is_said_to_be_no_form_is_refused(kind: bytes) -> None:
+    assert refusal(form(FILE), kind) == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        form(FILE)[:-8],
+        form(FILE)[:100],
+        form(FILE).replace(b"form-data; name", b"form-data\x00 name").replace(b"--xYzZY\r\n", b"--xYzZ\r\n", 1),
+        form(part("model", b"x" * (FIELD_BYTES_MAX + 1))),
+        form(*[part("x", b"")] * (PARTS_MAX + 1)),
+        form(part("x", b"", more="\r\nX-Y: " + "z" * 100_000)),
+    ],
+)
+def test_a_form_that_is_none_or_has_too_much_of_something_is_refused(body: bytes) -> None:
+    assert refusal(body, KIND) == 400
+
+
+@given(
+    st.binary(max_size=300)
+    | st.lists(
+        st.sampled_from([b"--xYzZY", b"\r\n", b"--", b"a: b", b'content-disposition: form-data; name="model"']),
+        max_size=20,
+    ).map(b"".join)
+)
+def test_whatever_a_body_holds_it_is_read_or_refused(body: bytes) -> None:
+    assert refusal(body, KIND) in (0, 400)
+
+
+@given(st.binary(max_size=300))
+def test_whatever_the_content_type_says_it_is_read_or_refused(kind: bytes) -> None:
+    assert refusal(form(FILE), re.sub(rb"[\r\n]", b"", b"multipart/form-data" + kind)) in (0, 400)
+
+
+def refusal(body: bytes, kind: bytes) -> int:
+    """Its status; 0 where it is none."""
+    try:
+        read_form(body, kind)
+    except Refusal as refused:
+        return refused.status
+    return 0

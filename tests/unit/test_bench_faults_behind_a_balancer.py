@@ -1,0 +1,116 @@
+"""The arithmetic of `bench-faults --haproxy`: what was out of rotation, who was touched, and what a report calls a failure."""
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.requests import RequestAttemptFailed
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId
+from pointsman.tooling.bench_faults.bad_engines import FIRST_SECONDS, Touched, count_touched
+from pointsman.tooling.bench_faults.balancer import Balancer, haproxy_config
+from pointsman.tooling.bench_faults.clients import Ending, Exchange, unserved
+from pointsman.tooling.bench_faults.schedule import FaultError, checked, in_turn, rolling
+
+ROOT = Path(__file__).parents[2]
+BEGAN, ENDED = 1000.0, 1030.0
+
+
+def asked(request: str, at: float, *, instance: str = "", ending: Ending = "completed", status: int = 200) -> Exchange:
+    return Exchange(
+        request=request, streamed=True, asked_at=at, ended_at=at + 1, ending=ending, status=status, instance=instance
+    )
+
+
+def granted(request: str, instance: str) -> LogEntry:
+    event = RequestGranted(at=0.0, request=RequestId(request), instance=InstanceId(instance))
+    return LogEntry(1, "", b"", event)
+
+
+def failed(request: str, instance: str) -> LogEntry:
+    event = RequestAttemptFailed(
+        at=0.0, request=RequestId(request), instance=InstanceId(instance), failure="http_5xx", status=500
+    )
+    return LogEntry(1, "", b"", event)
+
+
+def test_the_documented_configuration_is_the_one_that_is_tested() -> None:
+    servers = [("ingress", "127.0.0.1:8080"), ("ingress-2", "127.0.0.1:8081")]
+
+    assert f"```haproxy\n{haproxy_config(':8000', servers)}```" in (ROOT / "docs/operations.md").read_text()
+
+
+def test_requests_sent_to_a_bad_engine_count_as_early_then_as_touched_and_not_once_it_is_well() -> None:
+    touched = Touched(instance="bad", whole_s=2.0)
+    late = BEGAN + FIRST_SECONDS + 1
+    exchanges = [
+        asked("before", BEGAN - 1),
+        asked("early", BEGAN + 1),
+        asked("spared", late),
+        asked("sent", late),
+        asked("failed-blind", late),
+        asked("after", ENDED + 3, instance="bad"),
+    ]
+    entries = [
+        *(granted(request, "bad") for request in ("before", "early", "sent", "after")),
+        granted("spared", "good"),
+        failed("early", "bad"),
+        failed("failed-blind", "bad"),
+    ]
+
+    count_touched(touched, began=BEGAN, ended=ENDED, exchanges=exchanges, entries=entries)
+
+    assert (touched.early, touched.touched, touched.asked) == (1, 2, 3)
+    assert touched.failures == {"http_5xx": 2}
+    assert touched.back_s == pytest.approx(4.0)
+
+
+def test_an_engine_that_answered_nobody_since_or_is_still_ejected_is_not_back() -> None:
+    unserved_since = Touched(instance="bad", whole_s=1.0)
+    ejected = Touched(instance="bad")
+    served = [asked("after", ENDED + 1, instance="bad")]
+
+    count_touched(unserved_since, began=BEGAN, ended=ENDED, exchanges=[], entries=[])
+    count_touched(ejected, began=BEGAN, ended=ENDED, exchanges=served, entries=[])
+
+    assert unserved_since.back_s is ejected.back_s is None
+
+
+def test_time_out_of_rotation_counts_within_the_time_that_is_asked_for() -> None:
+    balancer = Balancer("", Path())
+    balancer.changes["a"] = [(0.0, True), (10.0, False), (14.0, True), (20.0, False)]
+    balancer.changes["b"] = [(0.0, True)]
+
+    assert balancer.out_of_rotation(12.0, 23.0) == {"a": pytest.approx(5.0)}
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "counts"),
+    [
+        ("completed", 200, False),
+        ("refused", 429, False),
+        ("refused", 503, True),
+        ("cut", 200, True),
+        ("dropped", 0, True),
+    ],
+)
+def test_only_whole_answers_and_honest_refusals_are_no_failures(ending: Ending, status: int, counts: bool) -> None:
+    assert unserved(asked("r", 0.0, ending=ending, status=status)) is counts
+
+
+def test_a_rolling_restart_leaves_nobody_between_clients_and_engines_out() -> None:
+    faults = in_turn(checked(rolling(ingresses=2, schedulers=2, engines=3)), seed=1)
+
+    assert [fault.name.removeprefix("restart:") for fault in faults] == [
+        *("ingress", "ingress"),
+        *("follower", "leader"),
+        *("worker", "worker", "worker"),
+        "rebalancer",
+    ]
+
+
+@pytest.mark.parametrize("name", ["restart:engine", "down:leader", "errors:worker", "hang:any", "sulk:engine"])
+def test_faults_that_there_are_not_are_refused(name: str) -> None:
+    with pytest.raises(FaultError):
+        checked([name])
