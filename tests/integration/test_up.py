@@ -460,7 +460,7 @@ async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_ba
 
         async def is_whole() -> bool:
             async with session.get(f"{fleet.url}/readyz") as probe:
-                return (await probe.json())["degraded"] == {}
+                return bool((await probe.json())["degraded"] == {})
 
         await eventually(is_whole)
         streams = [await session.post(f"{fleet.url}/v1/completions", json=body) for _ in range(4)]

@@ -88,8 +88,8 @@ class Keeper:
                 guarded_at = time.monotonic()
                 self._told_to_stop |= self._is_alone()
         code = engine.poll()
-        _end(worker)
-        _end(engine)
+        _end(worker, signal.SIGINT)
+        _end(engine, signal.SIGTERM)
         return code or 0
 
     def _start_worker(self) -> "subprocess.Popen[bytes]":
@@ -135,9 +135,10 @@ class Keeper:
         return True
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask it to stop; after STOP_SECONDS end it. Either way end what it started and left running."""
-    process.terminate()
+def _end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """Ask it to stop; after STOP_SECONDS end it. Either way end what it started and left running. A worker takes SIGINT as
+    the end of its instance, SIGTERM perhaps as a restart."""
+    process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
     _kill(process)

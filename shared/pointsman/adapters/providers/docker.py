@@ -137,6 +137,7 @@ class DockerProvider(InstanceProvider):
                 labels={POOL_LABEL: self._pool, INSTANCE_LABEL: instance, PART_LABEL: part},
                 environment=dict(surroundings),
                 network=self._template.network,
+                stop_signal="SIGINT" if part == "worker" else None,  # to a worker: its instance leaves for good
                 detach=True,
             )
         except self._errors as error:
