@@ -14,6 +14,8 @@ from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
 from pointsman.primitives import InstanceId, RequestId, Seconds
 
 PREFILLS_MIN = 5
+PREFILLS_NEWEST = 10
+OWN_PREFILLS_WALL_SECONDS = 60.0
 SHARE_REQUESTS_MIN = 10
 RATE_REQUESTS_MIN = 20
 RATE_HOSTS_MIN = 3
@@ -218,7 +220,7 @@ class EjectionRules:
                 gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
                 return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
             case "latency":
-                paces = self._paces(own, since, now)
+                paces = self._paces(own, now - OWN_PREFILLS_WALL_SECONDS * self._speed, now)
                 return len(paces) >= PREFILLS_MIN and self._is_slow(median(paces), others, since)
             case "failed_probe":
                 failures = [failure for failure in conduct.blamed if failure.begun >= conduct.phase_at]
@@ -230,10 +232,11 @@ class EjectionRules:
         return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
 
     def _paces(self, own: Peer, since: Seconds, now: Seconds) -> list[float]:
-        """Of prefills that are over, and of those that are inside the engine."""
+        """The newest, of prefills that are over and of those inside the engine that are overdue."""
         conduct = self._conducts.of(own.id)
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
-        return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
+        inside = [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
+        return [*done, *(pace for pace in inside if pace >= self._told["latency_factor"])][-PREFILLS_NEWEST:]
 
     def _rate(self, instance: InstanceId, since: Seconds) -> float | None:
         served, failed = self._conducts.of(instance).outcomes(since, self._speed)

@@ -28,7 +28,7 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
 
-OUTLIERS: Settings = {"outlier.consecutive_failures": 2, "outlier.base_ejection_seconds": 1.0}
+OUTLIERS: Settings = {"outlier.consecutive_failures": 2, "outlier.base_ejection_seconds": 0.3}
 WINDOW_TOKENS = 900
 """Small enough that requests wait."""
 
@@ -48,7 +48,7 @@ def policies(number: int, routing: str) -> PolicySet:
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
     fleet = RecordedFleet(
-        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=7, failing=True
+        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=15, failing=True
     ).live(700)
     fleet.take_over()
     return fleet.live(500).write_all().entries

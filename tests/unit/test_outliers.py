@@ -4,13 +4,13 @@ import pytest
 
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
-from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
-from pointsman.policies.dispatch import policy_set, recorded_policy_set
+from pointsman.contracts.requests import ENGINE_IDLE, RequestAttemptFailed, RequestCancelled
+from pointsman.policies.dispatch import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
-from tests.support.events import joined, reported
+from tests.support.events import first_token, joined, reported
 from tests.support.failing_pool import PREFILL, policies
 from tests.support.failing_pool import FailingPool as Pool
 
@@ -126,12 +126,51 @@ def test_a_prefill_that_is_not_over_counts_once_it_is_overdue_and_others_are_hea
         request, instance = pool.asks()
         if instance != A:
             pool.answers(request, instance)
+        elif not pool.state.outliers.record(A).prefills:
+            pool.answers(request, A, after=10 * PREFILL)
     pool.later(3)
     assert not pool.look(), "nobody else has said anything since: it may be that nobody can"
     request, instance = pool.asks(excluded="a", attempt=2)
     pool.answers(request, instance)
 
     assert [event.cause for event in pool.look() if isinstance(event, InstanceEjected)] == ["latency"]
+    assert pool.proven
+
+
+def test_an_engine_that_stood_still_for_a_moment_is_no_outlier() -> None:
+    pool = Pool()
+    at_a = []
+    for _ in range(24):
+        request, instance = pool.asks()
+        if instance != A:
+            pool.answers(request, instance)
+        else:
+            at_a.append(request)
+    pool.later(2)
+    for request in at_a:
+        pool.answers(request, A, after=0.0)
+    pool.later(2)
+    pool.answers(*pool.asks(excluded="a", attempt=2))
+
+    assert len(at_a) == 6
+    assert not pool.look()
+
+
+def test_a_request_that_the_leader_gave_up_before_its_ingress_tells_of_the_failure_accuses_the_engine() -> None:
+    """An engine that hangs says that nothing runs there."""
+    pool = Pool()
+    for _ in range(20):
+        request, instance = pool.asks()
+        if instance == A:
+            pool.decides(pool.dispatcher.abandon(RequestId(request), ENGINE_IDLE, pool.now + 3.2))
+            pool.now += 5.0
+            pool.fails(request, A, "first_byte_timeout")
+            pool.now -= 4.0
+        else:
+            pool.answers(request, instance)
+    events = pool.look()
+
+    assert isinstance(events[0], InstanceEjected)
     assert pool.proven
 
 
@@ -241,6 +280,27 @@ def test_a_request_that_nobody_can_serve_does_not_fail_the_trial() -> None:
     assert pool.asks()[1] == A
 
 
+def test_a_first_token_is_no_proof_before_it_has_lasted() -> None:
+    for seconds, passed in ((1.9, False), (2.1, True)):
+        pool = Pool()
+        pool.serve(40, sick=A)
+        pool.later(5)
+        pool.look()
+        trial, there = pool.asks()
+        pool.happens(first_token(trial, there, at=pool.now + PREFILL))
+        pool.later(PREFILL + seconds)
+        pool.look()
+        assert there == A
+        assert pool.status(A) == (WHOLE if passed else TRIED)
+        assert (pool.asks()[1] == A) is False or passed
+        if not passed:
+            pool.fails(trial, A, "stream_reset")
+            pool.gives_up(trial)
+            pool.look()
+            assert pool.status(A) == EJECTED
+        assert pool.proven
+
+
 def test_the_number_in_a_row_falls_while_an_engine_is_whole() -> None:
     pool = Pool()
     pool.serve(40, sick=A)
@@ -313,3 +373,9 @@ def test_a_decision_without_its_evidence_is_a_difference(*, cut: bool) -> None:
 
 def down(instance: str, *, at: float) -> InstanceReported:
     return reported(instance, 0, [], at=at, serving=False)
+
+
+@pytest.mark.parametrize("setting", [{"interval_seconds": 0}, {"interval_seconds": 61}, {"latency_factor": -1}])
+def test_settings_out_of_bounds_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(UnknownPolicyError, match="interval_seconds is above 0"):
+        policies(**setting)

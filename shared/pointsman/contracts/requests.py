@@ -100,6 +100,12 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     status: Count = 0
     detail: Text = ""
 
+    @property
+    def what(self) -> str:
+        """In a few words."""
+        told = self.detail or self.failure
+        return f"{self.status} {told}" if self.status and str(self.status) not in told else told
+
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):
     """The request ended in an error that the client was told. `status` is the HTTP status."""

@@ -24,7 +24,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance, Status
-from pointsman.state.outliers import Failure, Prefill, Record
+from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
@@ -34,10 +34,16 @@ SUCCESS_RATE_REQUESTS_MIN = 20
 SUCCESS_RATE_STDEV_MIN = 0.05
 """Where the others differ less, for instance not at all, a single failure would make an outlier."""
 PREFILLS_MIN = 5
+PREFILLS_NEWEST = 10
+"""So many of the newest minute say how slow an instance is: of one that the routing policy avoids there are few."""
+SLOW_WALL_SECONDS_MIN = 2.0
+"""From the first slow prefill to the last: an engine that stood still for a moment ends all its prefills at once then."""
 EXCESS_WALL_SECONDS_MIN = 0.2
 """So much longer than expected a prefill must take at least to be slow: a busy machine delays any by less."""
 OVERDUE_WALL_SECONDS_MIN = 1.0
 """And so much before it counts although it is not over."""
+TRIAL_WALL_SECONDS = 2.0
+"""A trial is passed once it is answered whole, or for so long after its first token: an engine may break off its answers."""
 DOUBT_WALL_SECONDS_MIN = 0.5
 """How long a request must at least be inside another engine before who failed it is to blame."""
 
@@ -78,6 +84,11 @@ class OutlierDetection:
     base_ejection_seconds: float = 5.0
     max_ejection_seconds: float = 20.0
     max_ejection_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        if min(asdict(self).values()) < 0 or not 0 < self.interval_seconds <= HISTORY_WALL_SECONDS:
+            msg = f"nothing may be below 0, and interval_seconds is above 0 and at most {HISTORY_WALL_SECONDS}"
+            raise ValueError(msg)
 
     @property
     def settings(self) -> Settings:
@@ -125,7 +136,8 @@ class _Look:
         slow = self._slowness(instance, [record.trial])
         if slow:
             return self._back_out(instance, f"the request that tried it again was slow: {slow}")
-        return Return(instance, half_open=False)
+        lasted = self._now - record.trial.at >= TRIAL_WALL_SECONDS * self._speed
+        return Return(instance, half_open=False) if record.trial_served or lasted else None
 
     def _back_out(self, instance: Instance, detail: str) -> Ejection | None:
         return self._ejection(instance, "failed_probe", detail) if self._is_spared(instance) else None
@@ -222,12 +234,21 @@ class _Look:
     # Slowness
 
     def _slow(self, instance: Instance, _record: Record) -> str:
-        prefills = self._prefills[instance.id]
-        if len(prefills) < PREFILLS_MIN or _pace(prefills) < self._settings.latency_factor * self._lowest_pace(
-            instance
-        ):
+        prefills = self._newest(instance)
+        least = self._settings.latency_factor * self._lowest_pace(instance)
+        if len(prefills) < PREFILLS_MIN or _pace(prefills) < least:
+            return ""
+        slow = [p.at for p in prefills if p.observed >= least * p.predicted]
+        if max(slow) - min(slow) < SLOW_WALL_SECONDS_MIN * self._speed:
             return ""
         return self._slowness(instance, prefills)
+
+    def _newest(self, instance: Instance) -> list[Prefill]:
+        """Its own, of the newest minute."""
+        since = self._now - HISTORY_WALL_SECONDS * self._speed
+        done = [p for p in self._state.outliers.record(instance.id).prefills if p.at >= since]
+        overdue = [p for p in self._prefills[instance.id] if p.at == self._now]
+        return [*done, *overdue][-PREFILLS_NEWEST:]
 
     def _lowest_pace(self, instance: Instance) -> float:
         """Of the others: what they are usually like is at least that. Spares looking at each of their prefills."""

@@ -3,7 +3,8 @@
 A failed attempt may be the engine's fault or the request's own. So it is *open* until that is known: the engine's as soon as
 another one gives the request its first token, or when the request ends after one engine alone has failed it; the request's own
 where two or more failed it and none served it (a "query of death"). A connection that was not made is never the request's
-fault. What a client gave up before that proves nothing.
+fault. What a client gave up before that proves nothing. Where the leader has given a request up before its ingress tells of the failure
+(an engine that hangs says that nothing runs there), nobody will ever know more, and the engine is to blame.
 
 Memory is bounded by the constants below. Seconds are engine seconds; what is kept covers HISTORY_WALL_SECONDS.
 """
@@ -19,6 +20,8 @@ PREFILLS_MAX = 64
 """Newest prefills that are remembered of one instance."""
 OPEN_MAX = 10_000
 """Requests whose failed attempts are open; of more the oldest are forgotten."""
+GIVEN_UP_MAX = 1_000
+"""Requests that were given up while they were granted, and are remembered; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class Record:
     whole_since: Seconds = 0.0
     """Since when it is not ejected."""
     trial: Prefill | None = None
-    """What the newest attempt of those begun since then came to, where it was served."""
+    """The first token of the newest attempt of those begun since then, where it has one."""
+    trial_served: bool = False
+    """Whether that one was answered whole."""
     trial_failure: str = ""
     """And where it failed."""
 
@@ -83,7 +88,7 @@ class Record:
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
         self.until = self.half_open_since = 0.0
-        self.trial, self.trial_failure = None, ""
+        self.trial, self.trial_served, self.trial_failure = None, False, ""
 
 
 class Outliers:
@@ -93,6 +98,8 @@ class Outliers:
         self._speed = speed
         self._records: dict[InstanceId, Record] = {}
         self._open: dict[RequestId, list[Failure]] = {}
+        self._given_up: dict[RequestId, tuple[InstanceId, Seconds]] = {}
+        """Where each was, and since when."""
 
     def record(self, instance: InstanceId) -> Record:
         """To be read only; empty for an instance of which nothing is known."""
@@ -103,7 +110,9 @@ class Outliers:
         yield from self._open.items()
 
     def is_open(self, instance: InstanceId, *, since: Seconds) -> bool:
-        """Whether an attempt that began there since then has failed, and whose fault that was is not known."""
+        """Whether an attempt that began there since then has failed, or was given up, and whose fault that was is not known."""
+        if any(where == instance and begun >= since for where, begun in self._given_up.values()):
+            return True
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
     def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
@@ -122,6 +131,20 @@ class Outliers:
         self._open.setdefault(request, []).append(failure)
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
+
+    def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds) -> None:
+        """The leader ended a request that had been granted there then."""
+        self._given_up[request] = instance, since
+        if len(self._given_up) > GIVEN_UP_MAX:
+            del self._given_up[next(iter(self._given_up))]
+
+    def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
+        """Since when a request was granted there that the leader then gave up; None for any other. Said once."""
+        where, since = self._given_up.get(request, ("", 0.0))
+        if where != instance:
+            return None
+        del self._given_up[request]
+        return since
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
         """The request has its first token from there: who failed it before was to blame."""
@@ -142,7 +165,7 @@ class Outliers:
         if len(record.prefills) > PREFILLS_MAX:
             record.prefills.popleft()
         if record.half_open_since and since >= record.half_open_since:
-            record.trial, record.trial_failure = prefill, ""
+            record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
     def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
         """An attempt begun then was answered whole."""
@@ -151,8 +174,9 @@ class Outliers:
         if since >= record.served_since:
             record.served_since = since
             record.in_a_row = 0
-        if record.half_open_since and since >= record.half_open_since and record.trial is None:
-            record.trial, record.trial_failure = Prefill(at, 0.0, 0.0), ""
+        if record.half_open_since and since >= record.half_open_since:
+            record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
+            record.trial_failure = ""
 
     # Phases
 
@@ -186,7 +210,7 @@ class Outliers:
         if failure.since > record.served_since:
             record.in_a_row += 1
         if record.half_open_since and failure.since >= record.half_open_since:
-            record.trial, record.trial_failure = None, failure.what
+            record.trial, record.trial_served, record.trial_failure = None, False, failure.what
 
     def _tally(self, record: Record, at: Seconds) -> Tally:
         second = int(at / self._speed)

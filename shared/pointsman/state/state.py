@@ -628,9 +628,10 @@ class State:
             if event.instance == request.instance and request.epoch != instance.epoch:
                 return  # an earlier life of it
             since = request.granted_at or event.at
-        what = f"{event.status or event.failure} {event.detail}".rstrip()
-        failure = Failure(event.instance, event.at, since, what)
-        self.outliers.failed(event.request, failure, proven=event.failure == "connect_failure")
+        given_up = self.outliers.given_up(event.request, event.instance)
+        failure = Failure(event.instance, event.at, since if given_up is None else given_up, event.what)
+        proven = event.failure == "connect_failure" or given_up is not None
+        self.outliers.failed(event.request, failure, proven=proven)
 
     def _learn_prefill(self, request: Request, at: Seconds) -> None:
         prefill = Prefill(at, at - request.granted_at, request.engine_seconds)
@@ -682,6 +683,10 @@ class State:
         self.speculation.promise(to, request.keys)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+        if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
+            granted = self.workload.requests.get(event.request)
+            if granted is not None and granted.instance == event.instance:
+                self.outliers.gave_up(event.request, event.instance, since=granted.granted_at)
         if not isinstance(event, RequestFinished):
             self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.workload.end(event.request, type(event).__name__)

@@ -130,7 +130,7 @@ FAILURES = {
 
 def _failed_attempts(story: Story) -> Iterator[str]:
     for event in story.failed:
-        told = " ".join(str(part) for part in (event.status, event.detail) if part)
+        told = event.what if event.what != event.failure else ""
         yield (
             f"{event.instance} failed it {seconds(event.at - story.arrived_at)} after its arrival (attempt {event.attempt}): "
             f"{FAILURES[event.failure]}{f', {told}' if told else ''}"
