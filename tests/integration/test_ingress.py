@@ -644,9 +644,10 @@ async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.M
         await asyncio.sleep(0.05)
         async with world.post(COMPLETIONS, TOKENS) as placed:
             await placed.read()
+        whole = world.board.whole
 
     assert [answer.headers["x-pointsman-knowledge"] for answer in (blind, placed)] == ["blind", "exact"]
-    assert world.board.whole
+    assert whole
 
 
 # The start-up probe
