@@ -134,7 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        continued = self._head_open
+        continued, in_body = self._head_open, self._body_open
         self._head_measured = continued or len(data) > self._limits.head_bytes
         try:
             self.parser.feed_data(data)
@@ -147,7 +147,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_open:
             self._head_bytes += len(data) if continued else 0
             self._bound_open_head()
-        elif not self._body_open and not self._under_way:  # empty lines, for instance
+        elif not (in_body or self._body_open or self._under_way):  # empty lines, for instance
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
 
