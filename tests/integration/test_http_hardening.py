@@ -243,13 +243,17 @@ async def test_pipelined_requests_are_answered_in_order_and_bounded() -> None:
 
 
 async def test_a_body_that_goes_on_after_its_refusal_is_read_for_a_while_only() -> None:
-    async with serving(unread_seconds=0.3) as server:
+    async with serving(keep_alive_seconds=1, unread_seconds=0.3) as server:
         answer = await told(server, b"POST /refuse HTTP/1.1\r\n" + HOST + b"content-length: 9999\r\n\r\n", b"a", b"b")
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"POST /refuse HTTP/1.1\r\n" + HOST + b"content-length: 3\r\n\r\n")
-        assert status(await reader.readuntil(b"no")) == 413
+        assert status(await reader.readuntil(b"\r\n\r\nno")) == 413
         writer.write(b"abc" + GET)
         assert status(await reader.readuntil(b">")) == 200
+        writer.write(b"POST /refuse HTTP/1.1\r\n" + HOST + b"content-length: 3\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\nno")
+        writer.write(b"abc")
+        assert await reader.read() == b""  # idle from then on
         writer.close()
 
     assert status(answer) == 413

@@ -48,10 +48,28 @@ class Connections:
     """What the connections of one server know of each other."""
 
     limits: HttpLimits
-    idle: dict["HttpProtocol", None] = field(default_factory=dict)
-    """Without a request, longest first."""
+    idle: dict["HttpProtocol", float] = field(default_factory=dict)
+    """Without a request, longest first; since when, in the loop's time. One timer for all costs a request less than its own."""
+    _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
     _said_at: dict[str, float] = field(default_factory=dict)
+
+    def is_idle(self, connection: "HttpProtocol") -> None:
+        self.idle[connection] = connection.loop.time()
+        if self._sweeper is None:
+            self._sweeper = connection.loop.call_later(connection.timeout_keep_alive, self._sweep, connection.loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for the keep-alive time."""
+        self._sweeper = None
+        while self.idle:
+            connection, since = next(iter(self.idle.items()))
+            left = since + connection.timeout_keep_alive - loop.time()
+            if left > 0:
+                self._sweeper = loop.call_later(left, self._sweep, loop)
+                return
+            del self.idle[connection]
+            connection.transport.close()
 
     def refused(self, reason: str, now: float) -> None:
         """Count a refusal, and log it unless one of its kind was logged just now."""
@@ -102,8 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._shared.idle[self] = None
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._shared.is_idle(self)
         if len(self.connections) > self._limits.connections:
             self._make_room()
 
@@ -111,15 +128,13 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
         self._clear_deadline()
-        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     @override
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._unset_keepalive_if_required()
-        continued = self._head_open
+        continued, in_body = self._head_open, self._body_open
         self._head_measured = continued or len(data) > self._limits.head_bytes
         try:
             self.parser.feed_data(data)
@@ -132,7 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_open:
             self._head_bytes += len(data) if continued else 0
             self._bound_open_head()
-        elif not self._under_way and not self._body_open:  # empty lines, for instance
+        elif not (in_body or self._body_open or self._under_way):  # empty lines, for instance
+            self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
 
     # The parser's callbacks
@@ -164,6 +180,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_open = False
         self._clear_deadline()
         super().on_message_complete()
+        if not self._under_way:  # it was answered before it had ended
+            self._shared.is_idle(self)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Nothing is upgraded to here, as HTTP allows (Java's client offers h2c with every first request). The parser stops
@@ -183,13 +201,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._under_way or self.transport.is_closing():
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
             return
-        if self._body_open:
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._body_open:
             self._set_deadline(self._limits.unread_seconds)
         elif not self._head_open:
-            self._shared.idle[self] = None
+            self._shared.is_idle(self)
 
     @property
     def _under_way(self) -> bool:
@@ -264,7 +285,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._shared.refused(refused.reason, self.loop.time())
         self._shared.idle.pop(self, None)
         self._clear_deadline()
-        self._unset_keepalive_if_required()
         if self.transport.is_closing():
             return
         if self._under_way:
