@@ -18,6 +18,7 @@ SHARE_REQUESTS_MIN = 10
 RATE_REQUESTS_MIN = 20
 RATE_HOSTS_MIN = 3
 RATE_GAP_MIN = 0.05
+MEMORY_WALL_SECONDS: Seconds = 60.0
 SAME_TIME: Seconds = 1e-6
 
 
@@ -218,20 +219,21 @@ class EjectionRules:
                 gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
                 return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
             case "latency":
-                paces = self._paces(own, since, now)
-                return len(paces) >= PREFILLS_MIN and self._is_slow(median(paces), others, since)
+                paces = self._paces(own, now)
+                slow = sum(self._is_slow(pace, others, since) for pace in paces)
+                return len(paces) >= PREFILLS_MIN and 2 * slow >= PREFILLS_MIN
             case "failed_probe":
                 failures = [failure for failure in conduct.blamed if failure.begun >= conduct.phase_at]
-                slow = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
-                return bool(failures) or any(self._is_slow(pace, others, since) for pace in slow)
+                tried = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
+                return bool(failures) or any(self._is_slow(pace, others, since) for pace in tried)
 
     def _is_slow(self, pace: float, others: list[Peer], since: Seconds) -> bool:
         usual = [t.pace for other in others for t in self._conducts.of(other.id).first_tokens if t.at >= since]
         return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
 
-    def _paces(self, own: Peer, since: Seconds, now: Seconds) -> list[float]:
-        """Of prefills that are over, and of those that are inside the engine."""
-        conduct = self._conducts.of(own.id)
+    def _paces(self, own: Peer, now: Seconds) -> list[float]:
+        """Of prefills of the last minute that are over, and of those that are inside the engine."""
+        conduct, since = self._conducts.of(own.id), now - MEMORY_WALL_SECONDS * self._speed
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 
