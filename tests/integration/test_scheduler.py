@@ -41,7 +41,7 @@ from pointsman.ports import CommandTimeoutError, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman_scheduler.service import SchedulerService
-from tests.support.events import first_token, joined, reported, route, stored
+from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
@@ -475,6 +475,7 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
         assert isinstance(granted, RouteGranted)
         assert granted.instance == "a"
         await world.append(first_token("trial", "a", at=world.clock.now()))
+        await world.append(finished("trial", "a", at=world.clock.now()))
         await eventually(lambda: not service.state.fleet[InstanceId("a")].half_open)
 
         entries = await whole_log(world.client.log)

@@ -10,7 +10,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
-from tests.support.events import joined, reported
+from tests.support.events import first_token, joined, reported
 from tests.support.failing_pool import PREFILL, policies
 from tests.support.failing_pool import FailingPool as Pool
 
@@ -228,6 +228,8 @@ def test_it_is_tried_by_one_request_at_a_time_and_whole_once_that_is_served_well
     assert others == {B, C, D}
     pool.answers(trial, A)
     pool.look()
+    assert pool.status(A) == TRIED
+    pool.visit(A, 2)
 
     assert pool.status(A) == WHOLE
     assert A in {pool.asks()[1] for _ in range(4)}
@@ -245,7 +247,7 @@ def test_who_fails_the_trial_is_ejected_for_longer_up_to_a_bound_and_touches_one
         pool.look()
         touched += pool.serve(20, sick=A).count(A)
 
-    assert [e.seconds for e in pool.ejections()] == [5.0, 10.0, 15.0, 20.0, 20.0, 20.0, 20.0]
+    assert [e.seconds for e in pool.ejections()] == [5.0, 10.0, 15.0, 15.0, 15.0, 15.0, 15.0]
     assert [e.cause for e in pool.ejections()[1:]] == ["failed_probe"] * 6
     assert touched == 6
     assert pool.proven
@@ -278,6 +280,40 @@ def test_a_request_that_nobody_can_serve_does_not_fail_the_trial() -> None:
     assert first == A
     assert pool.status(A) == TRIED
     assert pool.asks()[1] == A
+
+
+def test_a_first_token_is_no_proof_before_it_has_lasted() -> None:
+    for seconds, passed in ((1.9, False), (2.1, True)):
+        pool = Pool()
+        pool.serve(40, sick=A)
+        pool.later(5)
+        pool.look()
+        trial, there = pool.asks()
+        pool.happens(first_token(trial, there, at=pool.now + PREFILL))
+        pool.later(PREFILL + seconds)
+        pool.look()
+        assert there == A
+        assert pool.status(A) == (WHOLE if passed else TRIED)
+        assert (pool.asks()[1] == A) is False or passed
+        if not passed:
+            pool.fails(trial, A, "stream_reset")
+            pool.gives_up(trial)
+            pool.look()
+            assert pool.status(A) == EJECTED
+        assert pool.proven
+
+
+def test_where_requests_are_few_one_trial_will_do_after_a_while() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    pool.visit(A, 1)
+    assert pool.status(A) == TRIED
+    pool.later(5)
+    pool.look()
+
+    assert pool.status(A) == WHOLE
 
 
 def test_the_number_in_a_row_falls_while_an_engine_is_whole() -> None:

@@ -42,6 +42,12 @@ EXCESS_WALL_SECONDS_MIN = 0.2
 """So much longer than expected a prefill must take at least to be slow: a busy machine delays any by less."""
 OVERDUE_WALL_SECONDS_MIN = 1.0
 """And so much before it counts although it is not over."""
+TRIALS = 3
+"""So many served one after the other make an engine whole: of one that fails every second request one is soon served."""
+TRIALS_WALL_SECONDS = 5.0
+"""After so long a single one will do: there may be few requests, or long ones."""
+TRIAL_WALL_SECONDS = 2.0
+"""So does one that goes on for so long after its first token."""
 DOUBT_WALL_SECONDS_MIN = 0.5
 """How long a request must at least be inside another engine before who failed it is to blame."""
 
@@ -80,7 +86,7 @@ class OutlierDetection:
     success_rate_stdev_factor: float = 1.9
     latency_factor: float = 5.0
     base_ejection_seconds: float = 5.0
-    max_ejection_seconds: float = 20.0
+    max_ejection_seconds: float = 15.0
     max_ejection_share: float = 0.75
 
     def __post_init__(self) -> None:
@@ -134,7 +140,12 @@ class _Look:
         slow = self._slowness(instance, [record.trial])
         if slow:
             return self._back_out(instance, f"the request that tried it again was slow: {slow}")
-        return Return(instance, half_open=False)
+        lasts = not record.trial_served and self._is_over(record.trial.at, TRIAL_WALL_SECONDS)
+        waited = record.trials_served > 0 and self._is_over(record.half_open_since, TRIALS_WALL_SECONDS)
+        return Return(instance, half_open=False) if lasts or waited or record.trials_served >= TRIALS else None
+
+    def _is_over(self, since: Seconds, wall_seconds: float) -> bool:
+        return self._now - since >= wall_seconds * self._speed
 
     def _back_out(self, instance: Instance, detail: str) -> Ejection | None:
         return self._ejection(instance, "failed_probe", detail) if self._is_spared(instance) else None

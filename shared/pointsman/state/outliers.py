@@ -76,7 +76,11 @@ class Record:
     whole_since: Seconds = 0.0
     """Since when it is not ejected."""
     trial: Prefill | None = None
-    """What the newest attempt of those begun since then came to, where it was served."""
+    """The first token of the newest attempt of those begun since then, where it has one."""
+    trial_served: bool = False
+    """Whether that one was answered whole."""
+    trials_served: int = 0
+    """How many were, since then."""
     trial_failure: str = ""
     """And where it failed."""
 
@@ -86,7 +90,7 @@ class Record:
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
         self.until = self.half_open_since = 0.0
-        self.trial, self.trial_failure = None, ""
+        self.trial, self.trial_served, self.trials_served, self.trial_failure = None, False, 0, ""
 
 
 class Outliers:
@@ -163,7 +167,7 @@ class Outliers:
         if len(record.prefills) > PREFILLS_MAX:
             record.prefills.popleft()
         if record.half_open_since and since >= record.half_open_since:
-            record.trial, record.trial_failure = prefill, ""
+            record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
     def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
         """An attempt begun then was answered whole."""
@@ -172,8 +176,10 @@ class Outliers:
         if since >= record.served_since:
             record.served_since = since
             record.in_a_row = 0
-        if record.half_open_since and since >= record.half_open_since and record.trial is None:
-            record.trial, record.trial_failure = Prefill(at, 0.0, 0.0), ""
+        if record.half_open_since and since >= record.half_open_since:
+            record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
+            record.trials_served += 1
+            record.trial_failure = ""
 
     # Phases
 
@@ -207,7 +213,7 @@ class Outliers:
         if failure.since > record.served_since:
             record.in_a_row += 1
         if record.half_open_since and failure.since >= record.half_open_since:
-            record.trial, record.trial_failure = None, failure.what
+            record.trial, record.trial_served, record.trial_failure = None, False, failure.what
 
     def _tally(self, record: Record, at: Seconds) -> Tally:
         second = int(at / self._speed)
