@@ -14,12 +14,11 @@ from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
 from pointsman.primitives import InstanceId, RequestId, Seconds
 
 PREFILLS_MIN = 5
-PREFILLS_NEWEST = 10
-OWN_PREFILLS_WALL_SECONDS = 60.0
 SHARE_REQUESTS_MIN = 10
 RATE_REQUESTS_MIN = 20
 RATE_HOSTS_MIN = 3
 RATE_GAP_MIN = 0.05
+MEMORY_WALL_SECONDS: Seconds = 60.0
 SAME_TIME: Seconds = 1e-6
 
 
@@ -220,23 +219,23 @@ class EjectionRules:
                 gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
                 return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
             case "latency":
-                paces = self._paces(own, now - OWN_PREFILLS_WALL_SECONDS * self._speed, now)
-                return len(paces) >= PREFILLS_MIN and self._is_slow(median(paces), others, since)
+                paces = self._paces(own, now)
+                slow = sum(self._is_slow(pace, others, since) for pace in paces)
+                return len(paces) >= PREFILLS_MIN and 2 * slow >= PREFILLS_MIN
             case "failed_probe":
                 failures = [failure for failure in conduct.blamed if failure.begun >= conduct.phase_at]
-                slow = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
-                return bool(failures) or any(self._is_slow(pace, others, since) for pace in slow)
+                tried = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
+                return bool(failures) or any(self._is_slow(pace, others, since) for pace in tried)
 
     def _is_slow(self, pace: float, others: list[Peer], since: Seconds) -> bool:
         usual = [t.pace for other in others for t in self._conducts.of(other.id).first_tokens if t.at >= since]
         return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
 
-    def _paces(self, own: Peer, since: Seconds, now: Seconds) -> list[float]:
-        """The newest, of prefills that are over and of those inside the engine that are overdue."""
-        conduct = self._conducts.of(own.id)
+    def _paces(self, own: Peer, now: Seconds) -> list[float]:
+        """Of prefills of the last minute that are over, and of those that are inside the engine."""
+        conduct, since = self._conducts.of(own.id), now - MEMORY_WALL_SECONDS * self._speed
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
-        inside = [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
-        return [*done, *(pace for pace in inside if pace >= self._told["latency_factor"])][-PREFILLS_NEWEST:]
+        return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 
     def _rate(self, instance: InstanceId, since: Seconds) -> float | None:
         served, failed = self._conducts.of(instance).outcomes(since, self._speed)

@@ -152,7 +152,14 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
         window_max=10_000,
         requests=int(QUIET_RATE * seconds),
         workers_pause=True,
-        scheduler=replace(plan.scheduler, pending_max=10_000, running_max=256, leave_seconds=30.0, policy_settings=()),
+        scheduler=replace(
+            plan.scheduler,
+            pending_max=10_000,
+            running_max=256,
+            leave_seconds=30.0,
+            policy_settings=(),
+            prefill_window_tokens=16_384,
+        ),
         ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
     )

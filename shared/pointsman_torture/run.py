@@ -162,8 +162,13 @@ def _findings(checker: Checker, world: World) -> list[str]:
 
 
 def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
-    """Orders with their times: a stream of them, and some bursts."""
+    """Orders with their times: a stream of them, and some bursts. In a scenario they come evenly, to its end."""
     chance = world.chance("arrivals")
+    if world.plan.scenario:
+        every = world.plan.fault_seconds / world.plan.requests
+        for number in range(world.plan.requests):
+            yield world.traffic.order(), FAULTS_BEGIN + every * (number + chance.random())
+        return
     at = FAULTS_BEGIN / 2
     burst = 0
     for _ in range(world.plan.requests):

@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
+from pointsman.policies.outliers import _Look
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman.state.decided import Decided
+from pointsman.state.outliers import Record
 from pointsman.state.speculation import Speculation
 from pointsman.state.state import State
 from pointsman.tooling.cli import main
@@ -68,6 +70,9 @@ def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
         ("RequestHandedOver", 50),
         ("RequestFailed", 10),
         ("InstanceSuspected", 5),
+        ("InstanceEjected", 5),
+        ("InstanceUnejected", 5),
+        ("RequestAttemptFailed", 50),
         ("InstanceUndrained", 5),
         ("WritesLost", 5),
         ("unreadable", 5),
@@ -122,6 +127,16 @@ def test_the_command_runs_one_seed_and_shows_what_was_done_to_it() -> None:
     assert "all passed" in result.output
 
 
+@pytest.mark.parametrize("seed", [82, 119, 249, 120])
+def test_a_bad_engine_and_a_rolling_restart_are_noticed_by_nobody(seed: int) -> None:
+    assert plan_of(seed).scenario
+    assert not verdict_of(seed).problems, f"pointsman torture --seed {seed}"
+
+
+def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
+    return f"{record.in_a_row} requests failed there" if record.in_a_row else ""
+
+
 def _ignoring_epochs(state: State, instance: InstanceId, _epoch: Epoch) -> object:
     return state.fleet.get(instance)
 
@@ -157,6 +172,7 @@ _hear_election = Router._elected
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (Decided, "first_time", _counting_again, tuple(FAULTS)),
         (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
         "the epoch is not looked at",
@@ -164,6 +180,7 @@ _hear_election = Router._elected
         "nothing is held on speculation",
         "a repeated decision counts again",
         "an ingress heeds deposed leaders",
+        "one failure is enough to be ejected",
     ],
 )
 def test_a_planted_defect_is_found(
