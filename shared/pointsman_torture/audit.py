@@ -286,7 +286,8 @@ class _Term:
             yield f"it is said to have lost {event.lost_seconds} s, not {lost}"
         budget = request.deadline + lost - event.at
         tries = model.on_trial(event.instance)
-        if tries and (model.tried_by(event.instance) or model.at(event.instance, PENDING)):
+        others = [i for i in model.ready(request, tuple(event.excluded)) if not model.on_trial(i)]
+        if tries and others and (model.tried_by(event.instance) or model.at(event.instance, PENDING)):
             yield f"{event.instance} is half-open, and tried by another already"
         if self._bounds.admission != "none" and own.predicted_ttft > budget + 1e-6 and not tries:
             yield f"its first token is predicted in {own.predicted_ttft} s, {budget} s are left"
