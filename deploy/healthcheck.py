@@ -1,4 +1,4 @@
-"""Health check of a container: exits 0 when the path given (`/health` or `/ready`) answers 200 on the service's port."""
+"""Health check of a container: exits 0 when the path given (`/health` or `/readyz`) answers 200 on the service's port."""
 
 import os
 import sys

@@ -27,6 +27,7 @@ from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, Wor
 SEED = 12
 BODIES = 3500
 HEADS = 1800
+FORMS = 300
 LARGE = 10
 AT_ONCE = 40
 ANSWER_SECONDS_MAX = 30.0
@@ -58,6 +59,22 @@ SOUND: dict[str, list[dict[str, Any]]] = {
             "reasoning": {"effort": "low"},
         }
     ],
+    "/v1/messages": [
+        {
+            "model": "m",
+            "max_tokens": 3,
+            "system": [{"type": "text", "text": "be brief"}],
+            "messages": [
+                {"role": "user", "content": "what is this"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1]}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "a thing"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        }
+    ],
+    "/v1/rerank": [{"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}],
+    "/score": [{"model": "m", "text_1": "a", "text_2": ["b", "c"]}],
+    "/pooling": [{"model": "m", "input": ["a"]}],
     "/v1/embeddings": [{"model": "m", "input": ["a", [1, 2], "c"]}],
 }
 JUNK: list[Any] = [
@@ -81,7 +98,7 @@ HEADERS: dict[bytes, list[bytes]] = {
 
 
 def test_the_corpus_is_large_and_always_the_same() -> None:
-    assert BODIES + HEADS >= 5000
+    assert BODIES + HEADS + FORMS >= 5000
     assert list(corpus(Random(SEED)))[:50] == list(corpus(Random(SEED)))[:50]
 
 
@@ -183,7 +200,7 @@ async def sound_engine() -> AsyncIterator[str]:
 
 def corpus(chance: Random) -> Iterator[bytes]:
     """Bodies and headers that are wrong in sound HTTP, and HTTP that is not sound, mixed."""
-    kinds = [with_body] * BODIES + [with_head] * HEADS
+    kinds = [with_body] * BODIES + [with_head] * HEADS + [with_form] * FORMS
     chance.shuffle(kinds)
     for kind in kinds:
         yield kind(chance)
@@ -217,6 +234,20 @@ def with_head(chance: Random) -> bytes:
         case _:
             line = chance.choice(REQUEST_LINES)
             return line + request.partition(b"\r\n")[2]
+
+
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\ncontent-type: audio/wav\r\n\r\nRIFF....\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+)
+
+
+def with_form(chance: Random) -> bytes:
+    kind = chance.choice(
+        [b"multipart/form-data; boundary=b"] * 6 + [b"multipart/form-data", b"multipart/form-data; boundary="]
+    )
+    form = flipped(chance, FORM, times=chance.randint(0, 4))[: chance.choice([None, 40, 100])]
+    return request_of("/v1/audio/transcriptions", form, [b"content-type: " + kind])
 
 
 FRAMING = [

@@ -1,6 +1,7 @@
 """Both steps of a split request over HTTP, with engines and a scheduler that do as the test says."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -79,6 +80,29 @@ async def test_what_cannot_be_split_is_done_by_who_decodes(world: World, several
     assert world.one.received == []
     assert world.two.received[0].fields == {**TOKENS, **several}
     assert [command.prefill for command in world.scheduler.handed_over] == [0.0]
+
+
+SOUND = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/messages", {**HELLO, "max_tokens": 3}, "application/json"),
+        ("/rerank", {"model": "m", "query": "a", "documents": ["b"]}, "application/json"),
+        ("/v1/audio/transcriptions", SOUND, "multipart/form-data; boundary=x"),
+    ],
+)
+async def test_what_has_no_prefill_of_its_own_is_done_whole_by_who_decodes(
+    world: World, path: str, body: Any, kind: str
+) -> None:
+    world.two.says[path] = {"text": "answer"}
+    async with world.post(path, body, content_type=kind) as answer:
+        assert (answer.status, await answer.json()) == (200, {"text": "answer"})
+
+    assert world.one.received == []
+    (received,) = world.two.received
+    assert received.body == (body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.ERRS, Behaviour.RESETS, Behaviour.BREAKS_OFF])

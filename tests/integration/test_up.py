@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import click
 import pytest
 from rich.console import Console
@@ -450,6 +451,49 @@ def test_the_secret_and_the_fleet_file_are_where_they_belong(fleet: RunningUp) -
     assert secret.stat().st_mode & 0o777 == 0o600
     assert secret.read_text().strip() not in fleet.output
     assert find_fleet(data=fleet.data).pid == fleet.process.pid
+
+
+async def test_an_ingress_that_is_told_to_stop_finishes_its_streams_and_comes_back(fleet: RunningUp) -> None:
+    (ingress,) = find_fleet(data=fleet.data).of_role("ingress")
+    body = {"model": "pointsman-sim", "prompt": "once upon a time", "max_tokens": 4_000, "stream": True}
+    async with aiohttp.ClientSession() as session:
+
+        async def is_whole() -> bool:
+            async with session.get(f"{fleet.url}/readyz") as probe:
+                return (await probe.json())["degraded"] == {}
+
+        await eventually(is_whole)
+        streams = [await session.post(f"{fleet.url}/v1/completions", json=body) for _ in range(4)]
+        begun = [await stream.content.readuntil(b"\n\n") for stream in streams]
+        os.kill(ingress.pid, signal.SIGTERM)
+
+        async def plays_lame_duck() -> bool:
+            async with session.get(f"{fleet.url}/readyz") as probe:
+                return (probe.status, probe.headers.get("connection")) == (503, "close")
+
+        await eventually(plays_lame_duck)
+        rests = [await stream.content.read() for stream in streams]
+
+    assert [first[:5] for first in begun] == [b"data:"] * 4, begun
+    assert [rest.rstrip().endswith(b"data: [DONE]") for rest in rests] == [True] * 4
+    fleet.wait_for(rf"ingress \(pid {ingress.pid}\) ended in order, with exit code 0")
+    fleet.wait_for("ingress was started again as pid")
+
+
+def test_a_worker_that_is_told_to_stop_comes_back_in_the_same_epoch(fleet: RunningUp) -> None:
+    (worker,) = find_fleet(data=fleet.data).of_role("worker")
+    log = fleet.data / "logs" / "worker-1.log"
+    os.kill(worker.pid, signal.SIGTERM)
+
+    fleet.wait_for("worker-1 was started again as pid")
+    deadline = time.monotonic() + 60
+    while "epoch_goes_on" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    handed_over = re.search(r"handed_over.*epoch=(\d+)", log.read_text())
+    goes_on = re.search(r"epoch_goes_on.*epoch=(\d+)", log.read_text())
+    assert handed_over is not None
+    assert goes_on is not None
+    assert handed_over[1] == goes_on[1]
 
 
 def test_an_engine_that_dies_is_reported_and_comes_back_under_a_new_pid(fleet: RunningUp) -> None:

@@ -667,7 +667,7 @@ async def test_a_worker_that_cannot_go_on_begins_a_new_epoch_and_says_nothing_th
         if change == "garbled":
             file.write_bytes(file.read_bytes()[:-9] + b"no blocks")
         chain = KeyChain(secret=b"other", model="m", block_tokens=2 * BLOCK) if change == "secret" else CHAIN
-        other = {"secret": "other"} if change == "secret" else {}
+        other: dict[str, Any] = {"secret": "other"} if change == "secret" else {}
         async with working(publisher, broker=broker, state_directory=str(tmp_path), **other) as second:
             await until(lambda: len(second.log.of(InstanceJoined)) == 2)
             before = len(second.log.of(InstanceReported))

@@ -15,7 +15,7 @@ from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, Blo
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
-from pointsman_worker.translator import BlockTranslator, Changes
+from pointsman_worker.translator import BlockTranslator, Changes, HeldBlocks
 
 WIDTH = 2
 """Tokens in an engine block."""
@@ -119,6 +119,17 @@ class Twin:
         self.known = {part for held in self.known if self.copies[held] > 0 for part in self._span_of(held)}
 
 
+def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
+    """Another one that goes on from there, where that can be."""
+    kept = translator.to_keep()
+    if kept is None:
+        return translator
+    successor = BlockTranslator(chain_of(span), WIDTH)
+    successor.go_on_from(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=HeldBlocks))
+    assert (successor.count, successor.digest) == (translator.count, translator.digest)
+    return successor
+
+
 def folded(keys: set[BlockKey], changes: Changes) -> set[BlockKey]:
     """A plain set after these changes; every removed key was there, every stored one was not."""
     keys = set() if changes.cleared else set(keys)
@@ -154,7 +165,7 @@ steps = st.one_of(
     st.tuples(st.just("store"), prompts, st.just(0)),
     st.tuples(st.just("remove"), prompts, st.just(0)),
     st.tuples(st.just("take"), st.just(()), st.just(0)),
-    st.tuples(st.sampled_from(["clear"] + ["snapshot"] * 2), st.just(()), st.just(0)),
+    st.tuples(st.sampled_from(["clear"] + ["snapshot"] * 2 + ["hand over"] * 2), st.just(()), st.just(0)),
 )
 
 
@@ -178,6 +189,8 @@ def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int
             runs = translator.take_snapshot()
             told = set(keys_in(runs))
             assert_parents_first(runs)
+        elif step == "hand over":
+            translator = handed_over(translator, span)
         else:
             changes = translator.take_changes()
             told = folded(told, changes)

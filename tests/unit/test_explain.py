@@ -190,6 +190,13 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
         in (first["why"])
     )
     assert [attempt["instance"] for attempt in first["failed_attempts"]] == ["a"]
+    pool.later(5)
+    pool.look()
+    trial, _ = pool.asks()
+    tried = json.loads(explain(pool.log, tmp_path, trial, "--json", "-").stdout)
+    assert tried["why"][0].startswith(
+        "it was to try a after its ejection, which was half-open, takes one request at a time"
+    )
     assert (
         "a was no candidate: ejected for 5 s, consecutive_failures: 5 requests in a row failed there: 500 Internal Server "
         "Error"

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+import anthropic
 import openai
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.support.vllm import BLOCK_TOKENS, RealFleet
@@ -125,6 +127,63 @@ def test_a_response_finds_what_the_same_chat_left(client: OpenAI) -> None:
 
     assert usage is not None
     assert int(response.headers["x-pointsman-cached-tokens"]) == usage.input_tokens_details.cached_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(real_fleet: RealFleet) -> Iterator[Anthropic]:
+    with Anthropic(base_url=real_fleet.url, api_key="unused", max_retries=0, timeout=120) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("more", [{}, {"system": "You tell stories."}], ids=["text", "system"])
+def test_of_a_message_as_much_is_cached_as_was_predicted(anthropic_client: Anthropic, more: dict[str, Any]) -> None:
+    text = story()
+    conversation: Any = [
+        {"role": "user", "content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": "And then?"},
+        {"role": "user", "content": "Then it slept."},
+    ]
+    predicted, reported = [], []
+    for given in (asked(text), asked(text), conversation, conversation):
+        counted = anthropic_client.messages.count_tokens(model=MODEL, messages=given, **more)
+        with anthropic_client.messages.stream(model=MODEL, messages=given, max_tokens=4, **more) as stream:
+            usage = stream.get_final_message().usage
+            headers = stream.response.headers
+        assert headers["x-pointsman-prefix"] == "exact"
+        cached = usage.cache_read_input_tokens or 0
+        assert usage.input_tokens + cached == counted.input_tokens
+        predicted.append(int(headers["x-pointsman-cached-tokens"]))
+        reported.append(cached)
+
+    assert predicted == reported
+    assert predicted[0] == 0
+    assert min(predicted[1:]) >= 4 * BLOCK_TOKENS
+
+
+def test_a_message_finds_what_the_same_chat_left(client: OpenAI, anthropic_client: Anthropic) -> None:
+    text = story()
+    client.chat.completions.create(model=MODEL, messages=asked(text), max_tokens=4)
+    raw = anthropic_client.messages.with_raw_response.create(model=MODEL, messages=asked(text), max_tokens=4)
+    usage = raw.parse().usage
+
+    assert int(raw.headers["x-pointsman-cached-tokens"]) == usage.cache_read_input_tokens
+    assert usage.cache_read_input_tokens
+
+
+def test_what_the_engine_refuses_of_a_message_is_an_exception_in_its_words(anthropic_client: Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="temperature"):
+        anthropic_client.messages.create(
+            model=MODEL, messages=asked("Hello"), max_tokens=4, extra_body={"temperature": -1}
+        )
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/score", "/pooling", "/classify"])
+def test_an_engine_without_a_path_says_so(real_fleet: RealFleet, path: str) -> None:
+    body = {"model": MODEL, "query": "a", "documents": ["b"], "text_1": "a", "text_2": "b", "input": "a"}
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        real_fleet.ask(path, body)
+    with refusal.value:
+        assert json.load(refusal.value)["error"]["code"] == "endpoint_not_found"
 
 
 def test_a_response_that_the_engine_does_not_keep_is_not_found(client: OpenAI) -> None:

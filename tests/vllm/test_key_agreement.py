@@ -23,8 +23,8 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.tooling.vllm_cpu.home import EngineHome
-from pointsman_ingress.openai_requests import Asked, Chat, parse_chat, parse_completion
-from pointsman_ingress.proxy import EngineClient
+from pointsman_ingress.openai_requests import Asked, Chat, parse_chat, parse_completion, parse_messages
+from pointsman_ingress.proxy import EngineClient, usage_in
 from pointsman_ingress.tokenising import Inquiry, Tokenising, Tokens
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
@@ -33,7 +33,8 @@ from tests.vllm.conftest import ADAPTER
 
 MODEL = "smollm2-135m"
 NOBODY = Inquiry({}, "agreement")
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+PARSE = {CHAT: parse_chat, COMPLETIONS: parse_completion, MESSAGES: parse_messages}
 SECRET = b"agreement"
 
 WORDS = "The quick brown fox jumps over the lazy dog while seven wizards judge a boxing match in the old harbour town. "
@@ -57,6 +58,21 @@ TOOLS: dict[str, Any] = {
 }
 STRICT_TOOL: dict[str, Any] = {"type": "function", "function": TOOL["function"] | {"strict": True}}
 BY_NAME = {"type": "function", "function": {"name": "weather"}}
+ANTHROPIC_TOOL: dict[str, Any] = {
+    **{name: TOOL["function"][name] for name in ("name", "description")},
+    "input_schema": TOOL["function"]["parameters"],
+}
+ANTHROPIC_TURNS: list[dict[str, Any]] = [
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "Which city?", "signature": "x"},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "call-1", "name": "weather", "input": {"city": "Zürich", "days": 2}},
+    ]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "call-1", "content": [{"type": "text", "text": "sunny"}, {"type": "text", "text": "warm"}]},
+        {"type": "text", "text": "Thank you.", "cache_control": {"type": "ephemeral"}},
+    ]},
+]  # fmt: skip
 TOOL_TURNS: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "sunny"}, {"type": "text", "text": "warm"}]},
@@ -81,7 +97,7 @@ class Case:
 
     @property
     def asked(self) -> Asked:
-        return (parse_chat if self.path == CHAT else parse_completion)(self.body)
+        return PARSE[self.path](self.body)
 
     @property
     def adapter(self) -> str:
@@ -98,6 +114,10 @@ def chat(name: str, *turns: dict[str, Any], system: str | None = None, **fields:
 
 def completion(name: str, prompt: Any = None, **fields: Any) -> Case:
     return Case(name, COMPLETIONS, {"prompt": f"{name}: {WORDS * 3}" if prompt is None else prompt, **fields})
+
+
+def message(name: str, *turns: dict[str, Any], **fields: Any) -> Case:
+    return Case(name, MESSAGES, {"messages": [{"role": "user", "content": f"{name}: {WORDS * 3}"}, *turns], **fields})
 
 
 def turn(role: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -135,6 +155,18 @@ CASES = [
     chat("an adapter and a salt", model=ADAPTER, cache_salt="tenant-1"),
     chat("truncated from the right", truncate_prompt_tokens=70, truncation_side="right"),
     chat("truncated from the left", truncate_prompt_tokens=70, truncation_side="left"),
+    message("a message"),
+    message("a message with a system prompt", system=WORDS * 2),
+    message("a message in unicode", turn("assistant", UNICODE * 2), turn("user", UNICODE), system=UNICODE),
+    message("a system prompt in blocks", system=[{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "One. "}, {"type": "text", "text": "Two."}]),
+    message("a system message in between", turn("assistant", "Yes."), turn("system", "It is late."), turn("user", "So?"), system="Long ago."),
+    message("a message with tools", *ANTHROPIC_TURNS, system=WORDS, tools=[ANTHROPIC_TOOL]),
+    message("a message with no tool allowed", tools=[ANTHROPIC_TOOL], tool_choice={"type": "none"}),
+    message("a message without thinking", thinking={"type": "disabled"}),
+    message("a message with effort", output_config={"effort": "high"}),
+    message("a message with a salt", cache_salt="tenant-1"),
+    message("a message by an adapter", model=ADAPTER),
+    message("a message's template arguments", chat_template_kwargs={"enable_thinking": False}),
     completion("a completion"),
     completion("a completion in unicode", f"{UNICODE * 3}"),
     completion("without special tokens", add_special_tokens=False),
@@ -231,9 +263,12 @@ class Row:
         return self.same_tokens and self.same_keys and self.cached == self.expected_cached
 
 
-def unrendered(asked: Asked) -> Asked:
-    """The same, with nothing that an engine could render."""
-    return replace(asked, prompt=replace(asked.prompt, body=b"")) if isinstance(asked.prompt, Chat) else asked
+def unrendered(asked: Asked) -> list[Asked]:
+    """The same, with nothing that an engine could render. Nothing where only who has the template knows what it is given."""
+    prompt = asked.prompt
+    if not isinstance(prompt, Chat):
+        return [asked]
+    return [] if prompt.system_first or prompt.without_thinking else [replace(asked, prompt=replace(prompt, body=b""))]
 
 
 async def seen(bench: Bench, case: Case) -> Row:
@@ -241,7 +276,7 @@ async def seen(bench: Bench, case: Case) -> Row:
     without a tokenizer does: from what it renders, and from its `/tokenize`."""
     asked = case.asked
     tokens = await bench.local.tokens(asked, NOBODY)
-    elsewhere = [await bench.remote.tokens(way, NOBODY) for way in (asked, unrendered(asked))]
+    elsewhere = [await bench.remote.tokens(way, NOBODY) for way in (asked, *unrendered(asked))]
     keys = bench.keys(tokens, asked, case.adapter)
     before = await bench.cache.holds(set())
     status, first = await bench.post(case.path, case.body)
@@ -249,14 +284,15 @@ async def seen(bench: Bench, case: Case) -> Row:
     foreseen = {key for chain in keys for key in chain}
     after = await bench.cache.holds(foreseen)
     _, second = await bench.post(case.path, case.body)
+    used, again = (usage_in(json.dumps(answer).encode()) for answer in (first, second))
     whole = [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for prompt in tokens.prompts]
     return Row(
         name=case.name,
-        tokens=first["usage"]["prompt_tokens"],
+        tokens=used.prompt_tokens,
         blocks=sum(map(len, keys)),
-        same_tokens=tokens.exact and tokens.count == first["usage"]["prompt_tokens"] and all(other.prompts == tokens.prompts for other in elsewhere),
+        same_tokens=tokens.exact and tokens.count == used.prompt_tokens and all(other.prompts == tokens.prompts for other in elsewhere),
         same_keys=after - before == foreseen - before and foreseen <= after,
-        cached=second["usage"]["prompt_tokens_details"]["cached_tokens"],
+        cached=again.cached_tokens,
         expected_cached=whole[-1],
     )  # fmt: skip
 

@@ -270,11 +270,13 @@ class Gateway:
 
     def _may_go_elsewhere(self, life: Life, command: RouteRequest, ticket: RetryTicket) -> bool:
         tried = [*command.excluded, life.instance]
-        return (
-            command.attempt <= self._bounds.retries
-            and life.pool.under_way.least_busy(command, excluded=tried) is not None
-            and ticket.claim()
-        )
+        other = life.pool.under_way.least_busy(command, excluded=tried)
+        if other is None or command.attempt > self._bounds.retries:
+            return False
+        led = life.grant is not None and life.grant.term > 0
+        if led and all(other.id != ready.id for ready in life.pool.fleet.ready):
+            return False  # a leader does not place where it is doubtful that anybody answers
+        return ticket.claim()
 
     async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
         """Raises Refusal where there is no place; the request's end is written then."""

@@ -62,7 +62,7 @@ class SplitBody:
         """`path_splits`: whether its path is one of those that engines can split."""
         self._body = body
         self._path_splits = path_splits
-        self._asked: dict[str, Any] = _fields.decode(body)
+        self._asked: dict[str, Any] = _fields.decode(body) if path_splits else {}
 
     @property
     def possible(self) -> bool:

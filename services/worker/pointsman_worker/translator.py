@@ -24,6 +24,8 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import xor
 from typing import Any, Final
 
 import msgspec
@@ -337,9 +339,7 @@ class BlockTranslator:
 
     def take_snapshot(self) -> list[Run]:
         """Everything that is held, parents before children. Pending changes are in it and thereby settled."""
-        self._digest = 0
-        for key in self._held:
-            self._digest ^= key
+        self._digest = reduce(xor, self._held, 0)
         self._settle()
         return self._runs(self._held)
 
@@ -383,7 +383,8 @@ class BlockTranslator:
         for node in list(self._nodes.values()):
             if node.place == self._last_place:
                 self._recount(node)
-        self.take_snapshot()
+        self._digest = reduce(xor, self._held, 0)
+        self._settle()
 
     def held_keys(self) -> set[BlockKey]:
         """The pool keys held now, pending changes included."""

@@ -90,6 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Read since it began, without the read in which it did."""
         self._head_measured = False
         """Whether it may be too long."""
+        self._offers_upgrade = False
         self._body_open = False
         """Whether a request's head has ended and its body has not."""
         self._refused = False
@@ -146,7 +147,10 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._check_head()
-        if self.parser.should_upgrade():
+        self._offers_upgrade = self.parser.should_upgrade()
+        if self._offers_upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                raise RefusedError(400, "malformed", "This is no proxy.")
             return
         self._head_open = False
         self._body_open = True
@@ -155,7 +159,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._offers_upgrade:
             return
         self._body_open = False
         self._clear_deadline()
@@ -204,16 +208,18 @@ class HttpProtocol(HttpToolsProtocol):
             raise _too_large(self._limits)
         if len(self.pipeline) >= self._limits.pipelined:
             raise RefusedError(429, "pipelined", "Too many requests were sent before the first was answered.")
-        if self.parser.get_method() == b"CONNECT":
-            raise RefusedError(400, "malformed", "This is no proxy.")
-        hosts = 0
+        hosts, encoded = 0, False
         for name, _ in headers:
             if name == b"host":
                 hosts += 1
+            elif name == b"transfer-encoding":
+                encoded = True
+        if hosts == 1 and not encoded:
+            return
         old = self.parser.get_http_version() == "1.0"
         if hosts > 1 or (hosts == 0 and not old):
             raise RefusedError(400, "malformed", "A request must have one Host header.")
-        if old and any(name == b"transfer-encoding" for name, _ in headers):
+        if old and encoded:
             raise RefusedError(400, "malformed", "HTTP/1.0 has no Transfer-Encoding.")
 
     def _bound_open_head(self) -> None:

@@ -37,11 +37,16 @@ by the next one, as cancelled."""
 
 def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
     """A whole answer, a clear refusal, or a stream that ends with an error event."""
-    lost = [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
+    lost = unanswered(evidence)
     for exchange in lost[:SHOWN_MAX]:
         yield f"{exchange.request}: {exchange.detail or 'still waits'}"
     if len(lost) > SHOWN_MAX:
         yield f"and {len(lost) - SHOWN_MAX} more"
+
+
+def unanswered(evidence: Evidence) -> list[Exchange]:
+    """Whose clients do not know what became of their requests."""
+    return [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
 
 
 def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:

@@ -123,7 +123,7 @@ class Clients:
 
     def cut_between(self, begin: float, end: float) -> int:
         """How many streams ended before their end in that time, with an error event or without a word."""
-        return sum(e.streamed and e.heard_at is not None and e.ending in CUT for e in self.between(begin, end))
+        return sum(e.streamed and e.status == HTTPStatus.OK and e.ending in CUT for e in self.between(begin, end))
 
     def between(self, begin: float, end: float) -> list[Exchange]:
         """Those that ended in that time."""
@@ -150,7 +150,7 @@ class Clients:
             content |= {"stream": True, "stream_options": {"include_usage": True}}
         return msgspec.json.encode(content)
 
-    async def _one(self, session: aiohttp.ClientSession, body: bytes, tokens: Tokens, *, streamed: bool) -> None:
+    async def _one(self, session: aiohttp.ClientSession, body: bytes, tokens: Tokens, *, streamed: bool) -> Ending:
         """Ask once; `tokens` must come."""
         number = len(self.exchanges)
         exchange = Exchange(request=f"{PREFIX}{self._seed}-{number}", streamed=streamed, asked_at=time.monotonic())
@@ -172,6 +172,7 @@ class Clients:
             ending, exchange.detail = "dropped", type(error).__name__
         exchange.ended_at = time.monotonic()
         exchange.ending = ending
+        return ending
 
     async def _connected(
         self, session: aiohttp.ClientSession, body: bytes, headers: dict[str, str]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pointsman.primitives import Seconds
 from pointsman.tooling.bench_faults.bad_engines import FIRST_SECONDS, Touched
+from pointsman.tooling.bench_faults.checks import unanswered
 from pointsman.tooling.bench_faults.evidence import Evidence
 from pointsman.tooling.bench_faults.strikes import Strike
 
@@ -98,7 +99,7 @@ def reported(
         endings=dict(Counter(e.ending for e in exchanges).most_common()),
         details=dict(Counter(f"{e.ending}: {e.detail}" for e in exchanges if e.detail).most_common()),
         blind=sum(e.knowledge == BLIND for e in exchanges),
-        lost=len(findings["every request got one answer"]) + sum("without" in f for f in _ends(findings)),
+        lost=len(unanswered(evidence)) + sum("without" in f for f in _ends(findings)),
         doubled=len(findings["no request ran twice"]) + sum("without" not in f for f in _ends(findings)),
         decisions=len(decided),
         entries=len(evidence.entries),

@@ -25,6 +25,8 @@ RATE = 20.0
 STREAM_TOKENS = 500
 """Output of a long stream: 16 s where a token takes 32 ms, as of the default engine model."""
 SHORT_TOKENS = 12
+FAILED_SECONDS = 1.0
+"""So long a client waits after an answer that was not whole before it asks for the next long stream."""
 PREFIXES = 24
 """System prompts, a trace block each, that requests begin with."""
 QUESTION_TOKENS = (16, 192)
@@ -93,7 +95,9 @@ class SteadyClients(Clients):
         await asyncio.sleep(begin)
         while not self._stopped.is_set():
             tokens = STREAM_TOKENS - self._chance.randrange(STREAM_TOKENS // 4)
-            await self._one(session, self._body(self._request(tokens), streamed=True), tokens, streamed=True)
+            ending = await self._one(session, self._body(self._request(tokens), streamed=True), tokens, streamed=True)
+            if ending != "completed":
+                await asyncio.sleep(FAILED_SECONDS)
 
     def _request(self, tokens: Tokens) -> WorkloadRequest:
         self._blocks += 1

@@ -19,6 +19,9 @@ def main(settings: EngineSimSettings) -> None:
     of sequence: each answer has exactly max_tokens tokens (16 for a completion and 128 for a chat when the request
     does not say) and finish_reason "length"; stop strings and sampling parameters have no effect.
 
+    `POST /sim/misbehave` with {"kind": "errors"}, {"kind": "hang"} or {"kind": "slow", "factor": 10} makes it fail while its
+    /health and /metrics are well; {"kind": ""} ends that.
+
     \b
     Example, with KV events on free ports (the log says which):
       pointsman-engine-sim --port 8000 --speed 10 --kv-events-config '{"enable_kv_cache_events": true,

@@ -141,7 +141,9 @@ def _out(story: Story) -> Iterator[str]:
     """Who was ejected and so no candidate, when it was placed last."""
     placement = story.placement
     for candidate in placement.candidates if placement is not None else ():
-        if candidate.why_out and not candidate.weighed and not candidate.chosen:
+        if candidate.why_out and candidate.chosen:
+            yield f"it was to try {candidate.instance} after its ejection, which was {candidate.why_out}"
+        elif candidate.why_out and not candidate.weighed:
             yield f"{candidate.instance} was no candidate: {candidate.why_out}"
 
 

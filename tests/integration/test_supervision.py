@@ -1,0 +1,80 @@
+"""How a process ends: by which signal, how often it comes, and when it gives up on itself."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+PROGRAM = """
+import asyncio, time
+from pointsman.chassis import supervision
+from pointsman.chassis.telemetry import configure_logging
+
+configure_logging('error', 'text')
+supervision.STOP_SECONDS_MAX = 0.5
+
+async def main(supervisor):
+    supervisor.stop_seconds_max = {patience}
+    print('ready', flush=True)
+    await supervisor.until_stopped()
+    print('stopping', supervisor.for_good, flush=True)
+    {then}
+    print('hurried', flush=True)
+
+supervision.run(main)
+"""
+
+
+@pytest.mark.parametrize(("first", "for_good"), [(signal.SIGTERM, "False"), (signal.SIGINT, "True")])
+def test_a_second_signal_hurries_who_is_stopping_already(first: signal.Signals, for_good: str) -> None:
+    with running(PROGRAM.format(patience=60, then="await supervisor.until_hurried()")) as process:
+        said = [line_of(process)]
+        process.send_signal(first)
+        said.append(line_of(process))
+        process.send_signal(signal.SIGTERM)
+        said.append(line_of(process))
+
+    assert said == ["ready", f"stopping {for_good}", "hurried"]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
+    patience = 0.2 if signals == 1 else 60
+    with running(PROGRAM.format(patience=patience, then="await asyncio.Event().wait()")) as process:
+        line_of(process)
+        process.send_signal(signal.SIGTERM)
+        line_of(process)
+        if signals == 2:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_task_that_fails_ends_the_process_without_waiting_for_anything() -> None:
+    fails = "async def fail():\n    raise ValueError('broken')\n\n"
+    waits = "supervisor.start(fail(), name='fails'); await supervisor.until_hurried(); await supervisor.until_stopped()"
+    program = PROGRAM.format(patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
+    with running(program.replace("async def main", fails + "async def main")) as process:
+        process.wait(30)
+
+    assert process.returncode == 1
+
+
+@contextmanager
+def running(program: str) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
