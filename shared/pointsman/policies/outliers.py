@@ -228,7 +228,9 @@ class _Look:
         for request_id, failures in self._state.outliers.open_failures():
             request, last = self._state.workload.requests.get(request_id), failures[-1]
             alone = all(failure.instance == last.instance for failure in failures)
-            if request is not None and alone and last.at >= self._since and self._is_well_elsewhere(request, last):
+            record = self._state.outliers.record(last.instance)
+            counts = last.at >= max(self._since, record.ejected_at, record.whole_since)
+            if request is not None and alone and counts and self._is_well_elsewhere(request, last):
                 found.setdefault(last.instance, []).append(last)
         return found
 
