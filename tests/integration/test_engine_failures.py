@@ -151,6 +151,19 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
         assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
 
 
+@pytest.mark.parametrize("idle", [True, False])
+async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, idle: bool) -> None:
+    async with world_with(request_timeout=4.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+        if idle:
+            world.scheduler.idle = {ONE}
+        answered = await asked(world)
+        told = await failures(world)
+
+        assert answered == ((200, TWO) if idle else (408, ""))
+        assert [(failure.instance, failure.failure) for failure in told] == ([(ONE, "first_byte_timeout")] * idle)
+
+
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])
 async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(why: str) -> None:
     retries = 0 if why == "no retries" else 2

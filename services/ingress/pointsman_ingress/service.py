@@ -358,17 +358,19 @@ class Gateway:
         seconds that the answer may take before anything of it is sent. Raises EngineFailedError."""
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = self._bounds.first_byte.wall_seconds(expected, output=output, speed=self._clock.speed)
-        async with FirstByteDeadline(wall_seconds, partial(_leave_slow_engine, life, wall_seconds)):
-            return await self._engines.open(
-                grant.url,
-                call.endpoint.path,
-                body,
-                call.headers,
-                life.request,
-                dp_rank=grant.dp_rank,
-                shape=call.endpoint.shape,
-                content_type=call.endpoint.content_type(call.headers),
-            )
+        deadline = FirstByteDeadline(wall_seconds, partial(_leave_slow_engine, life))
+        with life.pool.under_way.unanswered(grant.request, deadline.expire):
+            async with deadline:
+                return await self._engines.open(
+                    grant.url,
+                    call.endpoint.path,
+                    body,
+                    call.headers,
+                    life.request,
+                    dp_rank=grant.dp_rank,
+                    shape=call.endpoint.shape,
+                    content_type=call.endpoint.content_type(call.headers),
+                )
 
     async def _prefill_elsewhere(
         self, call: Call, life: Life, grant: RouteGranted, body: bytes
