@@ -151,6 +151,21 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
         assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
 
 
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_within_the_hold(*, back: bool) -> None:
+    async with world_with(hold_seconds=3.0, retries_max=0) as world:
+        gone = "http://127.0.0.1:9"
+        there, world.scheduler.engines = world.scheduler.engines, {ONE: gone, TWO: gone}
+        asking = asyncio.create_task(asked(world))
+        await eventually(lambda: len(world.scheduler.asked) > 2)
+        if back:
+            world.scheduler.engines = there
+        status, _ = await asking
+
+        assert status == (200 if back else 502)
+        assert {failure.failure for failure in await failures(world)} == {"connect_failure"}
+
+
 @pytest.mark.parametrize("idle", [True, False])
 async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, idle: bool) -> None:
     async with world_with(request_timeout=4.0) as world:

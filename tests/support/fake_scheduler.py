@@ -92,7 +92,7 @@ class FakeScheduler:
             return self._reject(command, *self.rejection)
         left = [instance for instance in self.engines if instance not in command.excluded]
         if not left:
-            return self._reject(command, 503, "no_engines", 1.0)
+            return self._reject(command, 503, "no_instance", 1.0)
         self._granted.add(command.request)
         granted = RouteGranted(
             request=command.request,
