@@ -52,7 +52,14 @@ from pointsman_ingress.openai_requests import Asked, Tokenised
 from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
 from pointsman_ingress.pools import Pool, Pools
-from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
+from pointsman_ingress.proxy import (
+    TOLD_FAILURE,
+    EngineAnswer,
+    EngineClient,
+    EngineFailedError,
+    lacks_endpoint,
+    usage_in,
+)
 from pointsman_ingress.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
 from pointsman_ingress.retry_budget import RetryTicket
 from pointsman_ingress.routing import NoPlaceError, Router
@@ -443,6 +450,14 @@ class Gateway:
                 life.attempt_failed(error.failure, detail=str(error))
             life.failed("engine_broke_off", 502)
             await call.refuse(engine_broke_off(error.told), mid_event=answer.mid_event)
+            return
+        if answer.tells_failure:
+            # The client reads it in the engine's words.
+            log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=TOLD_FAILURE)
+            life.attempt_failed("stream_reset", detail=TOLD_FAILURE)
+            life.failed("engine_broke_off", 502)
+            call.reason = "engine_broke_off"
+            await call.finish(remover.rest() if remover else b"")
             return
         await call.finish(remover.rest() if remover else b"")
         usage = life.told_of(answer.streamed_usage())
