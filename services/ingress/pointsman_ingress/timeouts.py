@@ -22,6 +22,9 @@ from pointsman_ingress.proxy import EngineFailedError
 
 FOREVER: Seconds = math.inf
 
+STOOD_STILL_WALL_SECONDS: Seconds = 0.25
+"""A deadline that is noticed so much too late says that this process did not run, and not that an engine is slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class FirstByteBounds:
@@ -41,19 +44,21 @@ class FirstByteBounds:
 
 class FirstByteDeadline:
     """Bounds what is done inside its context. After `wall_seconds`, `give_up` is asked whether to leave the engine: if so the
-    context ends with EngineFailedError; if not the wait goes on, and it is asked again each `wall_seconds`."""
+    context ends with EngineFailedError; if not the wait goes on, and it is asked again each `wall_seconds`. Time in which this
+    process stood still is given back: what the engine said meanwhile has not been read yet."""
 
     def __init__(self, wall_seconds: Seconds, give_up: Callable[[], bool]) -> None:
         self._wall_seconds = wall_seconds
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._timeout = asyncio.timeout(None)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
         if self._wall_seconds < FOREVER:
-            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+            self._wait(self._wall_seconds)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -65,11 +70,18 @@ class FirstByteDeadline:
         except TimeoutError as timeout:
             raise no_first_byte(self._wall_seconds) from timeout
 
+    def _wait(self, wall_seconds: Seconds) -> None:
+        self._due = self._loop.time() + wall_seconds
+        self._timer = self._loop.call_at(self._due, self._overdue)
+
     def _overdue(self) -> None:
-        if self._give_up():
+        late = self._loop.time() - self._due
+        if late > STOOD_STILL_WALL_SECONDS:
+            self._wait(late)
+        elif self._give_up():
             self._timeout.reschedule(self._loop.time())
         else:
-            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+            self._wait(self._wall_seconds)
 
 
 def no_first_byte(wall_seconds: Seconds) -> EngineFailedError:
