@@ -242,14 +242,14 @@ async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_
 
 
 async def silent_for_good() -> None:
-    async with asyncio.timeout(5), FirstByteDeadline(0.1, lambda: True):
+    async with asyncio.timeout(5), FirstByteDeadline(0.1, lambda _seconds: True):
         time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
         await asyncio.Event().wait()
 
 
 async def test_the_time_in_which_the_ingress_itself_stood_still_is_not_the_engines() -> None:
     answered = asyncio.Event()
-    async with FirstByteDeadline(0.1, lambda: True):
+    async with FirstByteDeadline(0.1, lambda _seconds: True):
         asyncio.get_running_loop().call_later(0.05, answered.set)
         time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
         await asyncio.sleep(0.05)
