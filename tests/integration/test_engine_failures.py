@@ -151,6 +151,22 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
         assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
 
 
+async def test_a_client_that_wants_its_tokens_sooner_than_usual_makes_no_engine_fail() -> None:
+    async with world_with(**AT_ONCE, slo_tpot=0.1, request_timeout=1.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+        async with world.post(COMPLETIONS, {**TOKENS, "max_tokens": 500}, x_slo_tpot_ms="0.1") as answer:
+            assert answer.status == 408
+        assert await failures(world) == []
+
+
+async def test_an_answer_whose_length_nobody_bounds_is_waited_for() -> None:
+    async with world_with(**AT_ONCE, max_model_len=0, request_timeout=1.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, HELLO, CHAT) == (408, "")
+        assert await failures(world) == []
+
+
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])
 async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(why: str) -> None:
     retries = 0 if why == "no retries" else 2
