@@ -455,10 +455,13 @@ class PoolModel:
     def ready(
         self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
     ) -> list[InstanceId]:
-        """Who takes its prompt: those that are ready, or where nobody at all is, those that are ejected."""
-        takers = {name: known for name, known in self.instances.items() if known.role != "decode"}
-        able = {name for name, known in takers.items() if known.status == self._taking(takers)}
-        return sorted(name for name in able if takers[name].serves(request) and name not in excluded)
+        """Who takes its prompt and has not failed it: those that are ready, or where none is, those that are ejected."""
+        able = {
+            name: known
+            for name, known in self.instances.items()
+            if known.role != "decode" and known.serves(request) and name not in excluded
+        }
+        return sorted(name for name, known in able.items() if known.status == self._taking(able))
 
     def decoders(self) -> list[InstanceId]:
         """Who takes what others have prefilled."""

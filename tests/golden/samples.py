@@ -362,6 +362,23 @@ EVENTS: list[LogEvent] = [
         digest=6,
         back_within=10.0,
     ),
+    RequestPlaced(
+        at=AT,
+        stamp=STAMP,
+        request=REQUEST,
+        instance=ENGINE,
+        hit_blocks=0,
+        uncached_tokens=145,
+        queue_seconds=0.0,
+        prefill_seconds=0.5,
+        predicted_ttft=0.5,
+        policy="pointsman",
+        settings=SETTINGS,
+        reason="costs least",
+        candidates=[],
+        attempt=2,
+        lost_seconds=5.0,
+    ),
 ]
 
 COMMANDS: list[AnyCommand] = [
@@ -524,4 +541,5 @@ COMMANDS: list[AnyCommand] = [
         knowledge="exact",
         expected_seconds=0.25,
     ),
+    FollowAnswered(given_up=[REQUEST], term=Term(3)),
 ]

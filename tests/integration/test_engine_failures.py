@@ -47,6 +47,8 @@ def counted(instance: str, failure: str) -> float:
         (Behaviour.RESETS, TOKENS, "stream_reset", 0),
         (Behaviour.RESETS_AFTER_HEAD, STREAM, "stream_reset", 0),
         (Behaviour.BREAKS_OFF, STREAM, "stream_reset", 0),
+        (Behaviour.ERRS_IN_STREAM, STREAM, "http_5xx", 200),
+        (Behaviour.ERRS_IN_MID_STREAM, STREAM, "stream_reset", 0),
         (Behaviour.HANGS, STREAM, "first_byte_timeout", 0),
         (Behaviour.HANGS_AFTER_HEAD, STREAM, "first_byte_timeout", 0),
         (Behaviour.HANGS_AFTER_FIRST, STREAM, "chunk_timeout", 0),
@@ -61,6 +63,40 @@ async def test_the_log_is_told_who_failed_a_request_and_how(
 
         (told,) = await failures(world)
         assert (told.instance, told.attempt, told.failure, told.status) == (ONE, 1, failure, status)
+
+
+async def test_an_error_in_place_of_the_first_token_is_seen_by_another_engine_and_not_by_the_client() -> None:
+    async with world_with() as world:
+        world.one.script.append(Behaviour.ERRS_IN_STREAM)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+        assert answer.headers["x-pointsman-instance"] == TWO
+        assert "error" not in text
+        assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_error_in_the_middle_of_a_stream_reaches_the_client_once_and_the_request_has_failed() -> None:
+    async with world_with() as world:
+        world.one.script.append(Behaviour.ERRS_IN_MID_STREAM)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+        assert text.count('"error"') == 1
+        assert text.endswith("data: [DONE]\n\n")
+        assert [event.reason for event in await world.events() if isinstance(event, RequestFailed)] == [
+            "engine_broke_off"
+        ]
+
+
+async def test_an_error_in_a_stream_that_is_the_requests_fault_is_no_failure_of_the_engine() -> None:
+    async with world_with() as world:
+        world.one.script.append(Behaviour.BLAMES_IN_STREAM)
+        async with world.post(COMPLETIONS, STREAM) as answer:
+            text = await answer.text()
+
+        assert "CUDA error" in text
+        assert await failures(world) == []
 
 
 async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without_engine_one: World) -> None:
@@ -165,6 +201,34 @@ async def test_an_answer_whose_length_nobody_bounds_is_waited_for() -> None:
 
         assert await asked(world, HELLO, CHAT) == (408, "")
         assert await failures(world) == []
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_within_the_hold(*, back: bool) -> None:
+    async with world_with(hold_seconds=3.0, retries_max=0) as world:
+        gone = "http://127.0.0.1:9"
+        there, world.scheduler.engines = world.scheduler.engines, {ONE: gone, TWO: gone}
+        asking = asyncio.create_task(asked(world))
+        await eventually(lambda: len(world.scheduler.asked) > 2)
+        if back:
+            world.scheduler.engines = there
+        status, _ = await asking
+
+        assert status == (200 if back else 502)
+        assert {failure.failure for failure in await failures(world)} == {"connect_failure"}
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, idle: bool) -> None:
+    async with world_with(request_timeout=4.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+        if idle:
+            world.scheduler.idle = {ONE}
+        answered = await asked(world)
+        told = await failures(world)
+
+        assert answered == ((200, TWO) if idle else (408, ""))
+        assert [(failure.instance, failure.failure) for failure in told] == ([(ONE, "first_byte_timeout")] * idle)
 
 
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])

@@ -48,7 +48,7 @@ def policies(number: int, routing: str) -> PolicySet:
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
     fleet = RecordedFleet(
-        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=15, failing=True
+        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=1, failing=True
     ).live(700)
     fleet.take_over()
     return fleet.live(500).write_all().entries

@@ -46,6 +46,12 @@ class Behaviour(StrEnum):
     """Sends the status and headers of a stream and then nothing."""
     HANGS_AFTER_FIRST = "hangs_after_first"
     """Streams one chunk and then nothing."""
+    ERRS_IN_STREAM = "errs_in_stream"
+    """Streams an error in place of the first token, and the regular end, as vLLM does."""
+    ERRS_IN_MID_STREAM = "errs_in_mid_stream"
+    """Streams one chunk, an error, and the regular end."""
+    BLAMES_IN_STREAM = "blames_in_stream"
+    """Streams an error that is the request's fault."""
     PAUSES = "pauses"
     """Streams half an event, and the rest once `resumes` is set."""
 
@@ -148,6 +154,17 @@ class FakeEngine:
             case Behaviour.ANSWERS:
                 answer = {"id": "x", "choices": [{"text": "answer"}], "usage": self._usage(asked)}
                 return web.json_response(answer | {"kv_transfer_params": self.transfer_params})
+            case Behaviour.ERRS_IN_STREAM | Behaviour.ERRS_IN_MID_STREAM | Behaviour.BLAMES_IN_STREAM:
+                code = 400 if behaviour is Behaviour.BLAMES_IN_STREAM else 500
+                stream = await self._head(request)
+                if behaviour is Behaviour.ERRS_IN_MID_STREAM:
+                    await stream.write(self.first_piece)
+                    await asyncio.sleep(0.05)
+                failure = _event({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}})
+                await stream.write(failure[:20])
+                await asyncio.sleep(0.05)
+                await stream.write(failure[20:] + b"data: [DONE]\n\n")
+                return stream
             case Behaviour.REFUSES:
                 return web.json_response({"error": {"message": "the engine says no", "code": 400}}, status=400)
             case Behaviour.LINGERS:

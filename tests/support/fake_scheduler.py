@@ -46,6 +46,8 @@ class FakeScheduler:
         self.handed_over: list[HandOverRequest] = []
         self.rebinds: dict[InstanceId, InstanceId] = {}
         """Where requests are to go that are at an instance."""
+        self.idle: set[InstanceId] = set()
+        """Instances that say that nothing runs there: what is sent there is given up."""
         self.term = Term(0)
         """Of what it says about them."""
         self.silent_follows = 0
@@ -90,7 +92,7 @@ class FakeScheduler:
             return self._reject(command, *self.rejection)
         left = [instance for instance in self.engines if instance not in command.excluded]
         if not left:
-            return self._reject(command, 503, "no_engines", 1.0)
+            return self._reject(command, 503, "no_instance", 1.0)
         self._granted.add(command.request)
         granted = RouteGranted(
             request=command.request,
@@ -139,7 +141,8 @@ class FakeScheduler:
             msgspec.structs.replace(self._grants[sent.request], instance=to, url=self.engines[to], rebind=False)
             for sent, to in moved
         ]
-        await reply(FollowAnswered(rebound=rebound, term=self.term))
+        given_up = [sent.request for sent in command.requests if sent.instance in self.idle]
+        await reply(FollowAnswered(rebound=rebound, given_up=given_up, term=self.term))
 
     def _reject(self, command: RouteRequest, status: int, reason: str, retry_after: float) -> RouteRejected:
         return RouteRejected(

@@ -1,5 +1,7 @@
 """An engine that fails requests, or is far slower than the others, is given a rest, and tried again by one request."""
 
+from dataclasses import replace
+
 import pytest
 
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
@@ -10,6 +12,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
+from pointsman.state.workload import Stage
 from tests.support.events import first_token, joined, reported
 from tests.support.failing_pool import PREFILL, policies
 from tests.support.failing_pool import FailingPool as Pool
@@ -348,6 +351,23 @@ def test_where_nobody_else_is_ready_who_is_ejected_serves() -> None:
     request, instance = pool.asks()
     assert instance == A
     assert any(isinstance(e.event, RequestGranted) and e.event.request == request for e in pool.log)
+    assert pool.proven
+
+
+def test_a_request_that_all_who_are_ready_have_failed_goes_to_one_that_is_ejected_and_stays_there() -> None:
+    given = policies(base_ejection_seconds=1000, max_ejection_seconds=1000)
+    pool = Pool(engines="ab", policies=replace(given, running_max=1))
+    pool.serve(12, sick=A)
+    assert pool.status(A) == EJECTED
+    went = []
+    for _ in range(2):
+        request, first = pool.asks()
+        pool.fails(request, first)
+        went.append((first, pool.asks(request=request, attempt=2, excluded=first)[1]))
+
+    assert went == [(B, A), (B, A)]
+    assert [request.stage for request in pool.state.workload.requests.values()].count(Stage.PENDING) == 1
+    assert not pool.decides(pool.dispatcher.relocate_pending(pool.now))
     assert pool.proven
 
 

@@ -1,7 +1,8 @@
 """Tells the leader once a second which requests this ingress has (`cmd.follow`), and acts on the answer.
 
 A leader that hears no more of a request for some seconds ends it in its books: the ingress that had it is gone. The answer
-says which requests are to go to another engine (`rebinding`). One that is lost is given again with the next.
+says which requests are to go to another engine (`rebinding`), and which their engine has not got any more. One that is lost is
+given again with the next.
 """
 
 import asyncio
@@ -65,3 +66,5 @@ class Heartbeat:
         if isinstance(answer, FollowAnswered) and answer.term >= self._newest_term():
             for grant in answer.rebound:
                 self._rebinding.move(grant)
+            for request in answer.given_up:
+                self._under_way.lost(request)

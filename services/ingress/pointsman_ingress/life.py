@@ -61,6 +61,8 @@ class Life:
         self.request = request
         self.pool = pool
         self.over = False
+        self.reached = False
+        """Whether an engine that failed it may have begun with it. Engines that do not even take a connection cost nobody anything."""
         self.grant: RouteGranted | None = None
         """Where it is being served; None while it waits for a place."""
         self.may_go_elsewhere: Callable[[], bool] = lambda: False
@@ -122,6 +124,7 @@ class Life:
     def attempt_failed(self, failure: AttemptFailure, *, status: int = 0, detail: str = "") -> None:
         """The engine that has it failed it. Told at most once for each time it is sent to an engine, also where it stays
         there because nobody else could take it: a first byte that comes too late is evidence all the same."""
+        self.reached = self.reached or failure != "connect_failure"
         grant = self.grant
         if self._failure_told or grant is None:
             return

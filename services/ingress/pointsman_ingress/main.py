@@ -195,6 +195,7 @@ async def assembled(
                     body_bytes=settings.body_bytes_max,
                     body_wall_seconds=settings.body_timeout,
                     request_wall_seconds=settings.request_timeout,
+                    hold_wall_seconds=settings.hold_seconds,
                     retries=settings.retries_max,
                     first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
                 ),

@@ -54,7 +54,7 @@ class Passage:
     async def _ask(self, call: Call, instance: Instance) -> None:
         """Raises EngineFailedError, and Refusal where the engine has no such path; then the client has seen nothing."""
         path = call.endpoint.path
-        async with FirstByteDeadline(self._wall_seconds, lambda: True):
+        async with FirstByteDeadline(self._wall_seconds, lambda _seconds: True):
             answer, first = await self._engines.open(instance.url, path, call.body, call.headers, call.id)
         async with answer:
             body = await answer.whole(first)

@@ -19,7 +19,7 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import Seconds, Tokens
 from pointsman_ingress.request_headers import Headers
-from pointsman_ingress.streams import CHUNKS, StreamShape, StreamTail
+from pointsman_ingress.streams import CHUNKS, EVENT_END, StreamShape, StreamTail, tells_failure
 
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
 """Engines behind uvicorn close an idle connection after five seconds; we must be the first to let go."""
@@ -44,6 +44,11 @@ looked after while nothing comes."""
 
 CHUNK_WALL_SECONDS: Seconds = 60.0
 """Longest pause within an answer that has begun, unless settings say otherwise."""
+
+TOLD_FAILURE = "its stream said that it failed"
+
+EVENT_BYTES_MAX = 16 * 1024
+"""An event that is longer does not say that the engine failed."""
 
 AFTER_END_WALL_SECONDS: Seconds = 1.0
 """How long an engine may keep a stream open behind its last event."""
@@ -202,18 +207,24 @@ class EngineAnswer:
         """Whether what came last is the event by which streams of chunks end."""
         self._lingers = False
         """Whether the engine keeps the connection of a stream open that has ended."""
+        self._event_begun = b""
+        """What of an event is here that has not ended, up to EVENT_BYTES_MAX."""
+        self.tells_failure = False
+        """Whether the stream itself says that the engine failed, in an event of its own."""
         self.events = 0
 
     async def opening(self) -> bytes:
         """The first bytes, of a stream up to its first output: what an engine says before tells nothing of the prefill,
-        and a client that has seen nothing can be served elsewhere. Raises as `chunk`."""
+        and a client that has seen nothing can be served elsewhere. Raises as `chunk`, and where it says that it failed."""
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
-        while self.streams and chunk and not self._tail.shows_output and size <= OPENING_BYTES_MAX:
+        while self.streams and chunk and not self._shows_output() and size <= OPENING_BYTES_MAX:
             chunk = await self.chunk()
             opening.append(chunk)
             size += len(chunk)
         self._begun = True
+        if self.tells_failure and self.status < 400:
+            raise EngineFailedError(TOLD_FAILURE, failure="http_5xx", status=self.status)
         return b"".join(opening)
 
     async def chunk(self) -> bytes:
@@ -227,8 +238,21 @@ class EngineAnswer:
         elif self.streams:
             self._tail.feed(chunk)
             self.events += chunk.count(b"data:")
+            self._look_for_failure(chunk)
             self._done = b"[DONE]" in chunk and _done_event.search(chunk) is not None
         return chunk
+
+    def _shows_output(self) -> bool:
+        """Whether there was output yet. The beginning of an event may be that of an error."""
+        return self._tail.shows_output and not (self.events <= 1 and self._event_begun)
+
+    def _look_for_failure(self, chunk: bytes) -> None:
+        begun = self._event_begun
+        if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            events = begun + chunk
+            self.tells_failure = self.tells_failure or tells_failure(events)
+            *_, rest = EVENT_END.split(events)
+            self._event_begun = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
     async def _next(self) -> bytes:
         """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""

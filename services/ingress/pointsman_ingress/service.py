@@ -52,7 +52,14 @@ from pointsman_ingress.openai_requests import Asked, Tokenised
 from pointsman_ingress.passing import Passage
 from pointsman_ingress.patience import Interruption, Patience
 from pointsman_ingress.pools import Pool, Pools
-from pointsman_ingress.proxy import EngineAnswer, EngineClient, EngineFailedError, lacks_endpoint, usage_in
+from pointsman_ingress.proxy import (
+    TOLD_FAILURE,
+    EngineAnswer,
+    EngineClient,
+    EngineFailedError,
+    lacks_endpoint,
+    usage_in,
+)
 from pointsman_ingress.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
 from pointsman_ingress.retry_budget import RetryTicket
 from pointsman_ingress.routing import NoPlaceError, Router
@@ -73,6 +80,12 @@ CONTEXT_TOKENS_MAX: Tokens = 2**32
 INGRESS_STOPPED = "ingress_stopped"
 """How a request ends, and what its client is told, where this process stops before it is served."""
 
+NO_INSTANCE = "no_instance"
+"""The scheduler's reason where no instance can take a request."""
+
+UNREACHED_WALL_SECONDS: Seconds = 1.0
+"""After so long a worker has told that its engine is gone."""
+
 ALREADY_ENDED = "already_ended"
 """The scheduler's reason for a request whose end it knows already."""
 
@@ -84,6 +97,7 @@ class Bounds:
     body_bytes: int
     body_wall_seconds: Seconds
     request_wall_seconds: Seconds
+    hold_wall_seconds: Seconds
     retries: int
     first_byte: FirstByteBounds
 
@@ -245,7 +259,7 @@ class Gateway:
         """Raises Refusal where the client gets no answer from an engine."""
         with life.pool.retry_budget.open() as ticket:
             while True:
-                grant = await self._place(life, command)
+                command, grant = await self._place(life, command)
                 life.may_go_elsewhere = partial(self._may_go_elsewhere, life, command, ticket)
                 try:
                     await self._forward(call, life, grant, command, ticket)
@@ -262,10 +276,10 @@ class Gateway:
         log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
         if error.failure is not None:
             life.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self._bounds.retries:
+        if command.attempt > self._bounds.retries and (life.reached or not self._may_wait(command)):
             life.failed("engine_failed", 502)
             raise engine_failed(error.told) from error
-        if not ticket.claim():
+        if life.reached and not ticket.claim():
             life.failed(RETRY_BUDGET_SPENT, 503)
             raise retry_refused(error.told) from error
         ENGINE_RETRIES.inc()
@@ -283,8 +297,28 @@ class Gateway:
             return False  # a leader does not place where it is doubtful that anybody answers
         return ticket.claim()
 
-    async def _place(self, life: Life, command: RouteRequest) -> RouteGranted:
-        """Raises Refusal where there is no place; the request's end is written then."""
+    async def _place(self, life: Life, command: RouteRequest) -> tuple[RouteRequest, RouteGranted]:
+        """Its place, and the command that it was given for. Raises Refusal where there is none; the request's end is written then."""
+        answer = await self._routed(life, command)
+        while _nobody_is_left(answer) and command.excluded and not life.reached and self._may_wait(command):
+            # All engines are gone, and their workers may not have said so yet: from then on it is held like any other.
+            await self._clock.sleep_wall(UNREACHED_WALL_SECONDS)
+            if answer is not None:  # the leader has ended it
+                life.request = self._ids.fresh()
+            command = msgspec.structs.replace(command, request=life.request, attempt=command.attempt + 1, excluded=[])
+            answer = await self._routed(life, command)
+        if answer is None:
+            life.failed("no_place", 503)
+            raise no_place()
+        if isinstance(answer, RouteRejected):
+            raise self._refused(life, answer)
+        life.granted(answer)
+        return command, answer
+
+    def _may_wait(self, command: RouteRequest) -> bool:
+        return self._clock.now() - command.arrived_at < self._bounds.hold_wall_seconds * self._clock.speed
+
+    async def _routed(self, life: Life, command: RouteRequest) -> RouteGranted | RouteRejected | None:
         router = life.pool.router
         answer = await _route(router, command)
         if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
@@ -292,12 +326,6 @@ class Gateway:
             # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
-        if answer is None:
-            life.failed("no_place", 503)
-            raise no_place()
-        if isinstance(answer, RouteRejected):
-            raise self._refused(life, answer)
-        life.granted(answer)
         return answer
 
     def _refused(self, life: Life, answer: RouteRejected) -> Refusal:
@@ -372,17 +400,19 @@ class Gateway:
         seconds that the answer may take before anything of it is sent. Raises EngineFailedError."""
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = self._bounds.first_byte.wall_seconds(expected, output=output, speed=self._clock.speed)
-        async with FirstByteDeadline(wall_seconds, partial(_leave_slow_engine, life, wall_seconds)):
-            return await self._engines.open(
-                grant.url,
-                call.endpoint.path,
-                body,
-                call.headers,
-                life.request,
-                dp_rank=grant.dp_rank,
-                shape=call.endpoint.shape,
-                content_type=call.endpoint.content_type(call.headers),
-            )
+        deadline = FirstByteDeadline(wall_seconds, partial(_leave_slow_engine, life))
+        with life.pool.under_way.unanswered(grant.request, deadline.expire):
+            async with deadline:
+                return await self._engines.open(
+                    grant.url,
+                    call.endpoint.path,
+                    body,
+                    call.headers,
+                    life.request,
+                    dp_rank=grant.dp_rank,
+                    shape=call.endpoint.shape,
+                    content_type=call.endpoint.content_type(call.headers),
+                )
 
     async def _prefill_elsewhere(
         self, call: Call, life: Life, grant: RouteGranted, body: bytes
@@ -434,6 +464,14 @@ class Gateway:
                 life.attempt_failed(error.failure, detail=str(error))
             life.failed("engine_broke_off", 502)
             await call.refuse(engine_broke_off(error.told), mid_event=answer.mid_event)
+            return
+        if answer.tells_failure:
+            # The client reads it in the engine's words.
+            log.warning("engine_broke_off", instance=grant.instance, request=life.request, reason=TOLD_FAILURE)
+            life.attempt_failed("stream_reset", detail=TOLD_FAILURE)
+            life.failed("engine_broke_off", 502)
+            call.reason = "engine_broke_off"
+            await call.finish(remover.rest() if remover else b"")
             return
         await call.finish(remover.rest() if remover else b"")
         usage = life.told_of(answer.streamed_usage())
@@ -510,6 +548,10 @@ def _leave_slow_engine(life: Life, wall_seconds: Seconds) -> bool:
     would lose its place for nothing; the log is told all the same."""
     life.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
     return life.may_go_elsewhere()
+
+
+def _nobody_is_left(answer: RouteGranted | RouteRejected | None) -> bool:
+    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == NO_INSTANCE)
 
 
 async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteRejected | None:

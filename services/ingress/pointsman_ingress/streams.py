@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 TAIL_BYTES_MAX = 8 * 1024
 """How much of the end of a stream is kept, and a chunk: the usage and the last event are in it."""
 
@@ -116,3 +118,38 @@ def event_data(event: bytes) -> bytes:
     """What an event says: its data lines, joined."""
     lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(lines)
+
+
+_OWN_FAULT_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
+
+
+class _Error(msgspec.Struct):
+    type: str | None = None
+    code: int | str | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error | None = None
+    choices: msgspec.Raw | None = None
+
+
+_error_events = msgspec.json.Decoder(_ErrorEvent)
+
+
+def tells_failure(events: bytes) -> bool:
+    """Whether an event says that the engine failed: vLLM and SGLang have sent 200 by the time a stream fails, and tell of it in an
+    event with an `error`, before the regular end. One that blames the request (a code of 4xx) is no failure of theirs."""
+    return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))
+
+
+def _is_failure(event: bytes) -> bool:
+    if b'"error"' not in event:
+        return False
+    try:
+        said = _error_events.decode(event_data(event))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if said.error is None or said.choices is not None:
+        return False
+    code = said.error.code
+    return code >= 500 if isinstance(code, int) else said.error.type in _OWN_FAULT_TYPES

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from pointsman.primitives import Seconds
 from pointsman_ingress.proxy import EngineFailedError
@@ -40,21 +41,27 @@ class FirstByteBounds:
         return max(self.least, self.factor * expected / speed) + output / speed
 
 
-class FirstByteDeadline:
-    """Bounds what is done inside its context. After `wall_seconds`, `give_up` is asked whether to leave the engine: if so the
-    context ends with EngineFailedError; if not the wait goes on, and it is asked again each `wall_seconds`."""
+STALL_WALL_SECONDS: Seconds = 1.0
+"""A timer that fires so late means that this process stood still: the bytes may be here, and are looked for first."""
 
-    def __init__(self, wall_seconds: Seconds, give_up: Callable[[], bool]) -> None:
+
+class FirstByteDeadline:
+    """Bounds what is done inside its context. After `wall_seconds`, or when it is `expired`, `give_up` is asked whether to leave
+    the engine after so many wall seconds: if so the context ends with EngineFailedError; if not the wait goes on, and it is
+    asked again each `wall_seconds`."""
+
+    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
         self._wall_seconds = wall_seconds
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timeout = asyncio.timeout(None)
+        self._began = self._loop.time()
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
-        if self._wall_seconds < FOREVER:
-            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+        self._wait(self._wall_seconds)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -64,13 +71,29 @@ class FirstByteDeadline:
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError as timeout:
-            raise no_first_byte(self._wall_seconds) from timeout
+            raise no_first_byte(self._loop.time() - self._began) from timeout
+
+    def expire(self) -> None:
+        """It is known that the engine has not got the request any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._overdue()
+
+    def _wait(self, wall_seconds: Seconds) -> None:
+        if wall_seconds < FOREVER:
+            self._timer = self._loop.call_later(wall_seconds, self._look, self._loop.time() + wall_seconds)
+
+    def _look(self, due: Seconds) -> None:
+        if self._loop.time() - due > STALL_WALL_SECONDS:
+            self._wait(STALL_WALL_SECONDS)
+        else:
+            self._overdue()
 
     def _overdue(self) -> None:
-        if self._give_up():
+        if self._give_up(self._loop.time() - self._began):
             self._timeout.reschedule(self._loop.time())
         else:
-            self._timer = self._loop.call_later(self._wall_seconds, self._overdue)
+            self._wait(self._wall_seconds)
 
 
 def no_first_byte(wall_seconds: Seconds) -> EngineFailedError:

@@ -11,7 +11,7 @@ decides about ejection for everybody (`InstanceEjected`); this is what an ingres
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,7 @@ class UnderWay:
         self._grants: dict[RequestId, RouteGranted] = {}
         self._waiting: Counter[RequestId] = Counter()
         self._in_flight: Counter[InstanceId] = Counter()
+        self._unanswered: dict[RequestId, Callable[[], None]] = {}
         self._failures: dict[InstanceId, _Failures] = {}
         fleet.on_election(self._elected)
 
@@ -58,6 +59,21 @@ class UnderWay:
         finally:
             self._in_flight[grant.instance] -= 1
             self._grants.pop(grant.request, None)
+
+    @contextmanager
+    def unanswered(self, request: RequestId, give_up: Callable[[], None]) -> Iterator[None]:
+        """While its engine has sent nothing. `give_up` is called where the leader knows that it never will."""
+        self._unanswered[request] = give_up
+        try:
+            yield
+        finally:
+            self._unanswered.pop(request, None)
+
+    def lost(self, request: RequestId) -> None:
+        """The leader says that its engine has not got it any more; a no-op for one that is answered."""
+        give_up = self._unanswered.get(request)
+        if give_up is not None:
+            give_up()
 
     @contextmanager
     def asking(self, request: RequestId) -> Iterator[None]:

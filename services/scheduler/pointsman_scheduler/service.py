@@ -551,7 +551,10 @@ class SchedulerService:
             return
         self._ownership.followed(command, self._clock.wall())
         grants = (self._rebound_to(sent) for sent in command.requests)
-        await reply(FollowAnswered(rebound=[grant for grant in grants if grant is not None], term=self._term))
+        rebound = [grant for grant in grants if grant is not None]
+        outliers = self.state.outliers
+        given_up = [sent.request for sent in command.requests if outliers.is_idle_at(sent.request, sent.instance)]
+        await reply(FollowAnswered(rebound=rebound, given_up=given_up, term=self._term))
 
     def _rebound_to(self, sent: SentRequest) -> RouteGranted | None:
         """Where a request is to go that its ingress still has at `sent.instance`; None where it stays there."""

@@ -136,9 +136,11 @@ class FollowRequests(Command, frozen=True, kw_only=True):
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):
-    """Where those are to go that were re-bound; all others stay. `term`: as in RouteGranted."""
+    """Where those are to go that were re-bound; all others stay. `given_up`: those that the leader has ended, because their engine
+    said that nothing runs there; it will not answer them. `term`: as in RouteGranted."""
 
     rebound: Annotated[list[RouteGranted], Listed] = []
+    given_up: Annotated[list[RequestId], Listed] = []
     term: Term = Term(0)
 
 

@@ -762,6 +762,8 @@ class Dispatcher:
             option = self.policies.routing.choose(view).option
         except NoInstance:
             return
+        if option.instance == request.instance:
+            return  # ejected, and nobody else can serve it
         decode = self._decode_after_move(request, option.instance, turn.now)
         if decode is not None:
             own = Migration(request.id, request.instance, option.instance, 0.0, reason)

@@ -17,6 +17,7 @@ deviations from a mean that it belongs to.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from heapq import nlargest, nsmallest
 from itertools import chain
 from statistics import fmean, median, pstdev
 
@@ -202,20 +203,24 @@ class _Look:
         return f"{failed} of {whole} requests in {interval:g} s failed there: {record.last_failure}"
 
     def _failing_more_than_others(self, instance: Instance, record: Record) -> str:
-        factor = self._settings.success_rate_stdev_factor
-        rates = {i.id: rate for i in self._whole if (rate := self._success_rate(i)) is not None}
-        own = rates.pop(instance.id, None)
-        if not factor or own is None or len(rates) + 1 < SUCCESS_RATE_HOSTS_MIN:
+        factor, own = self._settings.success_rate_stdev_factor, self._success_rates.get(instance.id, 1.0)
+        if not factor or own == 1.0 or len(self._success_rates) < SUCCESS_RATE_HOSTS_MIN:
             return ""
-        mean, deviation = fmean(rates.values()), max(pstdev(rates.values()), SUCCESS_RATE_STDEV_MIN)
+        others = [rate for other, rate in self._success_rates.items() if other != instance.id]
+        mean, deviation = fmean(others), max(pstdev(others), SUCCESS_RATE_STDEV_MIN)
         if own >= mean - factor * deviation:
             return ""
         return f"{own:.0%} of its requests succeeded, of the others' {mean:.0%}: {record.last_failure}"
 
-    def _success_rate(self, instance: Instance) -> float | None:
-        served, failed = self._served_and_failed(instance)
-        whole = served + failed
-        return served / whole if whole >= SUCCESS_RATE_REQUESTS_MIN else None
+    @cached_property
+    def _success_rates(self) -> dict[InstanceId, float]:
+        """Of those that had enough requests."""
+        counts = ((i.id, *self._served_and_failed(i)) for i in self._whole)
+        return {
+            name: served / (served + failed)
+            for name, served, failed in counts
+            if served + failed >= SUCCESS_RATE_REQUESTS_MIN
+        }
 
     def _served_and_failed(self, instance: Instance) -> tuple[int, int]:
         served, failed = self._state.outliers.served_and_failed(instance.id, since=self._since)
@@ -262,7 +267,7 @@ class _Look:
 
     def _lowest_pace(self, instance: Instance) -> float:
         """Of the others: what they are usually like is at least that. Spares looking at each of their prefills."""
-        return min((pace for other, pace in self._paces.items() if other != instance.id), default=0.0)
+        return next((pace for pace, other in self._lowest_paces if other != instance.id), 0.0)
 
     def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
         """How much slower than the others it was at these; empty where it was not, or nobody can tell."""
@@ -278,17 +283,18 @@ class _Look:
         return f"{what} {own:.1f} times what the cost model says, those of the others {usual:.1f} times"
 
     @cached_property
-    def _paces(self) -> dict[InstanceId, float]:
-        return {instance: _pace(prefills) for instance, prefills in self._prefills.items() if prefills}
+    def _lowest_paces(self) -> list[tuple[float, InstanceId]]:
+        """The two lowest: that of any other instance than one is among them."""
+        return nsmallest(2, ((_pace(prefills), name) for name, prefills in self._prefills.items() if prefills))
 
     @cached_property
     def _prefills(self) -> dict[InstanceId, list[Prefill]]:
         """Of the interval, by instance that is whole: those that are over, and those inside the engine that are overdue."""
         outliers = self._state.outliers
         done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._whole}
-        newest = {instance: max((p.at for p in prefills), default=0.0) for instance, prefills in done.items()}
+        newest = nlargest(2, ((prefills[-1].at, name) for name, prefills in done.items() if prefills))
         for instance, prefills in done.items():
-            heard = max((at for other, at in newest.items() if other != instance), default=0.0)
+            heard = next((at for at, other in newest if other != instance), 0.0)
             prefills += self._overdue(instance, heard)
         return done
 

@@ -77,8 +77,7 @@ class PoolView:
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
         """Whether any instance takes requests, if perhaps not this one."""
-        able = state.fleet.ready_for(request)
-        self.eligible: tuple[InstanceId, ...] = tuple(i for i in able if i not in excluded) if excluded else able
+        self.eligible: tuple[InstanceId, ...] = state.fleet.ready_for(request, excluded)
         """Ready instances that can serve this request and did not fail it, sorted by name; without those `on_trial`."""
         self._transfer_seconds = transfer_seconds or 0.0
         if transfer_seconds is None:

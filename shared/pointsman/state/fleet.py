@@ -232,13 +232,17 @@ class Fleet:
             self._shortest_context = min((length for length in lengths if length > 0), default=0)
         return self._ready
 
-    def ready_for(self, demand: Demand) -> tuple[InstanceId, ...]:
-        """Those of `ready` that can serve the request; where there are none, those that are ejected and can."""
+    def ready_for(self, demand: Demand, excluded: Collection[InstanceId] = ()) -> tuple[InstanceId, ...]:
+        """Those of `ready` that can serve the request and are not excluded; where there are none, those that are ejected."""
         ready = self.ready
-        if not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context:
+        anybody = not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context
+        if anybody and not excluded:
             return ready
-        able = tuple(i for i in ready if self._instances[i].can_serve(demand))
-        return able or tuple(i for i in self._ejected if self._instances[i].can_serve(demand))
+
+        def serves(instance: InstanceId) -> bool:
+            return instance not in excluded and (anybody or self._instances[instance].can_serve(demand))
+
+        return tuple(filter(serves, ready)) or tuple(filter(serves, self._ejected))
 
     @property
     def on_trial(self) -> tuple[InstanceId, ...]:

@@ -45,6 +45,15 @@ class Prefill:
     predicted: Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """Where a request was that the leader has ended, since when, and whether the engine says that nothing runs there."""
+
+    instance: InstanceId
+    since: Seconds
+    idle: bool
+
+
 @dataclass(slots=True)
 class Tally:
     """Attempts that ended within one second of the wall."""
@@ -102,8 +111,7 @@ class Outliers:
         self._speed = speed
         self._records: dict[InstanceId, Record] = {}
         self._open: dict[RequestId, list[Failure]] = {}
-        self._given_up: dict[RequestId, tuple[InstanceId, Seconds]] = {}
-        """Where each was, and since when."""
+        self._given_up: dict[RequestId, _GivenUp] = {}
 
     def record(self, instance: InstanceId) -> Record:
         """To be read only; empty for an instance of which nothing is known."""
@@ -115,7 +123,7 @@ class Outliers:
 
     def is_open(self, instance: InstanceId, *, since: Seconds) -> bool:
         """Whether an attempt that began there since then has failed, or was given up, and whose fault that was is not known."""
-        if any(where == instance and begun >= since for where, begun in self._given_up.values()):
+        if any(gone.instance == instance and gone.since >= since for gone in self._given_up.values()):
             return True
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
@@ -139,19 +147,24 @@ class Outliers:
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
 
-    def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds) -> None:
-        """The leader ended a request that had been granted there then."""
-        self._given_up[request] = instance, since
+    def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds, idle: bool) -> None:
+        """The leader ended a request that had been granted there then. `idle`: since the engine says that nothing runs."""
+        self._given_up[request] = _GivenUp(instance, since, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
 
+    def is_idle_at(self, request: RequestId, instance: InstanceId) -> bool:
+        """Whether a request was given up because this engine says that nothing runs there, and nobody told of it since."""
+        gone = self._given_up.get(request)
+        return gone is not None and gone.idle and gone.instance == instance
+
     def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
         """Since when a request was granted there that the leader then gave up; None for any other. Said once."""
-        where, since = self._given_up.get(request, ("", 0.0))
-        if where != instance:
+        gone = self._given_up.get(request)
+        if gone is None or gone.instance != instance:
             return None
         del self._given_up[request]
-        return since
+        return gone.since
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
         """The request has its first token from there: who failed it before was to blame."""

@@ -40,6 +40,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
 )
 from pointsman.contracts.requests import (
+    ENGINE_IDLE,
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
@@ -686,7 +687,8 @@ class State:
         if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
             granted = self.workload.requests.get(event.request)
             if granted is not None and granted.instance == event.instance:
-                self.outliers.gave_up(event.request, event.instance, since=granted.granted_at)
+                idle = event.reason == ENGINE_IDLE
+                self.outliers.gave_up(event.request, event.instance, since=granted.granted_at, idle=idle)
         if not isinstance(event, RequestFinished):
             self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.workload.end(event.request, type(event).__name__)
