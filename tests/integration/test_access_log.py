@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Arrange, str, Any, int, str]] = {
     "rejected": (rejects, COMPLETIONS, TOKENS, 429, "slo_ttft"),
     "refused by the engine": (does(Behaviour.REFUSES), COMPLETIONS, TOKENS, 400, "engine_refused"),
     "no such endpoint": (nothing, "/v1/embeddings", {"model": "m", "input": "x"}, 404, "endpoint_not_found"),
-    "no engine answers": (both_err, COMPLETIONS, TOKENS, 503, "no_engines"),
+    "no engine answers": (both_err, COMPLETIONS, TOKENS, 503, "no_instance"),
     "breaks off": (does(Behaviour.BREAKS_OFF), COMPLETIONS, STREAM, 200, "engine_failed"),
     "takes too long": (does(Behaviour.HANGS), COMPLETIONS, TOKENS, 408, "timeout"),
     "stops in a stream": (does(Behaviour.HANGS_AFTER_FIRST), COMPLETIONS, STREAM, 200, "timeout"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman_ingress import under_way
+from pointsman_ingress.proxy import EngineFailedError
 from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
+from pointsman_ingress.timeouts import FirstByteDeadline
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
@@ -252,6 +255,24 @@ async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_
         assert [(t.instance, t.failure) for t in told] == [(ONE, "first_byte_timeout")]
         assert await failures(world) == told
         assert len(world.scheduler.asked) == 1
+
+
+async def silent_for_good() -> None:
+    async with asyncio.timeout(5), FirstByteDeadline(0.1, lambda: True):
+        time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
+        await asyncio.Event().wait()
+
+
+async def test_the_time_in_which_the_ingress_itself_stood_still_is_not_the_engines() -> None:
+    answered = asyncio.Event()
+    async with FirstByteDeadline(0.1, lambda: True):
+        asyncio.get_running_loop().call_later(0.05, answered.set)
+        time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
+        await asyncio.sleep(0.05)
+        await answered.wait()
+
+    with pytest.raises(EngineFailedError):
+        await silent_for_good()
 
 
 async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:

@@ -467,8 +467,8 @@ async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_on
 
 
 async def test_a_client_is_not_told_where_the_engine_is_that_cannot_be_reached() -> None:
-    async with world_with(retries_max=0) as world:
-        world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+    async with world_with(retries_max=0, hold_seconds=0.1) as world:
+        world.scheduler.engines = {ONE: "http://127.0.0.1:9"}
         async with world.post(COMPLETIONS, TOKENS) as answer:
             error = (await answer.json())["error"]
 

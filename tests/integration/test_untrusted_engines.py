@@ -155,7 +155,7 @@ async def test_a_stream_is_shown_as_it_comes_and_without_the_usage_however_its_l
 
 BROKEN_STREAMS = {
     "breaks off": [STREAM_HEAD + CHUNK + b"\n\n"],
-    "breaks off within an event": [STREAM_HEAD + CHUNK + b"\r\n"],
+    "breaks off within an event": [STREAM_HEAD + CHUNK + b"\r\n\r\n" + CHUNK + b"\r\n"],
     "is no HTTP any more": [
         HEAD + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n22\r\n" + CHUNK + b"\n\n\r\n",
         b"no chunk\r\n",

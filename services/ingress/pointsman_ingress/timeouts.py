@@ -17,12 +17,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
 
 from pointsman.primitives import Seconds
 from pointsman_ingress.proxy import EngineFailedError
 
 FOREVER: Seconds = math.inf
+
+STOOD_STILL_WALL_SECONDS: Seconds = 0.25
+"""A deadline that is noticed so much too late says that this process did not run, and not that an engine is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,11 @@ class FirstByteBounds:
         return max(self.least, self.factor * expected / speed) + output / speed
 
 
-STALL_WALL_SECONDS: Seconds = 1.0
-"""A timer that fires so late means that this process stood still: the bytes may be here, and are looked for first."""
-
-
 class FirstByteDeadline:
     """Bounds what is done inside its context. After `wall_seconds`, or when it is `expired`, `give_up` is asked whether to leave
     the engine after so many wall seconds: if so the context ends with EngineFailedError; if not the wait goes on, and it is
-    asked again each `wall_seconds`."""
+    asked again each `wall_seconds`. Time in which this process stood still is given back: what the engine said meanwhile has
+    not been read yet."""
 
     def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
         self._wall_seconds = wall_seconds
@@ -58,10 +57,9 @@ class FirstByteDeadline:
         self._timeout = asyncio.timeout(None)
         self._began = self._loop.time()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
         self._wait(self._wall_seconds)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -81,11 +79,13 @@ class FirstByteDeadline:
 
     def _wait(self, wall_seconds: Seconds) -> None:
         if wall_seconds < FOREVER:
-            self._timer = self._loop.call_later(wall_seconds, self._look, self._loop.time() + wall_seconds)
+            due = self._loop.time() + wall_seconds
+            self._timer = self._loop.call_at(due, self._look, due)
 
     def _look(self, due: Seconds) -> None:
-        if self._loop.time() - due > STALL_WALL_SECONDS:
-            self._wait(STALL_WALL_SECONDS)
+        late = self._loop.time() - due
+        if late > STOOD_STILL_WALL_SECONDS:
+            self._wait(late)
         else:
             self._overdue()
 
