@@ -1,6 +1,6 @@
 """What the log says for and against each instance, and whether an ejection or a return is justified by it.
 
-A part of the pool's model (`pool_model`), written a second time from docs/operations.md: every attempt is kept, and each sum is
+A part of the pool's model (`pool_model`), written a second time from docs/policies.md: every attempt is kept, and each sum is
 computed anew. Where the leader may wait for more evidence, or had less, the rules here are the wider ones: what is
 not enough for them is enough for nobody. Seconds are engine seconds.
 """

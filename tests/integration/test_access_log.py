@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -291,3 +293,26 @@ async def test_the_last_lines_are_written_at_the_end() -> None:
         lines.write(b"{}")
 
     assert output.written == b"{}\n"
+
+
+NOBODY_READS = """
+import asyncio, sys
+from io import FileIO
+from pointsman.chassis.line_writer import LineWriter
+
+async def main():
+    with LineWriter(FileIO(sys.stdout.fileno(), "w", closefd=False)) as lines:
+        for _ in range(1000):
+            lines.write(b"x" * 1000)
+        await asyncio.sleep(0.5)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_lines_nobody_reads_ends_all_the_same() -> None:
+    with subprocess.Popen([sys.executable, "-c", NOBODY_READS], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -190,6 +190,22 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
         assert [told.failure for told in await failures(world)] == ["first_byte_timeout"]
 
 
+async def test_a_client_that_wants_its_tokens_sooner_than_usual_makes_no_engine_fail() -> None:
+    async with world_with(**AT_ONCE, slo_tpot=0.1, request_timeout=1.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+        async with world.post(COMPLETIONS, {**TOKENS, "max_tokens": 500}, x_slo_tpot_ms="0.1") as answer:
+            assert answer.status == 408
+        assert await failures(world) == []
+
+
+async def test_an_answer_whose_length_nobody_bounds_is_waited_for() -> None:
+    async with world_with(**AT_ONCE, max_model_len=0, request_timeout=1.0) as world:
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, HELLO, CHAT) == (408, "")
+        assert await failures(world) == []
+
+
 @pytest.mark.parametrize("back", [True, False])
 async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_within_the_hold(*, back: bool) -> None:
     async with world_with(hold_seconds=3.0, retries_max=0) as world:

@@ -14,6 +14,8 @@ from tests.support.waiting import eventually
 
 HOST = b"host: x\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
+LARGE = 64 << 20
+"""More than the system's buffers hold."""
 
 
 class Server:
@@ -28,6 +30,9 @@ class Server:
         self.asked.append(scope["path"])
         if scope["path"] == "/refuse":
             await send_whole(send, 413, b"no", "text/plain")
+            return
+        if scope["path"] == "/large":
+            await send_whole(send, 200, b"x" * LARGE, "text/plain")
             return
         body, more = b"", True
         while more:
@@ -279,3 +284,26 @@ async def test_one_connection_too_many_costs_the_longest_idle_one_or_itself() ->
     assert status(fourth) == 503
     assert [status(answer) for answer in served] == [200, 200]
     assert (refused("idle_evicted") - evicted_before, refused("connections") - refused_before) == (1, 1)
+
+
+async def test_who_does_not_read_an_answer_is_let_go() -> None:
+    async with serving(send_seconds=0.3) as server:
+        before = refused("answer_unread")
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
+        writer.write(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")
+
+        await eventually(lambda: refused("answer_unread") == before + 1)
+        writer.close()
+
+
+async def test_who_reads_slowly_gets_the_whole_answer() -> None:
+    async with serving(send_seconds=0.5) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
+        writer.write(b"GET /large HTTP/1.1\r\nconnection: close\r\n" + HOST + b"\r\n")
+        read = 0
+        while part := await reader.read(1 << 20):
+            read += len(part)
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    assert read > LARGE

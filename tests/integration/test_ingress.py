@@ -398,12 +398,21 @@ async def test_health_metrics_and_documentation_are_served(world: World) -> None
         ("/livez", "ok"),
         ("/readyz", '"ready": true'),
         ("/readyz?verbose", "readyz check passed"),
+        ("/readyz?verbose&exclude=nats", "readyz check passed"),
+        ("/readyz?from=balancer", '"ready": true'),
+        ("/livez?verbose", "ok"),
+        ("/metrics?name[]=up", "pointsman_"),
         ("/metrics", "pointsman_ttft_seconds"),
         ("/openapi.json", CHAT),
     ):
         async with world.client.get(world.url + path) as answer:
             assert answer.status == 200
             assert expected in await answer.text()
+
+
+async def test_who_asks_for_more_than_any_model_gives_is_served_where_nobody_knows_what_it_gives() -> None:
+    async with world_with(max_model_len=0) as world, world.post(CHAT, {**HELLO, "max_tokens": 2**62}) as answer:
+        assert answer.status == 200
 
 
 # Engines that fail

@@ -5,9 +5,13 @@ import json
 from typing import Any
 
 import aiohttp
+import click
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.requests import RequestCancelled, RequestFinished
+from pointsman_ingress.main import accompany
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, World, world_with
 from tests.support.waiting import eventually
@@ -88,6 +92,23 @@ async def test_what_is_left_gets_an_error_event_and_its_end(why: str) -> None:
     assert (refused[0], json.loads(refused[1])["error"]["code"]) == (503, "ingress_stopped")
     assert sorted(event.reason for event in cancelled) == ["ingress_stopped"] * 2
     assert {event.instance for event in cancelled} == {"engine-1", ""}
+
+
+async def test_a_background_task_that_fails_ends_it_without_waiting_for_anybody() -> None:
+    async def fail() -> None:
+        raise click.ClickException("broken")
+
+    async with world_with(lame_duck_seconds=LONG, drain_seconds_max=LONG) as world:
+        world.one.script.append(Behaviour.PAUSES)
+        streaming = await world.post(COMPLETIONS, STREAM)
+        begun = await streaming.content.readuntil(b"\n\n")
+        async with Supervisor() as supervisor:
+            supervisor.start(accompany(world.server, supervisor, ScaledClock(), lambda: None), name="accompany")
+            supervisor.start(fail(), name="fails")
+            async with asyncio.timeout(LONG / 2):
+                events = (begun + await streaming.content.read()).split(b"\n\n")
+
+    assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "ingress_stopped"
 
 
 async def answered(world: World, body: dict[str, Any]) -> tuple[int, bytes]:

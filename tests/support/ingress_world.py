@@ -67,6 +67,7 @@ async def open_world(
     settings: IngressSettings,
     *,
     block_tokens: int = BLOCK,
+    max_model_len: int = 1000,
     engines_join: bool = True,
     log_answers: bool = True,
     access_log_out: Output | None = None,
@@ -82,7 +83,9 @@ async def open_world(
     await stack.enter_async_context(scheduler)
     if engines_join:
         for instance, engine in ((ONE, one), (TWO, two)):
-            told = joined(instance, at=clock.now(), url=engine.url, max_model_len=1000, block_tokens=block_tokens)
+            told = joined(
+                instance, at=clock.now(), url=engine.url, max_model_len=max_model_len, block_tokens=block_tokens
+            )
             await log.append(told)
     if not log_answers:
         broker.disconnect()
@@ -113,13 +116,23 @@ async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
 
 @asynccontextmanager
 async def world_with(
-    *, block_tokens: int = BLOCK, engines_join: bool = True, log_answers: bool = True, **settings: Any
+    *,
+    block_tokens: int = BLOCK,
+    max_model_len: int = 1000,
+    engines_join: bool = True,
+    log_answers: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
         told = IngressSettings(**{**usual, **settings})
         yield await open_world(
-            stack, told, block_tokens=block_tokens, engines_join=engines_join, log_answers=log_answers
+            stack,
+            told,
+            block_tokens=block_tokens,
+            max_model_len=max_model_len,
+            engines_join=engines_join,
+            log_answers=log_answers,
         )
 
 

@@ -302,9 +302,9 @@ def test_an_ingress_whose_pools_have_neither_scheduler_nor_engines_is_ready_unti
     for pool in (CHAT, CODE):
         board.pools[pool].degraded("scheduler", "no scheduler answers")
         board.pools[pool].degraded("fleet", "no engine is ready")
-    blind = board.answer("/readyz?verbose")
+    blind = board.answer("/readyz", "verbose")
     board.missing("shutdown", "shutting down")
-    stopping = board.answer("/readyz?verbose")
+    stopping = board.answer("/readyz", "verbose")
 
     assert blind is not None
     assert blind[0] == 200

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from pointsman_ingress.openai_errors import Refusal
-from pointsman_ingress.openai_requests import Chat, Texts, Tokenised, parse_chat, parse_completion
+from pointsman_ingress.openai_requests import (
+    PAIRS_TOKENS_MAX,
+    Chat,
+    Sized,
+    Texts,
+    Tokenised,
+    parse_chat,
+    parse_completion,
+    parse_pairs,
+)
 from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
 
 DEFAULTS = Objectives(5.0, 0.1)
@@ -146,3 +155,9 @@ def test_a_tenant_is_who_the_fairness_header_or_the_user_field_says() -> None:
 def test_names_are_freed_of_what_could_break_a_log_or_a_header() -> None:
     assert session_of({b"x-session-id": b"a\x00b\xff" + b"c" * 500}, "") == "ab" + "c" * 124
     assert tenant_of({}, "eve\r\nx-admin: 1") == "evex-admin: 1"
+
+
+def test_a_long_query_and_many_documents_count_for_no_more_than_the_log_can_hold() -> None:
+    asked = parse_pairs(json.dumps({"text_1": "x" * 4_000_000, "text_2": [1] * 1_200_000}).encode())
+
+    assert asked.prompt == Sized(PAIRS_TOKENS_MAX)

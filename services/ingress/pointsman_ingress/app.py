@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, path_and_query
+from pointsman.chassis.health import AsgiApp, HealthBoard, Receive, Scope, Send, query_of
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.fleet_view import Model
 from pointsman_ingress.openai_errors import Refusal, error_body, only_post
@@ -65,7 +65,11 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
     @app.get("/metrics", tags=["operations"])
     async def operations(request: Request) -> Response:
         """Whether the process runs, whether to send it traffic and what it lacks, and its Prometheus metrics."""
-        status, content_type, body = board.answer(path_and_query(request.scope)) or (404, "text/plain", b"")
+        status, content_type, body = board.answer(request.scope["path"], query_of(request.scope)) or (
+            404,
+            "text/plain",
+            b"",
+        )
         return Response(body, status, media_type=content_type)
 
     app.add_exception_handler(Refusal, _refused)

@@ -78,6 +78,8 @@ class Call:
         """Whether the cached tokens that the engine reports can be held against those predicted."""
         self.asks_usage = False
         """Whether the engine is asked for the stream's usage, of which the client wants to hear nothing."""
+        self.output_bounded = True
+        """Whether the client, or the model's context, bounds how much comes out."""
         self.tenant: Tenant | None = None
         self.model: str | None = None
         self.pool: PoolName | None = None

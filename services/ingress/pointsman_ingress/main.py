@@ -114,7 +114,7 @@ async def serve(
         ) as app:
             server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(_accompany(server, supervisor, clock, listens), name="accompany-http")
+            supervisor.start(accompany(server, supervisor, clock, listens), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -300,8 +300,8 @@ def _attend(
         supervisor.start(prober.run(), name=f"probe-{pool.name}")
 
 
-async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
-    """Say where the server listens, and ask it to stop when the process is asked to."""
+async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
+    """Say where the server listens, and ask it to stop when the process is asked to; at once where a background task fails."""
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
@@ -309,12 +309,13 @@ async def _accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, l
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")
-    finally:
         if supervisor.for_good:
             server.lame_duck_seconds = 0.0
         server.should_exit = True
-    await supervisor.until_hurried()
-    server.hurry()
+        await supervisor.until_hurried()
+    finally:  # `until_stopped` raises what a background task has failed with
+        server.should_exit = True
+        server.hurry()
 
 
 def _name(settings: IngressSettings) -> str:

@@ -27,6 +27,9 @@ AUDIO_BYTES_A_TOKEN = 500
 AUDIO_BYTES_A_WORD = 4000
 """Of a token that is written down: four a second."""
 
+PAIRS_TOKENS_MAX: Tokens = 2**31
+"""A long query times many documents is more than any engine reads, and more than the log can hold."""
+
 SALT_LENGTH_MAX = 1024
 
 
@@ -357,7 +360,7 @@ def parse_pairs(body: bytes) -> Asked:
     pairs = len(documents) if isinstance(documents, list) else 1
     # Several queries go with one document each, one query with all of them.
     read = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
-    return replace(_asked(fields, Sized(read), 0, 0, prompt_field=""), stream=False)
+    return replace(_asked(fields, Sized(min(read, PAIRS_TOKENS_MAX)), 0, 0, prompt_field=""), stream=False)
 
 
 def parse_pooled(body: bytes) -> Asked:

@@ -66,13 +66,16 @@ from pointsman_ingress.routing import NoPlaceError, Router
 from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
 from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
 from pointsman_ingress.tenants import Keyring
-from pointsman_ingress.timeouts import FirstByteBounds, FirstByteDeadline
+from pointsman_ingress.timeouts import FOREVER, FirstByteBounds, FirstByteDeadline
 from pointsman_ingress.tokenising import Inquiry
 
 log = structlog.get_logger()
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31
 """What a client may ask for where nobody knows the model's context."""
+
+CONTEXT_TOKENS_MAX: Tokens = 2**32
+"""And what prompt and answer come to then."""
 
 INGRESS_STOPPED = "ingress_stopped"
 """How a request ends, and what its client is told, where this process stops before it is served."""
@@ -216,6 +219,8 @@ class Gateway:
         call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
         if tokens.exact:
             _check_length(asked, model_len, max(map(len, tokens.prompts)))
+        output_tokens = _output_tokens(asked, model_len, tokens.count)
+        call.output_bounded = asked.output_tokens is not None or output_tokens > 0
         command = RouteRequest(
             request=call.id,
             ingress=self._name,
@@ -223,7 +228,7 @@ class Gateway:
             tenant=call.tenant or ANONYMOUS,
             keys=_packed_keys(pool.keys, model, asked, tokens.keyed),
             prompt_tokens=tokens.count,
-            max_output_tokens=_output_tokens(asked, model_len, tokens.count),
+            max_output_tokens=output_tokens,
             slo_ttft=wished.ttft,
             slo_tpot=wished.tpot,
             session=session_of(call.headers, asked.user),
@@ -362,7 +367,7 @@ class Gateway:
     ) -> None:
         """One engine's answer, as it comes. Raises as `_forward`."""
         pool = life.pool
-        output = 0.0 if command.streaming else command.max_output_tokens * command.slo_tpot
+        output = self._output_seconds(call, command)
         with pool.under_way.at_engine(grant):
             answer, first = await self._opened(call, life, grant, body, output=output)
             async with answer:
@@ -378,6 +383,15 @@ class Gateway:
                     await self._stream(call, life, grant, answer, first, knowledge)
                 else:
                     await self._hand_over(call, life, grant, answer, first, knowledge)
+
+    def _output_seconds(self, call: Call, command: RouteRequest) -> Seconds:
+        """Engine seconds that the answer may take after its first token before anything of it is sent. A client that asks for
+        a shorter TPOT than usual does not make engines fail that cannot give it."""
+        if command.streaming:
+            return 0.0
+        if not call.output_bounded:
+            return FOREVER
+        return command.max_output_tokens * max(command.slo_tpot, self._objectives.tpot)
 
     async def _opened(
         self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, output: Seconds = 0.0
@@ -575,7 +589,7 @@ def _context_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> T
     """The context that an instance must have. A prompt that was guessed, or will be truncated, may look longer than it is:
     the longest context that there is has room for it."""
     needed = prompt_tokens + _demanded_tokens(asked)
-    return min(needed, model_len) if model_len else needed
+    return min(needed, model_len or CONTEXT_TOKENS_MAX)
 
 
 def _certain_tokens(asked: Asked) -> Tokens:

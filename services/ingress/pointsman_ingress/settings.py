@@ -9,6 +9,7 @@ from pointsman.chassis.settings import (
     COUNT,
     NOT_NEGATIVE,
     PORT,
+    POSITIVE,
     DeploymentSettings,
     PoolNameType,
     ProcessSettings,
@@ -66,7 +67,9 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         bounds=NOT_NEGATIVE,
     )
     retry_budget: float = setting(
-        0.6, "Share of a pool's live requests in this ingress that may be on a further attempt at once; others get 503."
+        0.6,
+        "Share of a pool's live requests in this ingress that may be on a further attempt at once; others get 503.",
+        bounds=NOT_NEGATIVE,
     )
     retry_budget_min: int = setting(10, "Requests that may be on a further attempt in any case.")
     connect_timeout: float = setting(2.0, "Wall seconds to reach an engine before it counts as failed.")
@@ -74,10 +77,11 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         10.0,
         "How many times the predicted seconds an engine may take to its first byte before the request is tried elsewhere; "
         "0: any time.",
+        bounds=NOT_NEGATIVE,
     )
     first_byte_min: float = setting(5.0, "Wall seconds that it may take in any case.")
     chunk_timeout: float = setting(
-        60.0, "Wall seconds without a byte after which an answer that has begun is given up."
+        60.0, "Wall seconds without a byte after which an answer that has begun is given up.", bounds=POSITIVE
     )
     silence_max: float = setting(
         3.0, "Wall seconds without any sign of a scheduler before the ingress places requests itself, by least load."
@@ -86,6 +90,7 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         30.0,
         "Wall seconds for which a request waits here where there is no engine to ask and no scheduler that would hold it: "
         "no engine has joined yet, or nobody leads and none is ready.",
+        bounds=NOT_NEGATIVE,
     )
     hold_max: int = setting(1_000, "Requests that may wait so.")
     connections_max: int = setting(4096, "Open connections to engines, all together.")

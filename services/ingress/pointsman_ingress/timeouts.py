@@ -8,7 +8,8 @@
 | whole request | `--request-timeout`, wall (`patience`) |
 
 The first byte of a stream is its first output. An answer that is not streamed has its first byte only at its end, so the
-time that its output may take is added: the most tokens it may have, at the rate of its TPOT objective.
+time that its output may take is added: the most tokens it may have, at the rate of its TPOT objective, or of `--slo-tpot`
+where that is slower. Where nobody bounds its tokens it has no deadline.
 """
 
 import asyncio

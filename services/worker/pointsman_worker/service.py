@@ -270,6 +270,7 @@ class WorkerService:
                     self._load = await self._engine.load()
                 self._go_on()
             case EngineAttached() | EngineRestarted():
+                self._taken_over = None
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
                 facts, translator = await self._engine_to_follow()
                 socket = "" if self._events is not None and self._events.replays else ", and there is no replay socket"

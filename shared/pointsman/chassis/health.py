@@ -11,6 +11,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import click
 import structlog
@@ -42,8 +43,8 @@ SHUTDOWN_POLL_SECONDS: Seconds = 0.05
 
 SHUTDOWN_PART = "shutdown"
 
-READYZ, READYZ_VERBOSE = "/readyz", "/readyz?verbose"
-"""Paths of `HealthBoard.answer`, which takes a query as part of the path."""
+VERBOSE = "verbose"
+"""The only query that means anything: of `/readyz`."""
 
 
 class HealthBoard:
@@ -100,17 +101,17 @@ class HealthBoard:
         """Every part that was ever told of."""
         return list(self._parts)
 
-    def answer(self, path: str) -> tuple[int, str, bytes] | None:
+    def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
         """Status, content type and body for a path of ours, or None for any other path."""
         if path == "/livez":
             return 200, "text/plain; charset=utf-8", b"ok"
         if path == "/health":
             return 200, "application/json", b'{"status":"ok"}'
-        if path == READYZ:
+        if path == "/readyz" and VERBOSE in parse_qs(query, keep_blank_values=True):
+            return self._status, "text/plain; charset=utf-8", self._verbose().encode()
+        if path == "/readyz":
             said = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
             return self._status, "application/json", json.dumps(said).encode()
-        if path == READYZ_VERBOSE:
-            return self._status, "text/plain; charset=utf-8", self._verbose().encode()
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
         return None
@@ -143,15 +144,14 @@ def health_app(board: HealthBoard) -> AsgiApp:
     async def app(scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, content_type, body = board.answer(path_and_query(scope)) or (404, "text/plain", b"not found\n")
+        status, content_type, body = board.answer(scope["path"], query_of(scope)) or (404, "text/plain", b"not found\n")
         await send_whole(send, status, body, content_type)
 
     return app
 
 
-def path_and_query(scope: Scope) -> str:
-    query = scope.get("query_string", b"").decode("latin-1")
-    return f"{scope['path']}?{query}" if query else str(scope["path"])
+def query_of(scope: Scope) -> str:
+    return str(scope.get("query_string", b"").decode("latin-1"))
 
 
 async def send_whole(

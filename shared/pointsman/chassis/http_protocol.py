@@ -37,6 +37,8 @@ class HttpLimits:
     """From the first byte of a request to the end of its headers."""
     unread_seconds: Seconds = 5.0
     """How long the rest of a request that is answered already is read and thrown away."""
+    send_seconds: Seconds = 60.0
+    """How long a client may take nothing of an answer that is more than the system's buffers hold."""
     pipelined: int = 16
     """Requests that wait on a connection for the one before them."""
     connections: int = 16_384
@@ -69,7 +71,7 @@ class Connections:
                 self._sweeper = loop.call_later(left, self._sweep, loop)
                 return
             del self.idle[connection]
-            connection.transport.close()
+            connection.let_go()
 
     def refused(self, reason: str, now: float) -> None:
         """Count a refusal, and log it unless one of its kind was logged just now."""
@@ -114,6 +116,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         """Whether nothing more is taken from this connection."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        """When that was set."""
 
     # The connection
 
@@ -128,7 +133,18 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
         self._clear_deadline()
+        self._clear_send_deadline()
         super().connection_lost(exc)
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_send_deadline()
+
+    @override
+    def resume_writing(self) -> None:
+        self._clear_send_deadline()
+        super().resume_writing()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -150,6 +166,13 @@ class HttpProtocol(HttpToolsProtocol):
         elif not (in_body or self._body_open or self._under_way):  # empty lines, for instance
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
+
+    def let_go(self) -> None:
+        """Close it, also where the client has not read the end of its last answer."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     # The parser's callbacks
 
@@ -257,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._shared.idle.pop(longest_idle)
             self._shared.refused("idle_evicted", self.loop.time())
-            longest_idle.transport.close()
+            longest_idle.let_go()
 
     def _set_deadline(self, seconds: Seconds) -> None:
         if self._deadline is None:
@@ -267,6 +290,23 @@ class HttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _set_send_deadline(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_deadline = self.loop.call_later(self._limits.send_seconds, self._send_overdue)
+
+    def _clear_send_deadline(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def _send_overdue(self) -> None:
+        """A client that has read nothing is let go: its connection cannot be closed in order, which would wait until it does."""
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._set_send_deadline()
+            return
+        self._shared.refused("answer_unread", self.loop.time())
+        self.transport.abort()
 
     def _overdue(self) -> None:
         """The head, or the rest of a body that nobody wants, did not come in time."""

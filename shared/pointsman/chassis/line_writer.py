@@ -6,9 +6,10 @@ pipe: what is written at once is whole lines, and no longer than a pipe takes in
 """
 
 import asyncio
+import contextlib
 import select
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -39,11 +40,15 @@ class LineWriter:
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
+        self._loop = asyncio.get_running_loop()
+        self._batches: SimpleQueue[list[bytes]] = SimpleQueue()
+        """For the thread; an empty one ends it."""
+        self._ended = threading.Event()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing = False
+        self._failing = False
 
     def write(self, line: bytes) -> bool:
         """Take a line, without its end. False where it is left out."""
@@ -51,11 +56,12 @@ class LineWriter:
             return False
         self._pending.append(line)
         self._pending_bytes += len(line) + 1
-        if self._timer is None and not self._writing:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_WALL_SECONDS, self._flush)
+        self._flush_soon()
         return True
 
     def __enter__(self) -> Self:
+        # A daemon: the interpreter would wait for any other thread at its end, also for one that nobody reads.
+        threading.Thread(target=self._work, name="lines", daemon=True).start()
         return self
 
     def __exit__(
@@ -64,26 +70,27 @@ class LineWriter:
         """Write what is left. Waits for it, but not for a reader that does not read."""
         if self._timer is not None:
             self._timer.cancel()
-        last = threading.Event()
-        self._thread.submit(self._put, self._take())
-        self._thread.submit(last.set)
-        last.wait(CLOSE_WALL_SECONDS)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._pending:
+            self._batches.put(self._take())
+        self._batches.put([])
+        self._ended.wait(CLOSE_WALL_SECONDS)
+
+    def _flush_soon(self) -> None:
+        if self._timer is None and not self._writing:
+            self._timer = self._loop.call_later(FLUSH_WALL_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
         self._writing = True
-        written = asyncio.get_running_loop().run_in_executor(self._thread, self._put, self._take())
-        written.add_done_callback(self._written)
+        self._batches.put(self._take())
 
-    def _written(self, written: "asyncio.Future[None]") -> None:
+    def _written(self, error: OSError | None) -> None:
         self._writing = False
-        if written.cancelled():
-            return
-        if error := written.exception():
+        if error is not None and not self._failing:
             log.warning("lines_not_written", reason=str(error))
-        if self._pending and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_WALL_SECONDS, self._flush)
+        self._failing = error is not None
+        if self._pending:
+            self._flush_soon()
 
     def _take(self) -> list[bytes]:
         """All that is pending, in pieces of whole lines."""
@@ -97,6 +104,19 @@ class LineWriter:
             size += len(line) + 1
         self._pending, self._pending_bytes = [], 0
         return [*pieces, b"".join(piece)]
+
+    # In the thread
+
+    def _work(self) -> None:
+        while pieces := self._batches.get():
+            failed = None
+            try:
+                self._put(pieces)
+            except OSError as error:
+                failed = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._written, failed)
+        self._ended.set()
 
     def _put(self, pieces: list[bytes]) -> None:
         for piece in pieces:

@@ -31,7 +31,7 @@ HTTP_REQUESTS = Counter(
 HTTP_REFUSED = Counter(
     "pointsman_http_refused_total",
     "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
-    "head_timeout, pipelined, connections (too many), idle_evicted (for a new one).",
+    "head_timeout, pipelined, connections (too many), idle_evicted (for a new one); or because of an answer_unread.",
     ["reason"],
 )
 TTFT_SECONDS = Histogram(

@@ -89,6 +89,9 @@ AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_b
 """How an engine failed a request; the first three named as in Envoy's outlier detection and retry policies."""
 
 
+WHAT_CHARACTERS_MAX = 600
+
+
 class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     """An engine failed this request; no end: it may be tried elsewhere. Written by the ingress, whether or not the client has
     seen anything. `status` is the engine's HTTP status, 0 where it sent none. What the client did, what the engine refused
@@ -103,7 +106,7 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """In a few words."""
-        told = self.detail or self.failure
+        told = self.detail[:WHAT_CHARACTERS_MAX] or self.failure
         return f"{self.status} {told}" if self.status and str(self.status) not in told else told
 
 

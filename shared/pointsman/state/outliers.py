@@ -20,6 +20,8 @@ PREFILLS_MAX = 64
 """Newest prefills that are remembered of one instance."""
 OPEN_MAX = 10_000
 """Requests whose failed attempts are open; of more the oldest are forgotten."""
+OPEN_FAILURES_MAX = 64
+"""Of one request; of more the oldest are forgotten."""
 GIVEN_UP_MAX = 1_000
 """Requests that were given up while they were granted, and are remembered; likewise."""
 
@@ -138,7 +140,10 @@ class Outliers:
         if proven:
             self._convict(failure)
             return
-        self._open.setdefault(request, []).append(failure)
+        failures = self._open.setdefault(request, [])
+        failures.append(failure)
+        if len(failures) > OPEN_FAILURES_MAX:
+            del failures[0]
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
 

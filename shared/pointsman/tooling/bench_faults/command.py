@@ -374,7 +374,7 @@ def _note_answers(strike: Strike, exchanges: list[Exchange]) -> None:
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
-    """None where the load is a steady one. Raises click.ClickException."""
+    """Empty where the load is a steady one. Raises click.ClickException."""
     if options.steady:
         if options.trace is not None or options.workload is not None:
             msg = "a steady load takes neither --trace nor --workload"
