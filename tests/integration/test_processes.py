@@ -117,6 +117,18 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
     assert not front.metrics_directories
 
 
+async def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    async with running_nats(tmp_path) as nats:
+        with ingresses(nats, tmp_path) as front:
+            await eventually(lambda: len(front.named("listening")) == 3, seconds=60)
+            stopped = front.pids()[3]
+            os.kill(stopped, signal.SIGSTOP)
+
+            await eventually(lambda: front.named("listening").count("front-3") == 2, seconds=60)
+            assert re.findall(r"process_hangs +number=(\d) pid=(\d+)", front.log) == [("3", str(stopped))]
+            assert not alive(stopped)
+
+
 async def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
     async with running_nats(tmp_path) as nats:
         with ingresses(nats, tmp_path) as front:

@@ -55,6 +55,8 @@ from pointsman_ingress.under_way import UnderWay
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
+LISTENS_WALL_SECONDS: Seconds = 1.0
+"""How often one of several processes shows its parent that it runs."""
 FLUSH_WALL_SECONDS: Seconds = 1.0
 """How long the last events may take to reach the log at shutdown."""
 
@@ -97,7 +99,8 @@ async def serve(
     listener: socket.socket | None = None,
     listens: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does."""
+    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does, and each
+    second from then on."""
     clock = ScaledClock(settings.speed)
     board = PoolsBoard(pool_names(settings))
     async with AsyncExitStack() as open_links:
@@ -305,7 +308,7 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
-    listens()
+    supervisor.start(_say_again_and_again(listens, clock), name="say-listening")
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")
@@ -316,6 +319,12 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
     finally:  # `until_stopped` raises what a background task has failed with
         server.should_exit = True
         server.hurry()
+
+
+async def _say_again_and_again(listens: Callable[[], None], clock: Clock) -> None:
+    while True:
+        listens()
+        await clock.sleep_wall(LISTENS_WALL_SECONDS)
 
 
 def _name(settings: IngressSettings) -> str:

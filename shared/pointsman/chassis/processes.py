@@ -1,7 +1,7 @@
 """One service in several processes that listen on one port: `--processes N`.
 
-The parent imports, reserves the port, forks, and then only waits: it starts again what died, hands signals on, and ends when all
-have ended. It has no event loop and no thread, so forking is safe, and a child starts within milliseconds from memory
+The parent imports, reserves the port, forks, and then only waits: it starts again what died, kills what hangs, hands signals on,
+and ends when all have ended. It has no event loop and no thread, so forking is safe, and a child starts within milliseconds from memory
 that it shares.
 
 Each child has a listening socket of its own with SO_REUSEPORT, among which the kernel spreads connections by hash. On one
@@ -40,12 +40,16 @@ RESTART_SECONDS_MAX: Seconds = 30.0
 RUNS_WELL_SECONDS: Seconds = 60.0
 """A child that ran so long is started again after the first, short wait; else the wait doubles."""
 
+HANGS_SECONDS: Seconds = 15.0
+"""A child that has listened and says nothing for so long hangs: the kernel goes on giving it connections."""
+LOOK_SECONDS: Seconds = 1.0
+
 PROCESSES_MAX = 255
 HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
 
 Serve = Callable[[int, socket.socket, Callable[[], None]], None]
-"""A child's work: its number from 1 on, the socket to listen on, and what to call once it listens."""
+"""A child's work: its number from 1 on, the socket to listen on, and what to call once it listens, and each second from then on."""
 
 
 def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoReturn:
@@ -71,6 +75,8 @@ class _Child:
         self.number = number
         self.pid = 0
         self.has_listened = False
+        self.heard_at: float | None = None
+        """When it last said that it listens, in its present life."""
         self.start_at = 0.0
         """When to start it, `time.monotonic`."""
         self._wait: Seconds = 0.0
@@ -79,7 +85,7 @@ class _Child:
         """Returns how long to wait before it is started again."""
         ran_well = now - self.start_at >= RUNS_WELL_SECONDS
         self._wait = FIRST_RESTART_SECONDS if ran_well or not self._wait else min(RESTART_SECONDS_MAX, 2 * self._wait)
-        self.pid, self.start_at = 0, now + self._wait
+        self.pid, self.heard_at, self.start_at = 0, None, now + self._wait
         return self._wait
 
 
@@ -93,7 +99,7 @@ class _Parent:
         self._stopping = False
         self._exit_code = 0
         self._listening, self._listens = os.pipe()
-        """Where children write their number once they listen."""
+        """Where children write their number when they listen."""
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signalled, False)
 
@@ -110,6 +116,7 @@ class _Parent:
             if self._stopping and not any(child.pid for child in self._children):
                 return self._exit_code
             self._wait()
+            self._kill_who_hangs()
 
     def _start_what_is_due(self) -> None:
         for child in self._children:
@@ -119,17 +126,31 @@ class _Parent:
 
     def _wait(self) -> None:
         """Until a child or a signal says something, or one is to be started."""
+        began = time.monotonic()
         due = [child.start_at for child in self._children if not (self._stopping or child.pid)]
-        seconds = max(0.0, min(due) - time.monotonic()) if due else None
+        seconds = max(0.0, min([began + LOOK_SECONDS, *due]) - began)
         readable, _, _ = select.select([self._signals, self._listening], [], [], seconds)
+        stood_still = time.monotonic() - began - seconds
+        for child in self._children:
+            if child.heard_at is not None:
+                child.heard_at += max(0.0, stood_still)  # neither did we run, so perhaps nobody did
         if self._listening in readable:
             for number in os.read(self._listening, 4096):
-                self._children[number - 1].has_listened = True
+                child = self._children[number - 1]
+                child.has_listened, child.heard_at = True, time.monotonic()
         if self._signals in readable:
             for number in os.read(self._signals, 4096):
                 if number in HANDED_ON:
                     self._stop(signal.Signals(number))
             self._bury()
+
+    def _kill_who_hangs(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.pid and child.heard_at is not None and now - child.heard_at > HANGS_SECONDS:
+                log.error("process_hangs", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
+                child.heard_at = None
+                os.kill(child.pid, signal.SIGKILL)
 
     def _stop(self, number: signal.Signals) -> None:
         """Hand a signal on; the second one ends children at once, as it ends a single process."""
