@@ -17,7 +17,7 @@ deviations from a mean that it belongs to.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from heapq import nlargest, nsmallest
+from heapq import nlargest
 from itertools import chain
 from statistics import fmean, median, pstdev
 
@@ -250,7 +250,7 @@ class _Look:
 
     def _slow(self, instance: Instance, _record: Record) -> str:
         prefills = self._newest(instance)
-        least = self._settings.latency_factor * self._lowest_pace(instance)
+        least = self._settings.latency_factor * self._usual_at_least(instance)
         if len(prefills) < PREFILLS_MIN or _pace(prefills) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]
@@ -265,9 +265,11 @@ class _Look:
         overdue = [p for p in self._prefills[instance.id] if p.at == self._now]
         return [*done, *overdue][-PREFILLS_NEWEST:]
 
-    def _lowest_pace(self, instance: Instance) -> float:
-        """Of the others: what they are usually like is at least that. Spares looking at each of their prefills."""
-        return next((pace for pace, other in self._lowest_paces if other != instance.id), 0.0)
+    def _usual_at_least(self, instance: Instance) -> float:
+        """A bound from below of the median pace of the others' prefills, close to it. Spares looking at each of them: without
+        its own, what comes at a place of the sorted paces of all can only be more."""
+        middle = (len(self._paces) - len(self._prefills[instance.id]) - 1) // 2
+        return self._paces[middle] if middle >= 0 else 0.0
 
     def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
         """How much slower than the others it was at these; empty where it was not, or nobody can tell."""
@@ -283,9 +285,9 @@ class _Look:
         return f"{what} {own:.1f} times what the cost model says, those of the others {usual:.1f} times"
 
     @cached_property
-    def _lowest_paces(self) -> list[tuple[float, InstanceId]]:
-        """The two lowest: that of any other instance than one is among them."""
-        return nsmallest(2, ((_pace(prefills), name) for name, prefills in self._prefills.items() if prefills))
+    def _paces(self) -> list[float]:
+        """Of all prefills, the lowest first."""
+        return sorted(p.observed / p.predicted for p in chain(*self._prefills.values()) if p.predicted > 0)
 
     @cached_property
     def _prefills(self) -> dict[InstanceId, list[Prefill]]:
