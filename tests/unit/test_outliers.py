@@ -13,7 +13,7 @@ from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
 from pointsman.state.workload import Stage
-from tests.support.events import first_token, joined, reported
+from tests.support.events import finished, first_token, joined, reported
 from tests.support.failing_pool import PREFILL, policies
 from tests.support.failing_pool import FailingPool as Pool
 
@@ -121,6 +121,26 @@ def test_an_engine_at_a_tenth_of_its_speed_is_ejected_and_all_alike_slow_are_not
         request, instance = calm.asks()
         calm.answers(request, instance, after=10 * PREFILL)
         assert not calm.look()
+
+
+def test_a_slowness_of_all_that_has_passed_is_held_against_nobody() -> None:
+    pool = Pool()
+    for _ in range(40):
+        pool.answers(*pool.asks(), after=30 * PREFILL)
+        pool.look()
+    pool.later(10)
+    shown = 0
+    for _ in range(80):
+        request, instance = pool.asks()
+        if instance != A or shown < 2:
+            shown += instance == A
+            pool.answers(request, instance)
+        else:  # an answer that is not streamed shows no first token
+            pool.later(PREFILL)
+            pool.happens(finished(request, instance, at=pool.now))
+        pool.look()
+
+    assert not pool.ejections()
 
 
 def test_a_prefill_that_is_not_over_counts_once_it_is_overdue_and_others_are_heard_of() -> None:

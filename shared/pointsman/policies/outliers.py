@@ -251,7 +251,8 @@ class _Look:
     def _slow(self, instance: Instance, _record: Record) -> str:
         prefills = self._newest(instance)
         least = self._settings.latency_factor * self._usual_at_least(instance)
-        if len(prefills) < PREFILLS_MIN or _pace(prefills) < least:
+        lately = self._prefills[instance.id]  # a slowness that all had, and that is over, is held against nobody
+        if len(prefills) < PREFILLS_MIN or not lately or min(_pace(prefills), _pace(lately)) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]
         if max(slow) - min(slow) < SLOW_WALL_SECONDS_MIN * self._speed:
