@@ -118,9 +118,14 @@ class FleetView:
 
     @property
     def reachable(self) -> list[Instance]:
-        """Ready instances, or, where none is, those that are at least not known to be down: as long as they prefill."""
-        doubtful = (Status.SUSPECTED, Status.DRAINING)
-        return self.ready or [i for i in self._fitting if i.status in doubtful and i.role != "decode"]
+        """Instances that prefill and are ready or ejected, or, where none is, not known to be down."""
+        able = [i for i in self._fitting if i.role != "decode"]
+        present = [i for i in able if i.status in (Status.READY, Status.EJECTED)]
+        return present or [i for i in able if i.status in (Status.SUSPECTED, Status.DRAINING)]
+
+    def is_out(self, instance: Instance) -> bool:
+        """Whether its ejection lasts, by the leader's word: where nobody leads nobody ends it."""
+        return instance.ejected and self._clock.now() < self._state.outliers.record(instance.id).until
 
     def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
         """That life of the instance, if it is still the present one."""

@@ -34,8 +34,9 @@ class Passage:
         told = ""
         with pool.retry_budget.open() as ticket:
             while (instance := pool.under_way.least_busy(model, excluded=tried)) is not None:
+                other = pool.under_way.least_busy(model, excluded=[*tried, instance.id])
                 try:
-                    await self._ask(call, instance)
+                    await self._ask(call, instance, leaves=other is not None and len(tried) < self._retries)
                 except EngineFailedError as error:
                     log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
                     pool.under_way.failed(instance.id)
@@ -51,10 +52,11 @@ class Passage:
                     return
         raise engine_failed(told) if tried else no_engines()
 
-    async def _ask(self, call: Call, instance: Instance) -> None:
-        """Raises EngineFailedError, and Refusal where the engine has no such path; then the client has seen nothing."""
+    async def _ask(self, call: Call, instance: Instance, *, leaves: bool) -> None:
+        """`leaves`: an engine that is slow. Raises EngineFailedError, and Refusal where the engine has no such path; then the client has
+        seen nothing."""
         path = call.endpoint.path
-        async with FirstByteDeadline(self._wall_seconds, lambda _seconds: True):
+        async with FirstByteDeadline(self._wall_seconds, lambda _seconds: leaves):
             answer, first = await self._engines.open(instance.url, path, call.body, call.headers, call.id)
         async with answer:
             body = await answer.whole(first)

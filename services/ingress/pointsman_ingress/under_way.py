@@ -97,8 +97,8 @@ class UnderWay:
         return list(self._waiting)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """The reachable instance that can serve the request and has the fewest, the first by name among equals. One that
-        failed lately only where all have."""
+        """The reachable instance that can serve the request and has the fewest, the first by name among equals. One that is
+        ejected or failed lately only where all are."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
         return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
@@ -131,9 +131,10 @@ class UnderWay:
 
     def _avoided(self, instance: Instance) -> bool:
         failures = self._failures.get(instance.id)
-        if failures is not None and self._clock.wall() < failures.until:
+        if self._fleet.is_out(instance) or (failures is not None and self._clock.wall() < failures.until):
             return True
-        return (failures is not None or instance.half_open) and self._in_flight[instance.id] > 0
+        doubtful = failures is not None or instance.half_open or instance.ejected
+        return doubtful and self._in_flight[instance.id] > 0
 
     def _elected(self, term: Term) -> None:
         """The new leader may not know of what an earlier one granted and had no time to write."""

@@ -20,6 +20,9 @@ STOP_SECONDS_MAX = 10.0
 where ten others want the same core. An ingress, which finishes its streams, has longer (`Supervisor.stop_seconds_max`)."""
 
 
+SAME_SIGNAL_SECONDS = 0.5
+
+
 class Supervisor:
     """Owns background tasks. Leaving its context cancels and awaits them all."""
 
@@ -27,6 +30,8 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self.signalled_at = 0.0
+        """When the newest signal came, by the event loop's clock."""
         self.for_good = False
         """Whether it was SIGINT that asked for shutdown: a person ends all of it, and nobody waits for it to come back."""
         self.stop_seconds_max = STOP_SECONDS_MAX
@@ -114,9 +119,13 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
-    """The first signal stops in order, and SIGINT for good; a second one stops at once."""
+    """The first signal stops in order, and SIGINT for good; a second one stops at once. What comes within SAME_SIGNAL_SECONDS is
+    the same: systemd sends it to each process, and a parent hands it on."""
     log.debug("signal_received", signal=number.name)
-    seconds = supervisor.stop_seconds_max
+    now, seconds = asyncio.get_running_loop().time(), supervisor.stop_seconds_max
+    if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:
+        return
+    supervisor.signalled_at = now
     if supervisor.stopping:
         supervisor.hurry()
         seconds = STOP_SECONDS_MAX

@@ -72,7 +72,9 @@ ATTEMPT_FAILURES = Counter(
     ["instance", "failure"],
 )
 HELD_REQUESTS = Gauge(
-    "pointsman_ingress_held_requests", "Requests that wait in the ingress because no engine can be asked yet."
+    "pointsman_ingress_held_requests",
+    "Requests that wait in the ingress because no engine can be asked yet.",
+    multiprocess_mode="livesum",
 )
 TOKENISE_SECONDS = Histogram(
     "pointsman_tokenise_seconds",
