@@ -755,12 +755,12 @@ class PoolModel:
             if event.stamp is None:
                 self._forsaken.pop(event.instance, None)
             if learnable:
-                self._learn(request, event.at)
+                self._learn(request, event.at, event.prefill)
         request.stage = DECODING
         self._confirm(request, event.at)
 
-    def _learn(self, request: BookedRequest, at: Seconds) -> None:
-        took = FirstToken(at, request.granted_at, at - request.granted_at, request.engine_seconds)
+    def _learn(self, request: BookedRequest, at: Seconds, prefill: Seconds) -> None:
+        took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
         self.conducts.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
@@ -772,7 +772,7 @@ class PoolModel:
         if request.stage == PREFILL and request.instance == event.source:
             self.working_since[event.source] = event.at
             if event.prefill > 0:
-                self._learn(request, event.at)
+                self._learn(request, event.at, event.prefill)
             self._confirm(request, event.at)
         elif request.with_nobody and request.instance == event.source != to:
             self._release(request.promise)

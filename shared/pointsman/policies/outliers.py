@@ -133,7 +133,9 @@ class _Look:
     def _of_unwell(self, instance: Instance) -> Ejection | Return | None:
         record = self._state.outliers.record(instance.id)
         if instance.ejected:
-            return Return(instance, half_open=True) if self._now >= record.until else None
+            longest = self._settings.max_ejection_seconds * self._speed
+            over = self._now >= record.until or record.until - self._now > longest  # then a clock was far ahead
+            return Return(instance, half_open=True) if over else None
         if record.trial_failure:
             return self._back_out(instance, f"the request that tried it again failed: {record.trial_failure}")
         if record.trial is None:
@@ -168,7 +170,8 @@ class _Look:
         settings, record = self._settings, self._state.outliers.record(instance.id)
         number = record.number
         if not instance.half_open:
-            number -= int((self._now - record.whole_since) / (settings.interval_seconds * self._speed))
+            whole = max(0.0, self._now - record.whole_since)  # a leader's clock may be behind that of the one before it
+            number -= int(whole / (settings.interval_seconds * self._speed))
         number = max(0, number) + 1
         seconds = min(settings.base_ejection_seconds * number, settings.max_ejection_seconds)
         return Ejection(instance, cause, detail, seconds * self._speed, number)

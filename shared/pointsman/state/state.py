@@ -602,7 +602,7 @@ class State:
             if request.decode:
                 self.workload.expect(request, NOWHERE)
             if learnable:
-                self._learn_prefill(request, event.at)
+                self._learn_prefill(request, event.at, event.prefill)
         elif request.stage is not Stage.HANDED_OVER:
             return
         request.stage = Stage.DECODING
@@ -634,8 +634,9 @@ class State:
         proven = event.failure == "connect_failure" or given_up is not None
         self.outliers.failed(event.request, failure, proven=proven)
 
-    def _learn_prefill(self, request: Request, at: Seconds) -> None:
-        prefill = Prefill(at, at - request.granted_at, request.engine_seconds)
+    def _learn_prefill(self, request: Request, at: Seconds, took: Seconds) -> None:
+        """`took`: by its ingress's own clock, which is set apart from the leader's."""
+        prefill = Prefill(at, took, request.engine_seconds)
         self.outliers.prefilled(request.instance, prefill, since=request.granted_at)
         correction = self.corrections.setdefault(request.instance, Correction())
         correction.learn(
@@ -667,7 +668,7 @@ class State:
         """The instance that prefilled it has nothing to do with it any more."""
         self.workload.line(event.source).give_away(request, event.at)
         if event.prefill > 0:
-            self._learn_prefill(request, event.at)
+            self._learn_prefill(request, event.at, event.prefill)
         self._promise_until_confirmed(request, event.at)
 
     def _is_handed_over(self, request: Request, instance: InstanceId) -> bool:
