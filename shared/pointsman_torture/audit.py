@@ -534,7 +534,10 @@ class _Term:
             if problem := self._wrong_hit(candidate.hit_blocks, uncached, request, instance):
                 yield f"{instance} was weighed with {problem}"
                 continue
-            queue = model.queued(instance, now) + (model.stalled(instance, now) if self._stall_counts else 0.0)
+            queue = model.queued(instance, now)
+            on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
+            if self._stall_counts and not on_trial:  # a trial goes there whatever the policy would say
+                queue += model.stalled(instance, now)
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME

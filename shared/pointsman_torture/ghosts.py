@@ -32,7 +32,10 @@ class GhostWatch:
             s for s in world.schedulers if s.life is not None and s.service.leading and s.link.open and not s.paused
         ]
         name = f"{leading[0].link.name} in term {leading[0].service.state.term}" if len(leading) == 1 else ""
-        if not name or name != leader:
+        ends = any(
+            ingress == p.link.name and p.life is not None for p in world.ingresses
+        )  # in order, and serves meanwhile
+        if not name or name != leader or ends:
             well_for = 0.0
         if well_for < GONE_SECONDS:
             world.loop.outside(LOOK_SECONDS, self._look, ingress, well_for + LOOK_SECONDS, name)
