@@ -87,7 +87,8 @@ def _left_behind(ends: list[Stored]) -> bool:
 
 
 def one_id_a_rejection(world: World) -> Iterator[str]:
-    """What was rejected is not begun again under another id: an ingress that did not hear so is told again."""
+    """What was rejected is not begun again under another id: an ingress that did not hear so is told again. But one that no engine
+    took a connection for asks anew, once nobody is left, as long as it may be held."""
     asked: dict[tuple[object, ...], RequestId] = {}
     rejected: dict[RequestId, Sequence] = {}
     newest = 0
@@ -98,7 +99,8 @@ def one_id_a_rejection(world: World) -> Iterator[str]:
         if stored.stamp is None or stored.stamp.term < newest or stored.echo:
             continue
         if isinstance(event, RequestRejected):
-            rejected.setdefault(event.request, stored.sequence)
+            if not (event.reason == "no_instance" and event.excluded):
+                rejected.setdefault(event.request, stored.sequence)
         elif isinstance(event, RequestArrived):
             what = (event.ingress, event.arrived_at, event.keys, event.prompt_tokens, event.max_output_tokens)
             first = asked.setdefault(what, event.request)

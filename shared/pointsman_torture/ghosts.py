@@ -32,9 +32,8 @@ class GhostWatch:
             s for s in world.schedulers if s.life is not None and s.service.leading and s.link.open and not s.paused
         ]
         name = f"{leading[0].link.name} in term {leading[0].service.state.term}" if len(leading) == 1 else ""
-        ends = any(
-            ingress == p.link.name and p.life is not None for p in world.ingresses
-        )  # in order, and serves meanwhile
+        lives = (p.life.link for p in world.ingresses if p.life is not None and p.life.link is not None)
+        ends = any(link.name == ingress for link in lives)  # in order, and serves meanwhile
         if not name or name != leader or ends:
             well_for = 0.0
         if well_for < GONE_SECONDS:

@@ -6,6 +6,7 @@ Judged by what clients got and by what the log says. Times are virtual wall seco
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import (
     InstanceEjected,
@@ -28,18 +29,24 @@ TRIED_SHARE_MAX = 0.06
 BACK_SECONDS_MAX: Seconds = 30.0
 """Within which an engine must be whole again that is well."""
 
+EVIDENCE = 5
+"""So many failures in a row it takes to eject an engine; one that is hardly ever chosen shows them late."""
+NOTICED_SECONDS: Seconds = 0.25
+"""A prefill that takes less is no slowness that anybody could tell from a busy machine."""
+
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 """Of each request that was sent to an engine there is one at least."""
 
 
 def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
-    """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open."""
+    """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open, and as many as
+    are evidence."""
     if world.plan.scenario != "bad engine":
         return
     bad = next(host for host in world.hosts.values() if host.well_since)
     from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
     asked, touched, trials = set(), set(), set()
-    half_open = False
+    half_open, slow = False, bad.last_misdeed == "slow"
     for stored in world.network.history:
         event = stored.event
         if isinstance(event, RequestArrived) and from_then <= stored.at < bad.well_since:
@@ -49,12 +56,18 @@ def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
         elif isinstance(event, RequestGranted) and event.instance == bad.instance and half_open:
             trials.add(event.request)
         elif isinstance(event, SENT) and event.instance == bad.instance and event.request in asked:
-            touched.add(event.request)
-    if len(touched - trials) > TOUCHED_SHARE_MAX * len(asked) or len(touched) > TRIED_SHARE_MAX * len(asked):
+            if not slow or _is_noticed(event, world.plan.speed):
+                touched.add(event.request)
+    allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
+    if len(touched - trials) > allowed or len(touched) > max(allowed, TRIED_SHARE_MAX * len(asked)):
         yield (
             f"{bad.instance} still got {len(touched)} of {len(asked)} requests, {len(touched & trials)} of them to try it: "
             f"{sorted(touched)[:5]}"
         )
+
+
+def _is_noticed(event: LogEvent, speed: float) -> bool:
+    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
 
 
 def a_well_engine_is_back_soon(world: World) -> Iterator[str]:
