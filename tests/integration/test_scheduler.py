@@ -475,7 +475,7 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
             granted = await world.route(trial, [1])
             assert isinstance(granted, RouteGranted)
             assert granted.instance == "a"
-            await world.append(first_token(trial, "a", at=world.clock.now()))
+            await world.append(first_token(trial, "a", at=world.clock.now(), prefill=0.0))
             await world.append(finished(trial, "a", at=world.clock.now()))
             await eventually(lambda: not service.state.workload.requests)
         await eventually(lambda: not service.state.fleet[InstanceId("a")].half_open)

@@ -67,8 +67,9 @@ def route(request: str, keys: list[int], *, arrived_at: float = 0.0, session: st
     )
 
 
-def first_token(request: str, instance: str, *, at: float) -> PrefillFinished:
-    return PrefillFinished(at=at, request=RequestId(request), instance=InstanceId(instance), ttft=at, prefill=at)
+def first_token(request: str, instance: str, *, at: float, prefill: float | None = None) -> PrefillFinished:
+    took = at if prefill is None else prefill
+    return PrefillFinished(at=at, request=RequestId(request), instance=InstanceId(instance), ttft=at, prefill=took)
 
 
 def finished(request: str, instance: str, *, at: float) -> RequestFinished:

@@ -91,7 +91,8 @@ class FailingPool:
 
     def answers(self, request: str, instance: str, *, after: float = PREFILL) -> None:
         self.later(after)
-        self.happens(first_token(request, instance, at=self.now))
+        granted_at = self.state.workload.requests[RequestId(request)].granted_at
+        self.happens(first_token(request, instance, at=self.now, prefill=self.now - granted_at))
         self.happens(finished(request, instance, at=self.now))
 
     def serve(self, count: int, *, sick: str = "", slow: float = 1.0) -> list[str]:

@@ -312,7 +312,7 @@ def test_a_first_token_is_no_proof_before_it_has_lasted() -> None:
         pool.later(5)
         pool.look()
         trial, there = pool.asks()
-        pool.happens(first_token(trial, there, at=pool.now + PREFILL))
+        pool.happens(first_token(trial, there, at=pool.now + PREFILL, prefill=PREFILL))
         pool.later(PREFILL + seconds)
         pool.look()
         assert there == A

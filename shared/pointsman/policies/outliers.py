@@ -133,7 +133,7 @@ class _Look:
     def _of_unwell(self, instance: Instance) -> Ejection | Return | None:
         record = self._state.outliers.record(instance.id)
         if instance.ejected:
-            longest = self._settings.max_ejection_seconds * self._speed
+            longest = 2 * self._settings.max_ejection_seconds * self._speed
             over = self._now >= record.until or record.until - self._now > longest  # then a clock was far ahead
             return Return(instance, half_open=True) if over else None
         if record.trial_failure:

@@ -44,8 +44,8 @@ class EngineFailures(Examiner):
         super().__init__(settings)
         self._engines: dict[InstanceId, _Engine] = {}
         self._granted = 0
-        self._failed_at: dict[RequestId, list[InstanceId]] = {}
-        """Where requests that have no end yet have failed."""
+        self._failed_at: dict[RequestId, list[tuple[InstanceId, str]]] = {}
+        """Where and how requests that have no end yet have failed."""
         self._deadly = 0
         self._deadly_examples: list[str] = []
 
@@ -74,16 +74,20 @@ class EngineFailures(Examiner):
 
     def _note_failure(self, event: RequestAttemptFailed) -> None:
         engine = self._engine(event.instance)
-        engine.failed[f"{event.failure} {event.status}" if event.status else event.failure] += 1
+        how = f"{event.failure} {event.status}" if event.status else event.failure
+        engine.failed[how] += 1
         engine.first_at, engine.last_at = engine.first_at or event.at, event.at
         engine.example = f"{event.request}: {event.detail}" if event.detail else event.request
-        self._failed_at.setdefault(event.request, []).append(event.instance)
+        self._failed_at.setdefault(event.request, []).append((event.instance, how))
         if len(self._failed_at) > REQUESTS_MAX:
             del self._failed_at[next(iter(self._failed_at))]
 
     def _note_end(self, request: RequestId) -> None:
-        where = dict.fromkeys(self._failed_at.pop(request, ()))
+        failures = self._failed_at.pop(request, [])
+        where = dict.fromkeys(instance for instance, _ in failures)
         if len(where) > 1:
+            for instance, how in failures:
+                self._engine(instance).failed -= Counter([how])  # no fault of the engine
             self._deadly += 1
             if len(self._deadly_examples) < SHOWN_MAX:
                 self._deadly_examples.append(f"{request}: at {', '.join(where)}")
@@ -99,7 +103,8 @@ class EngineFailures(Examiner):
                 area=AREA,
                 what=f"{number(self._deadly, 'request')} failed at every engine that tried: their own fault, by all signs",
                 evidence=self._deadly_examples,
-                advice="Look at what their clients ask; such requests can bring engines down one after the other.",
+                advice="Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
+                "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
             )
 
     def _of_engine(self, name: InstanceId, engine: _Engine, instance: Instance | None, state: State) -> Finding:
