@@ -55,9 +55,13 @@ def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
             half_open = isinstance(event, InstanceUnejected) and event.half_open
         elif isinstance(event, RequestGranted) and event.instance == bad.instance and half_open:
             trials.add(event.request)
-        elif isinstance(event, SENT) and event.instance == bad.instance and event.request in asked:
-            if not slow or _is_noticed(event, world.plan.speed):
-                touched.add(event.request)
+        elif (
+            isinstance(event, SENT)
+            and event.instance == bad.instance
+            and event.request in asked
+            and (not slow or _is_noticed(event, world.plan.speed))
+        ):
+            touched.add(event.request)
     allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
     if len(touched - trials) > allowed or len(touched) > max(allowed, TRIED_SHARE_MAX * len(asked)):
         yield (
