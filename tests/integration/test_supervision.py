@@ -15,6 +15,7 @@ from pointsman.chassis.telemetry import configure_logging
 
 configure_logging('error', 'text')
 supervision.STOP_SECONDS_MAX = 0.5
+supervision.SAME_SIGNAL_SECONDS = {same}
 
 async def main(supervisor):
     supervisor.stop_seconds_max = {patience}
@@ -30,7 +31,7 @@ supervision.run(main)
 
 @pytest.mark.parametrize(("first", "for_good"), [(signal.SIGTERM, "False"), (signal.SIGINT, "True")])
 def test_a_second_signal_hurries_who_is_stopping_already(first: signal.Signals, for_good: str) -> None:
-    with running(PROGRAM.format(patience=60, then="await supervisor.until_hurried()")) as process:
+    with running(PROGRAM.format(same=0, patience=60, then="await supervisor.until_hurried()")) as process:
         said = [line_of(process)]
         process.send_signal(first)
         said.append(line_of(process))
@@ -41,10 +42,23 @@ def test_a_second_signal_hurries_who_is_stopping_already(first: signal.Signals, 
     assert process.returncode == 0
 
 
+def test_the_same_signal_once_more_at_once_is_no_second_one() -> None:
+    program = PROGRAM.format(same=60, patience=0.5, then="await supervisor.until_hurried()")
+    with running(program) as process:
+        said = [line_of(process)]
+        process.send_signal(signal.SIGTERM)
+        said.append(line_of(process))
+        process.send_signal(signal.SIGTERM)
+        said.append(line_of(process))
+
+    assert said == ["ready", "stopping False", ""]
+    assert process.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
     patience = 0.2 if signals == 1 else 60
-    with running(PROGRAM.format(patience=patience, then="await asyncio.Event().wait()")) as process:
+    with running(PROGRAM.format(same=0, patience=patience, then="await asyncio.Event().wait()")) as process:
         line_of(process)
         process.send_signal(signal.SIGTERM)
         line_of(process)
@@ -58,7 +72,7 @@ def test_who_does_not_end_in_the_time_it_has_is_killed(signals: int) -> None:
 def test_a_task_that_fails_ends_the_process_without_waiting_for_anything() -> None:
     fails = "async def fail():\n    raise ValueError('broken')\n\n"
     waits = "supervisor.start(fail(), name='fails'); await supervisor.until_hurried(); await supervisor.until_stopped()"
-    program = PROGRAM.format(patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
+    program = PROGRAM.format(same=0, patience=60, then="pass").replace("await supervisor.until_stopped()", waits)
     with running(program.replace("async def main", fails + "async def main")) as process:
         process.wait(30)
 

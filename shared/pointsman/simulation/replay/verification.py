@@ -18,6 +18,7 @@ DISORDER_MAX others early; what is missing then is a hole, and nothing behind it
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
@@ -203,7 +204,9 @@ class _Follower:
         self._state = state
 
     def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
-        return (settings, policies) == (self._settings, self._policies)
+        """Whether it folds as they say. Outlier detection is no part of the fold, and decisions do not tell its settings."""
+        folded_alike = replace(policies, outliers=self._policies.outliers)
+        return (settings, folded_alike) == (self._settings, self._policies)
 
     def state_at(self, sequence: Sequence) -> State:
         """A state of the caller's own, with everything up to entry `sequence` applied."""

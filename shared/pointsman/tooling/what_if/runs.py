@@ -16,7 +16,7 @@ from pointsman.state.engine_profiles import EngineProfile
 from pointsman.tooling.what_if.calibration import Calibration, calibrate, profile_of
 from pointsman.tooling.what_if.record import Record, RecordedRequest, recorded_keys
 
-ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max")
+ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
