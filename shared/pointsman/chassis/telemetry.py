@@ -219,7 +219,7 @@ def configure_logging(level: str, log_format: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyErrors())),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _LossyErrors())),
         cache_logger_on_first_use=True,
     )
 
