@@ -242,8 +242,8 @@ async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_p
 async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_until_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.child.FIRST_RESTART_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr("pointsman.tooling.up.child.RESTART_WAIT_SECONDS_MAX", 0.04)
+    monkeypatch.setattr("pointsman.chassis.backoff.FIRST_RESTART_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("pointsman.chassis.backoff.RESTART_WAIT_SECONDS_MAX", 0.04)
     monkeypatch.setattr("pointsman.tooling.up.runner.RESTART_WAIT_SECONDS_MAX", 0.04)
     cure = tmp_path / "cure"
     child = Script(

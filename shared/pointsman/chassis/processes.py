@@ -29,16 +29,12 @@ import click
 import structlog
 from prometheus_client import multiprocess
 
+from pointsman.chassis.backoff import Backoff
 from pointsman.chassis.lifeline import lifeline
 from pointsman.chassis.telemetry import METRICS_DIRECTORY
 from pointsman.primitives import Seconds
 
 log = structlog.get_logger()
-
-FIRST_RESTART_SECONDS: Seconds = 0.5
-RESTART_SECONDS_MAX: Seconds = 30.0
-RUNS_WELL_SECONDS: Seconds = 60.0
-"""A child that ran so long is started again after the first, short wait; else the wait doubles."""
 
 HANGS_SECONDS: Seconds = 15.0
 """A child that has listened and says nothing for so long hangs: the kernel goes on giving it connections."""
@@ -79,14 +75,13 @@ class _Child:
         """When it last said that it listens, in its present life."""
         self.start_at = 0.0
         """When to start it, `time.monotonic`."""
-        self._wait: Seconds = 0.0
+        self._backoff = Backoff()
 
     def ended(self, now: float) -> Seconds:
         """Returns how long to wait before it is started again."""
-        ran_well = now - self.start_at >= RUNS_WELL_SECONDS
-        self._wait = FIRST_RESTART_SECONDS if ran_well or not self._wait else min(RESTART_SECONDS_MAX, 2 * self._wait)
-        self.pid, self.heard_at, self.start_at = 0, None, now + self._wait
-        return self._wait
+        wait = self._backoff.wait(now)
+        self.pid, self.heard_at, self.start_at = 0, None, now + wait
+        return wait
 
 
 class _Parent:

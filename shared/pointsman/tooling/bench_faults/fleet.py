@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.chassis.backoff import FIRST_RESTART_WAIT_SECONDS
 from pointsman.chassis.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
 from pointsman.chassis.settings import FleetSettings
 from pointsman.contracts.subjects import stream_name
@@ -20,7 +21,7 @@ from pointsman.primitives import PoolName, Seconds
 from pointsman.tooling.bench.comparison import FreshFleets, Variant
 from pointsman.tooling.bench_faults.network import Network
 from pointsman.tooling.discovery import FleetFile, read_fleet_file
-from pointsman.tooling.up.child import FIRST_RESTART_WAIT_SECONDS, POLL_SECONDS
+from pointsman.tooling.up.child import POLL_SECONDS
 from pointsman.tooling.up.ports import free_ports
 
 ASK_SECONDS_MAX = 1.0

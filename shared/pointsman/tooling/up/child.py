@@ -17,6 +17,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from pointsman.chassis.backoff import Backoff
 from pointsman.chassis.embedded_nats import NatsStartError, start_nats
 from pointsman.chassis.lifeline import lifeline
 from pointsman.tooling.up.plan import ProcessPlan
@@ -24,10 +25,6 @@ from pointsman.tooling.up.ports import LOOPBACK
 from pointsman.tooling.up.probe import NoAnswerError, http_get
 from pointsman.tooling.up.scripts import MissingScriptError, console_script
 
-FIRST_RESTART_WAIT_SECONDS = 0.5
-RESTART_WAIT_SECONDS_MAX = 30.0
-RUNS_WELL_SECONDS = 60.0
-"""A process that ran so long since its last start is started again after the first, short wait."""
 POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
@@ -51,8 +48,7 @@ class ChildProcess(ABC):
         """What it last said that it still needs before it is ready."""
 
         self._process: subprocess.Popen[bytes] | None = None
-        self._restart_wait = 0.0
-        self._restarted_at = float("-inf")
+        self._backoff = Backoff()
 
     @abstractmethod
     async def start(self) -> None:
@@ -80,15 +76,8 @@ class ChildProcess(ABC):
         return code
 
     def restart_wait(self) -> float:
-        """Seconds to wait before it is started once more: each time twice as long, up to RESTART_WAIT_SECONDS_MAX, until it
-        has run well."""
-        now = time.monotonic()
-        ran_well = now - self._restarted_at >= RUNS_WELL_SECONDS
-        self._restart_wait = (
-            FIRST_RESTART_WAIT_SECONDS if ran_well else min(RESTART_WAIT_SECONDS_MAX, 2 * self._restart_wait)
-        )
-        self._restarted_at = now + self._restart_wait
-        return self._restart_wait
+        """Seconds to wait before it is started once more, now that it has ended."""
+        return self._backoff.wait(time.monotonic())
 
     def stop(self) -> None:
         """Ask it to stop because the whole fleet does."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Coroutine, Iterable, Set
 from enum import Enum
 from typing import Any
 
+from pointsman.chassis.backoff import RESTART_WAIT_SECONDS_MAX
 from pointsman.chassis.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
-from pointsman.tooling.up.child import RESTART_WAIT_SECONDS_MAX, START_ERRORS, ChildProcess, described_exit
+from pointsman.tooling.up.child import START_ERRORS, ChildProcess, described_exit
 
 READY_POLL_SECONDS = 0.1
 
