@@ -5,10 +5,13 @@ next, as often as a request may be sent again and the pool's retry budget allows
 that the bounds allow is its deadline for the first byte.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import structlog
 
 from pointsman.chassis.telemetry import ENGINE_RETRIES
-from pointsman.primitives import InstanceId
+from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance
 from pointsman_ingress.call import Call
 from pointsman_ingress.fleet_view import Model
@@ -34,9 +37,8 @@ class Passage:
         told = ""
         with pool.retry_budget.open() as ticket:
             while (instance := pool.under_way.least_busy(model, excluded=tried)) is not None:
-                other = pool.under_way.least_busy(model, excluded=[*tried, instance.id])
                 try:
-                    await self._ask(call, instance, leaves=other is not None and len(tried) < self._retries)
+                    await self._ask(call, instance, partial(self._may_leave, pool, model, [*tried, instance.id]))
                 except EngineFailedError as error:
                     log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
                     pool.under_way.failed(instance.id)
@@ -52,11 +54,14 @@ class Passage:
                     return
         raise engine_failed(told) if tried else no_engines()
 
-    async def _ask(self, call: Call, instance: Instance, *, leaves: bool) -> None:
-        """`leaves`: an engine that is slow. Raises EngineFailedError, and Refusal where the engine has no such path; then the client has
+    def _may_leave(self, pool: Pool, model: Model, tried: list[InstanceId], _seconds: Seconds) -> bool:
+        return len(tried) <= self._retries and pool.under_way.least_busy(model, excluded=tried) is not None
+
+    async def _ask(self, call: Call, instance: Instance, may_leave: Callable[[Seconds], bool]) -> None:
+        """`may_leave`: whether to leave an engine that is slow. Raises EngineFailedError, and Refusal where the engine has no such path; then the client has
         seen nothing."""
         path = call.endpoint.path
-        async with FirstByteDeadline(self._wall_seconds, lambda _seconds: leaves):
+        async with FirstByteDeadline(self._wall_seconds, may_leave):
             answer, first = await self._engines.open(instance.url, path, call.body, call.headers, call.id)
         async with answer:
             body = await answer.whole(first)
