@@ -1,19 +1,16 @@
 """Engines that fail requests or are slow, the leader that looks after them, and the log of all that."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from pointsman.contracts.codec import LogEvent, decode_event, encode
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
-from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
-from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.policies.dispatch import PolicySet, policy_set
+from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status
-from pointsman.state.state import PoolSettings, State
 from tests.support.events import finished, first_token, joined, route
+from tests.support.logged_leader import LoggedLeader
 
 PREFILL = 0.065
 """Seconds of one block and a token by the cost model of `joined`."""
@@ -25,40 +22,18 @@ def policies(**settings: float) -> PolicySet:
 
 
 @dataclass
-class FailingPool:
+class FailingPool(LoggedLeader):
     """A leader, engines that do what a test says, and the log of all that."""
 
     engines: str = "abcd"
     policies: PolicySet = field(default_factory=policies)
     now: float = 100.0
-    log: list[LogEntry] = field(default_factory=list)
     numbers: int = 0
 
     def __post_init__(self) -> None:
-        settings = PoolSettings()
-        self.state = State(settings, self.policies.memories())
-        self.happens(
-            LeaderElected(
-                at=self.now, term=Term(1), scheduler="s", as_of=0, pool=asdict(settings),
-                policy=self.policies.routing.name, settings=self.policies.settings,
-            )
-        )  # fmt: skip
-        self.dispatcher = Dispatcher(self.state, self.policies, term=Term(1))
+        self.lead(self.policies, at=self.now)
         for engine in self.engines:
             self.happens(joined(engine, at=self.now))
-
-    def happens(self, event: LogEvent) -> None:
-        self.state.apply(event, self._write(event))
-
-    def decides(self, events: list[LogEvent]) -> list[LogEvent]:
-        for event in events:
-            self.state.skip(self._write(event))
-        return events
-
-    def _write(self, event: LogEvent) -> int:
-        payload = encode(event)
-        self.log.append(LogEntry(len(self.log) + 1, subject_of(PoolName("p"), event), payload, decode_event(payload)))
-        return len(self.log)
 
     def later(self, seconds: float) -> None:
         self.now += seconds

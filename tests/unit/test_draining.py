@@ -1,13 +1,10 @@
 """An instance that drains gets nothing more and loses nothing; a pool without a ready instance holds what arrives."""
 
-from dataclasses import asdict
-
 import msgspec
 import pytest
 
-from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
-    LeaderElected,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -16,50 +13,27 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
-from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
-from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import finished, first_token, joined, reported, route
+from tests.support.logged_leader import LoggedLeader
 
 A, B = InstanceId("a"), InstanceId("b")
 HOLD_SECONDS = 30.0
 
 
-class Leader:
-    """A dispatcher whose decisions and surroundings become a log in the order in which they happened."""
+class Leader(LoggedLeader):
+    """Of these instances, which serve one prompt after the other."""
 
     def __init__(self, *instances: str, policies: PolicySet | None = None) -> None:
         self.policies = policies or policy_set(
             routing="round_robin", admission="none", ordering="fcfs", prefill_window_tokens=1
         )
-        settings = PoolSettings()
-        self.state = State(settings, self.policies.memories())
-        self.log: list[LogEntry] = []
-        self.happens(
-            LeaderElected(
-                at=0.0, term=Term(1), scheduler="s", as_of=0, pool=asdict(settings),
-                policy=self.policies.routing.name, settings=self.policies.settings,
-            )
-        )  # fmt: skip
-        self.dispatcher = Dispatcher(self.state, self.policies, term=Term(1))
+        self.lead(self.policies, at=0.0)
         for instance in instances:
             self.happens(joined(instance))
-
-    def happens(self, event: LogEvent) -> None:
-        self.state.apply(event, self._write(event))
-
-    def decides(self, events: list[LogEvent]) -> list[LogEvent]:
-        for event in events:
-            self.state.skip(self._write(event))
-        return events
-
-    def _write(self, event: LogEvent) -> int:
-        payload = encode(event)
-        self.log.append(LogEntry(len(self.log) + 1, subject_of(PoolName("p"), event), payload, decode_event(payload)))
-        return len(self.log)
 
     def arrives(self, request: str, at: float, *, adapter: str = "") -> list[LogEvent]:
         command = route(request, [len(self.log)], arrived_at=at, adapter=adapter)
