@@ -16,15 +16,15 @@ from pointsman.chassis.telemetry import RETRIES_REFUSED
 class RetryBounds:
     """`share` of live requests, as Envoy's `budget_percent`; `least` as its `min_retry_concurrency`."""
 
-    share: float = 0.6
-    least: int = 10
+    share: float
+    least: int
 
 
 class RetryBudget:
     """Of one pool."""
 
-    def __init__(self, bounds: RetryBounds | None = None) -> None:
-        self._bounds = bounds or RetryBounds()
+    def __init__(self, bounds: RetryBounds) -> None:
+        self._bounds = bounds
         self.live = 0
         """Requests that are waiting for a place or are at an engine."""
         self.retrying = 0

@@ -32,8 +32,8 @@ class FirstByteBounds:
     """`factor`: how many times the predicted seconds an engine may take; 0: any time. `least`: wall seconds that it always
     may take."""
 
-    factor: float = 10.0
-    least: Seconds = 5.0
+    factor: float
+    least: Seconds
 
     def wall_seconds(self, expected: Seconds, *, output: Seconds = 0.0, speed: float) -> Seconds:
         """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds that
