@@ -29,7 +29,7 @@ def test_a_log_of_an_earlier_version_folds_into_the_same_state(name: str) -> Non
             "status": str(instance.status),
             "correction": state.correction(instance.id),
         }
-        for instance in state.fleet.instances.values()
+        for instance in state.fleet.instances
     }
     assert found == EXPECTED[name]["instances"]
 
