@@ -28,6 +28,7 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
     WritesLost,
 )
+from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
@@ -161,11 +162,12 @@ class State:
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
     def _take_in(self, event: LogEvent, sequence: Sequence) -> None:
-        if event.stamp is not None and event.stamp.term < self.term:
-            self.fenced += 1
-            return
-        if event.stamp is not None and not self.decided.first_time(event.stamp):
-            return
+        if event.stamp is not None:
+            if is_fenced(event.stamp, self.term):
+                self.fenced += 1
+                return
+            if not self.decided.first_time(event.stamp):
+                return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
