@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
     MigrationRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -40,8 +41,8 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    ENGINE_IDLE,
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
@@ -686,11 +687,11 @@ class State:
         self.workload.queue(to).decoding[request.id] = request
         self.speculation.promise(to, request.keys)
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+    def _end(self, event: RequestEnd) -> None:
         if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
             granted = self.workload.requests.get(event.request)
             if granted is not None and granted.instance == event.instance:
-                idle = event.reason == ENGINE_IDLE
+                idle = event.cause is CancelCause.ENGINE_IDLE
                 self.outliers.gave_up(event.request, event.instance, since=granted.granted_at, idle=idle)
         if not isinstance(event, RequestFinished):
             self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))

@@ -40,12 +40,12 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.policies.dispatch import (
     Dispatcher,
     PolicySet,
     UnknownPolicyError,
-    reason_to_relocate,
     recorded_policy_set,
 )
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
@@ -325,9 +325,9 @@ class _Tenure:
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
-                end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
-                end(event.request, event.reason, now)
-            case RequestMigrated() if event.reason == reason_to_relocate(event.source):
+                end = dispatcher.cancel if event.instance == NOWHERE else dispatcher.abandon
+                end(event.request, event.cause, now, reason=event.reason)
+            case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)
             case RequestMigrated() | MigrationRefused():
                 dispatcher.migrate(self._plan(event), now)
@@ -384,7 +384,7 @@ class _Tenure:
                 continue  # what was re-bound is granted before the next move is looked at
             if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
                 break
-            if event.reason == reason_to_relocate(event.source):
+            if isinstance(event, RequestMigrated) and event.cause is MoveCause.RELOCATED:
                 break
             rebind = event.rebound if isinstance(event, RequestMigrated) else event.rebind
             moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason, rebind))
