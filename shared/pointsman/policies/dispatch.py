@@ -295,7 +295,7 @@ class Dispatcher:
             return turn.events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
-        return self._end_cancelled(known, cause, reason, now, sent_to=NOWHERE)
+        return self._end_cancelled(known, cause, reason, now, sent_to=NO_INSTANCE)
 
     def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request whatever its stage: nobody is left who would."""
@@ -335,7 +335,7 @@ class Dispatcher:
         if isinstance(judged, Veto):
             self._refuse_move(migration, judged, plan, turn)
             return False
-        self._move(migration, judged.option, NOWHERE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
+        self._move(migration, judged.option, NO_INSTANCE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
         self._grant(self.state.workload.requests[migration.request], turn)
         return True
 
@@ -460,7 +460,7 @@ class Dispatcher:
     def _end_cancelled(
         self, request: Request, cause: CancelCause, reason: str, now: Seconds, *, sent_to: InstanceId
     ) -> list[LogEvent]:
-        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
+        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NO_INSTANCE."""
         freed = request.instance
         turn = _Turn(now)
         self._decide(

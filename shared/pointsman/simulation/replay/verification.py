@@ -325,7 +325,7 @@ class _Tenure:
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
-                end = dispatcher.cancel if event.instance == NOWHERE else dispatcher.abandon
+                end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
                 end(event.request, event.cause, now, reason=event.reason)
             case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)
