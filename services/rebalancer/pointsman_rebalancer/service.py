@@ -108,7 +108,7 @@ class RebalancerService:
             with contained("planning"):
                 plan, cause_at = self._plan()
             planning = self._clock.wall() - started
-            telemetry.PLANNING_SECONDS.observe(planning)
+            telemetry.MIGRATION_PLANNING_SECONDS.observe(planning)
             with contained("plan"):
                 if plan.migrations:
                     await self._carry_out(plan, cause_at)

@@ -170,7 +170,7 @@ class ScalerService:
                 telemetry.POOL_INSTANCES.labels(status).set(sizes[status])
             if self.state.scaling.is_applied:
                 self._board.restored(SIZE)
-            telemetry.POOL_WANTED.set(self.state.scaling.wanted or 0)
+            telemetry.POOL_DESIRED.set(self.state.scaling.wanted or 0)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes
@@ -320,7 +320,7 @@ class ScalerService:
         return True
 
     def _in_trouble(self, trouble: str) -> None:
-        telemetry.SCALER_TROUBLES.inc()
+        telemetry.SCALER_ERRORS.inc()
         if trouble != self._trouble:
             log.warning("scaler_in_trouble", trouble=trouble)
         self._trouble = trouble

@@ -50,8 +50,8 @@ class MigrationHandler:
             telemetry.MIGRATIONS.labels(move.refusal or "applied").inc()
         for event in events:
             if isinstance(event, RequestMigrated) and event.rebound:
-                telemetry.REBOUND.inc()
-                telemetry.REBIND_WASTED_SECONDS.inc(event.wasted)
+                telemetry.REDISPATCHES_ORDERED.inc()
+                telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.inc(event.wasted)
         return events, answer
 
     def _refusal(self, command: MigrateRequests) -> tuple[str, str]:

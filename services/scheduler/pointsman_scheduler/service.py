@@ -236,8 +236,8 @@ class SchedulerService:
                 if self.leading is not None:
                     await self._give_up_lost(self.leading)
             self._say_whether_ready()
-            telemetry.LEADING.set(self.leading is not None)
-            telemetry.TERM.set(self.state.term)
+            telemetry.LEADER.set(self.leading is not None)
+            telemetry.LEADER_TERM.set(self.state.term)
             with contained("gauges"):
                 self._gauges.show(self.state)
 

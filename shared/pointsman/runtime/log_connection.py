@@ -112,13 +112,13 @@ class _TelemetryListener(LogListener):
 
     @override
     def stalled(self, reason: str) -> None:
-        telemetry.LOG_STALLED.set(1)
+        telemetry.LOG_WRITES_STALLED.set(1)
         self._board.degraded(WRITES_PART, reason)
         log.error("log_stalled", reason=reason)
 
     @override
     def flowing(self) -> None:
-        telemetry.LOG_STALLED.set(0)
+        telemetry.LOG_WRITES_STALLED.set(0)
         self._board.restored(WRITES_PART)
         log.info("log_flows_again")
 
@@ -129,7 +129,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def undecodable(self, subject: str, problem: str) -> None:
-        telemetry.LOG_UNDECODABLE.inc()
+        telemetry.DEAD_LETTERS.labels("undecodable").inc()
         self._warn("undecodable_message", subject=short_reason(subject), problem=problem)
 
     @override

@@ -15,7 +15,7 @@ import structlog
 
 from pointsman.contracts.commands import RouteGranted
 from pointsman.primitives import RequestId
-from pointsman.runtime.telemetry import REBINDS_FOLLOWED
+from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Rebinding:
         except TimeoutError:
             if watch.onward is None:
                 raise
-            REBINDS_FOLLOWED.inc()
+            REQUESTS_REDISPATCHED.inc()
             log.info("rebound", request=grant.request, source=grant.instance, instance=watch.onward.instance)
         finally:
             self._watched.pop(grant.request, None)
