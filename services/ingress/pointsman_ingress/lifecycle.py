@@ -230,7 +230,7 @@ class RequestLifecycle:
         CACHE_PREDICTIONS.labels(event.instance, outcome).inc()
         if outcome in (FEWER, MORE):
             log.info(
-                "cached_tokens_differ",
+                "cached_tokens_mismatch",
                 request=event.request,
                 instance=event.instance,
                 predicted=expected,

@@ -109,7 +109,7 @@ class Recorder:
                 await self._queue.put(None)
                 await self._finished.wait()
         except TimeoutError:
-            log.warning("archive_unfinished", entries=self._queue.qsize(), note="the next start goes on from SQL")
+            log.warning("archive_flush_timeout", entries=self._queue.qsize(), note="the next start goes on from SQL")
 
     # -- collecting --------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Recorder:
         return Branch(identity, self._numbers[identity])
 
     async def _open(self, opened: _Opened) -> None:
-        log.warning("gap", log=opened.branch.log, at_sequence=opened.first, reason=opened.reason)
+        log.warning("archive_gap", log=opened.branch.log, at_sequence=opened.first, reason=opened.reason)
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:

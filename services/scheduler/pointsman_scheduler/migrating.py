@@ -41,7 +41,7 @@ class MigrationHandler:
             return [], known
         refusal, detail = self._refusal(command)
         if refusal:
-            log.warning("plan_refused", plan=command.plan, reason=refusal, detail=detail)
+            log.warning("migration_plan_rejected", plan=command.plan, reason=refusal, detail=detail)
             return [], self._answer(command, refusal=refusal, detail=detail)
         events = self._dispatcher.migrate(_plan_of(command), now)
         answer = self._answer(command, moves=_outcomes(events))

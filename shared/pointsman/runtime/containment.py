@@ -51,7 +51,7 @@ def note_failure(step: str, error: Exception, **fields: str) -> None:
     """Counts an unexpected error, and logs it with `fields` as far as the pace of log lines allows."""
     telemetry.UNEXPECTED_ERRORS.labels(step).inc()
     if _paces.setdefault(step, _Pace()).allows():
-        log.error("step_failed", step=step, exc_info=error, **fields)
+        log.error("unexpected_error", step=step, exc_info=error, **fields)
 
 
 class DeadLetterWatch:

@@ -79,7 +79,7 @@ class Connections:
         self._refused[reason] = self._refused.get(reason, 0) + 1
         if now - self._said_at.get(reason, -COMPLAINT_WALL_SECONDS) >= COMPLAINT_WALL_SECONDS:
             self._said_at[reason] = now
-            log.warning("http_refused", reason=reason, times=self._refused.pop(reason))
+            log.warning("http_connection_refused", reason=reason, times=self._refused.pop(reason))
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:

@@ -47,7 +47,9 @@ class Rebinding:
             if watch.onward is None:
                 raise
             REQUESTS_REDISPATCHED.inc()
-            log.info("rebound", request=grant.request, source=grant.instance, instance=watch.onward.instance)
+            log.info(
+                "request_redispatched", request=grant.request, source=grant.instance, instance=watch.onward.instance
+            )
         finally:
             self._watched.pop(grant.request, None)
 
