@@ -170,7 +170,7 @@ class SchedulerService:
         """Why each instance does not fit the pool, as was last said; empty where it fits."""
         self._waiters: dict[RequestId, Waiter] = {}
         self._ownership = Ownership()
-        self._strangers_asked: dict[InstanceId, Seconds] = {}
+        self._rejoins_asked: dict[InstanceId, Seconds] = {}
         """Who was asked to join again, and after which report."""
         self._hearing = Heartbeats(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
@@ -257,9 +257,9 @@ class SchedulerService:
                 await self._resync(instance.id, instance.contradicted, distrust=instance.epoch)
             elif instance.doubt:
                 await self._resync(instance.id, instance.doubt)
-        for stranger, heard_at in list(self.state.strangers.items()):
-            if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
-                self._strangers_asked[stranger] = heard_at
+        for stranger, heard_at in list(self.state.unregistered.items()):
+            if self._rejoins_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
+                self._rejoins_asked[stranger] = heard_at
                 await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
 
     # Folding
@@ -510,7 +510,7 @@ class SchedulerService:
         answer: RouteGranted | RouteRejected | None = None
         if request is None or request.attempt != command.attempt or not request.prefilled_by:
             answer = self._not_handed_over(command)
-        elif request.handed_to_nobody:
+        elif request.awaits_decoder:
             answer = next((self._refused_late(event) for event in events if isinstance(event, HandOverRefused)), None)
         else:
             answer = self._grant_of(request)
@@ -696,7 +696,7 @@ class SchedulerService:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
         events += dispatcher.relocate_pending(now)  # first: what can leave a draining instance is not granted there
-        for line in list(self.state.workload.lines):
+        for line in list(self.state.workload.queues):
             events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.place_held(now))
 

@@ -9,12 +9,12 @@ import msgspec
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
-from pointsman.simulation.replay import Known, pool_settings
+from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Known before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
+    """BaseState before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
 
     pool: str = ""
     identity: str = ""
@@ -36,7 +36,7 @@ class History(ABC):
         return self.entries()
 
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> BaseState | None:
         """A checkpoint that replaces missing entries; None if none is missing or there is none."""
         return None
 

@@ -25,7 +25,7 @@ from pointsman.ports import (
 )
 from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
-from pointsman.simulation.replay import Known
+from pointsman.simulation.replay import BaseState
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History
@@ -72,7 +72,7 @@ class LiveHistory(History):
 
     @override
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> BaseState | None:
         """From the oldest checkpoint proven to be of this log and of this version's fold."""
         if self.header.first <= 1:
             return None
