@@ -5,7 +5,6 @@ whether a fleet runs. A pointer to each data directory lies in `$XDG_STATE_HOME/
 fleet of a machine needs no name. The file names the secret's file, never the secret.
 """
 
-import fcntl
 import hashlib
 import os
 import time
@@ -18,6 +17,7 @@ from typing import IO
 import click
 import msgspec
 
+from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.runtime.settings import FleetSettings, options
 
 FLEET_FILE = "fleet.json"
@@ -152,14 +152,7 @@ def read_fleet_file(data: Path) -> FleetFile | None:
 
 def is_running(data: Path) -> bool:
     """Whether a live `pointsman up` holds this data directory."""
-    try:
-        with (data / LOCK_FILE).open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(data / LOCK_FILE)
 
 
 @contextmanager
@@ -196,12 +189,9 @@ def _lock_file(data: Path) -> IO[bytes]:
 def _locked(lock: IO[bytes]) -> bool:
     """Whether the lock could be taken. Retries, since `is_running` of another process holds it for a moment."""
     for _ in range(LOCK_ATTEMPTS_MAX):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOCK_RETRY_SECONDS)
-        else:
+        if try_lock(lock):
             return True
+        time.sleep(LOCK_RETRY_SECONDS)
     return False
 
 
