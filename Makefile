@@ -38,7 +38,7 @@ test-vllm: setup
 # Small defects, planted one at a time: which of them do tests and torture find? (docs/testing.md) About a quarter of an hour;
 # another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
 mutation: setup
-	$(BIN)/python -m pointsman_lab.torture.mutation $(ARGS)
+	$(BIN)/pointsman-lab mutants $(ARGS)
 
 # Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
 # `vllm bench serve`, where the environment of make test-vllm is there.
