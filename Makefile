@@ -52,8 +52,8 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
 	@touch $@
 
-# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files. A part
-# of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
+# Every study of docs/results.md (under half an hour on two cores). TRACES has the two trace files. A part, which writes
+# nothing: make results ARGS="--only lag"; a taste of all: ARGS=--quick.
 TRACES ?= ../shared/traces
 results: setup
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
