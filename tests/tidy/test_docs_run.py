@@ -146,7 +146,7 @@ def check_policies(values: Mapping[str, Any]) -> None:
 
 
 def _pairs(settings: Sequence[str] | None) -> Settings:
-    return dict(pair.split("=", 1) for pair in settings or ())
+    return {pair.partition("=")[0]: pair.partition("=")[2] for pair in settings or ()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
