@@ -15,6 +15,7 @@ from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained, Role
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
@@ -167,12 +168,12 @@ class RecordedFleet:
     def _cancel(self) -> None:
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._decided(self._leader.cancel(request.id, "client_gone", self._now))
+            self._decided(self._leader.cancel(request.id, CancelCause.CLIENT_GONE, self._now))
 
     def _abandon(self) -> None:
         request = self._one(Stage.DECODING)
         if request is not None:
-            self._decided(self._leader.abandon(request.id, "granted long ago and never ended", self._now))
+            self._decided(self._leader.abandon(request.id, CancelCause.NEVER_ENDED, self._now))
 
     def _migrate(self) -> None:
         moves = [

@@ -21,6 +21,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 
 from pointsman.contracts.decisions import DecodeCandidate, Settings
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance
@@ -106,7 +107,9 @@ class Pairing:
             able = [i for i in able if i not in fleet.on_trial or not state.is_tried(i)] or able
         considered = [weigh(state, state.fleet[instance], request, now, hits.get(instance, 0)) for instance in able]
         if not considered:
-            return NoDecoder(Refusal("no_instance", "no instance that decodes is ready", DECODE_RETRY_SECONDS), [])
+            return NoDecoder(
+                Refusal(RejectReason.NO_INSTANCE, "no instance that decodes is ready", DECODE_RETRY_SECONDS), []
+            )
         good = [c for c in considered if not check or self.fast_enough(c, request)]
         if not good:
             return NoDecoder(_too_slow(considered, request), considered)
@@ -189,4 +192,4 @@ def _too_slow(considered: list[DecodeCandidate], request: Request) -> Refusal:
         f"predicted time per output token is {(best.predicted_tpot or 0.0) * 1000:.0f} ms on {best.instance}, which "
         f"decodes fastest now; the objective is {request.slo_tpot * 1000:g} ms"
     )
-    return Refusal("slo_tpot", detail, DECODE_RETRY_SECONDS)
+    return Refusal(RejectReason.SLO_TPOT, detail, DECODE_RETRY_SECONDS)

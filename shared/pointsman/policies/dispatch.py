@@ -34,6 +34,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
     LivenessTimeouts,
 )
+from pointsman.contracts.reasons import CancelCause, MoveCause, MoveRefusal, RejectReason, relocated
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.decode_placement import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
@@ -195,11 +196,6 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
         raise UnknownPolicyError(message) from error
 
 
-def reason_to_relocate(instance: InstanceId) -> str:
-    """What RequestMigrated says of a request that had to leave this instance."""
-    return f"{instance} takes no requests any more"
-
-
 def _split(settings: Settings) -> tuple[Settings, ...]:
     """Settings of the routing, the admission and the ordering policy, of pairing and of outlier detection, their prefixes
     taken off."""
@@ -282,7 +278,7 @@ class Dispatcher:
             self._grant_next(source, turn)
         return turn.events
 
-    def cancel(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+    def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request that was not granted yet; of any other this is a no-op without events.
 
         One that is not known may still be on its way here: it is ended too, and will be refused when it comes.
@@ -290,16 +286,21 @@ class Dispatcher:
         known = self.state.workload.requests.get(request)
         if known is None and self.state.workload.end_of(request) is None:
             turn = _Turn(now)
-            self._decide(turn, RequestCancelled(at=now, stamp=self._stamp, request=request, reason=reason))
+            self._decide(
+                turn,
+                RequestCancelled(
+                    at=now, stamp=self._stamp, request=request, reason=reason or cause.sentence, cause=cause
+                ),
+            )
             return turn.events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
-        return self._end_cancelled(known, reason, now, sent_to=NOWHERE)
+        return self._end_cancelled(known, cause, reason, now, sent_to=NOWHERE)
 
-    def abandon(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+    def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request whatever its stage: nobody is left who would."""
         known = self.state.workload.requests.get(request)
-        return [] if known is None else self._end_cancelled(known, reason, now, sent_to=known.instance)
+        return [] if known is None else self._end_cancelled(known, cause, reason, now, sent_to=known.instance)
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
         """Grant what now fits into the instance's window; called when something left it."""
@@ -328,13 +329,13 @@ class Dispatcher:
         """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
         policies = self.policies
         window = Window(policies.prefill_window_tokens, policies.running_max)
-        judged: Rebound | Veto = Veto("rebind_off", "the scheduler was not told --rebind")
+        judged: Rebound | Veto = Veto(MoveRefusal.REBIND_OFF, "the scheduler was not told --rebind")
         if policies.rebind:
             judged = Rebinding(self.state, turn.now, window).judge(migration)
         if isinstance(judged, Veto):
             self._refuse_move(migration, judged, plan, turn)
             return False
-        self._move(migration, judged.option, NOWHERE, plan, turn, wasted=judged.wasted)
+        self._move(migration, judged.option, NOWHERE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
         self._grant(self.state.workload.requests[migration.request], turn)
         return True
 
@@ -345,9 +346,9 @@ class Dispatcher:
             request = self.state.workload.requests[migration.request]
             decode = self._decode_after_move(request, offered.instance, turn.now)
             if decode is not None:
-                self._move(migration, offered, decode, plan, turn)
+                self._move(migration, offered, decode, plan, turn, cause=MoveCause.PLANNED)
                 return True
-            offered = Veto("target_unavailable", f"nobody could decode what {offered.instance} prefills")
+            offered = Veto(MoveRefusal.TARGET_UNAVAILABLE, f"nobody could decode what {offered.instance} prefills")
         self._refuse_move(migration, offered, plan, turn)
         return False
 
@@ -410,7 +411,7 @@ class Dispatcher:
             if instance in ready or not line.pending or not ready:
                 continue
             for request in list(line.pending.values()):
-                self._migrate(request, turn, reason=reason_to_relocate(instance))
+                self._migrate(request, turn)
         for instance in ready:
             self._grant_next(instance, turn)
         return turn.events
@@ -456,13 +457,22 @@ class Dispatcher:
             self._decide(turn, event)
         return turn.events + self.relocate_pending(now) if turn.events else []
 
-    def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
+    def _end_cancelled(
+        self, request: Request, cause: CancelCause, reason: str, now: Seconds, *, sent_to: InstanceId
+    ) -> list[LogEvent]:
         """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
         freed = request.instance
         turn = _Turn(now)
         self._decide(
             turn,
-            RequestCancelled(at=now, stamp=self._stamp, request=request.id, reason=reason, instance=sent_to),
+            RequestCancelled(
+                at=now,
+                stamp=self._stamp,
+                request=request.id,
+                reason=reason or cause.sentence,
+                instance=sent_to,
+                cause=cause,
+            ),
         )
         self._grant_next(freed, turn)
         return turn.events
@@ -536,7 +546,9 @@ class Dispatcher:
         except NoInstance as answer:
             if not self._may_hold(request, turn.now):
                 retry_after = self._ready_in(turn.now)
-                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), retry_after)
+                refusal = self._nobody_decodes(decoder, excluded) or Refusal(
+                    RejectReason.NO_INSTANCE, str(answer), retry_after
+                )
                 self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
         admitted = self._admit(view, choice, decoder, asked=trial is None)
@@ -664,7 +676,7 @@ class Dispatcher:
                 request=request.id,
                 source=command.instance,
                 attempt=command.attempt,
-                reason=refusal.reason,
+                reason=refusal.reason.value,
                 detail=refusal.detail,
                 retry_after=refusal.retry_after,
                 prefill=command.prefill,
@@ -723,7 +735,7 @@ class Dispatcher:
         waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
         if waiting < self.policies.pending_max:
             return None
-        return Refusal("queue_full", f"{waiting} requests wait already", 1.0)
+        return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)
 
     def _reject(
         self,
@@ -742,7 +754,7 @@ class Dispatcher:
                 at=turn.now,
                 stamp=self._stamp,
                 request=request.id,
-                reason=refusal.reason,
+                reason=refusal.reason.value,
                 detail=refusal.detail,
                 retry_after=refusal.retry_after,
                 policy=self.policies.routing.name,
@@ -754,7 +766,7 @@ class Dispatcher:
             ),
         )
 
-    def _migrate(self, request: Request, turn: _Turn, *, reason: str) -> None:
+    def _migrate(self, request: Request, turn: _Turn) -> None:
         decoder = self._decoder_for(request, turn.now, request.excluded, check=False)
         seconds = None if isinstance(decoder, NoDecoder) and not request.decode else 0.0
         view = PoolView(self.state, request, turn.now, excluded=request.excluded, transfer_seconds=seconds)
@@ -766,8 +778,8 @@ class Dispatcher:
             return  # ejected, and nobody else can serve it
         decode = self._decode_after_move(request, option.instance, turn.now)
         if decode is not None:
-            own = Migration(request.id, request.instance, option.instance, 0.0, reason)
-            self._move(own, option, decode, NOT_PLANNED, turn)
+            own = Migration(request.id, request.instance, option.instance, 0.0, relocated(request.instance))
+            self._move(own, option, decode, NOT_PLANNED, turn, cause=MoveCause.RELOCATED)
 
     def _move(
         self,
@@ -777,6 +789,7 @@ class Dispatcher:
         plan: MigrationPlan,
         turn: _Turn,
         *,
+        cause: MoveCause,
         wasted: Seconds = 0.0,
     ) -> None:
         self._decide(
@@ -799,6 +812,7 @@ class Dispatcher:
                 decode=decode,
                 rebound=migration.rebind,
                 wasted=wasted,
+                cause=cause,
             ),
         )
 
@@ -811,7 +825,7 @@ class Dispatcher:
                 request=migration.request,
                 source=migration.source,
                 instance=migration.target,
-                reason=objection.reason,
+                reason=objection.reason.value,
                 detail=objection.detail,
                 plan=plan.id,
                 policy=plan.policy,
