@@ -6,12 +6,12 @@ BIN := .venv/bin
 
 setup: .venv/.ready
 
-.venv/.ready: deploy/requirements.txt pyproject.toml
+.venv/.ready: deploy/requirements.txt pyproject.toml shared/pointsman_lab/pyproject.toml
 	@echo "setting up .venv (once; a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit("Pointsman needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r deploy/requirements.txt
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e shared/pointsman_lab
 	@touch $@
 
 up: setup
@@ -38,7 +38,7 @@ test-vllm: setup
 # Small defects, planted one at a time: which of them do tests and torture find? (docs/testing.md) About a quarter of an hour;
 # another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
 mutation: setup
-	$(BIN)/python -m pointsman_torture.mutation $(ARGS)
+	$(BIN)/python -m pointsman_lab.torture.mutation $(ARGS)
 
 # Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
 # `vllm bench serve`, where the environment of make test-vllm is there.
@@ -56,7 +56,7 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 # of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
 TRACES ?= ../shared/traces
 results: setup
-	$(BIN)/pointsman results --traces $(TRACES) $(ARGS)
+	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
 
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header

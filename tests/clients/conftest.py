@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
-from pointsman.tooling.discovery import FleetFile, find_fleet
-from pointsman.tooling.vllm_cpu.home import EngineHome, default_directory
+from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.vllm_cpu.home import EngineHome, default_directory
 from tests.support.up import pointsman_up
 
 CLIENTS_VARIABLE = "POINTSMAN_CLIENTS_DIR"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.tooling.discovery import FleetFile
+from pointsman_cli.discovery import FleetFile
 from tests.clients.conftest import Client, run
 
 LANGCHAIN = Path(__file__).parent / "langchain_chat.py"

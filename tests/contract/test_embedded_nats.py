@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.chassis.embedded_nats import VERSION_MIN, NatsStartError, embedded_nats, nats_server_binary
-from pointsman.chassis.embedded_nats import nats_server_version as version_of
+from pointsman.runtime.embedded_nats import VERSION_MIN, NatsStartError, embedded_nats, nats_server_binary
+from pointsman.runtime.embedded_nats import nats_server_version as version_of
 
 
 def test_the_binary_of_the_wheel_is_new_enough() -> None:

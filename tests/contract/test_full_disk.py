@@ -10,10 +10,10 @@ import pytest
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import writes
-from pointsman.chassis.embedded_nats import start_nats
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import Link, LogUnavailableError
 from pointsman.primitives import PoolName, Term
+from pointsman.runtime.embedded_nats import start_nats
 from tests.support.events import stored
 from tests.support.log_reading import events_in
 from tests.support.log_worlds import RememberingListener

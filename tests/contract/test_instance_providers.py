@@ -1,5 +1,6 @@
 """Docker and Kubernetes, as far as their clients' HTTP tells: both speak to a server of ours that keeps what they say.
 
+SUPERVISOR = instance_supervisor.__name__
 There is no Docker engine and no cluster where these tests run; that the real servers answer like these is not shown here.
 The process provider is tried with real processes.
 """
@@ -23,9 +24,9 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
-from pointsman.chassis.instance_keeper import STOP_SECONDS
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime.instance_supervisor import STOP_SECONDS
 from tests.support.waiting import eventually
 
 SLEEPER = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -39,7 +40,7 @@ async def names(provider: InstanceProvider) -> list[str]:
 
 
 async def test_processes_are_started_once_outlive_their_provider_and_are_found_by_the_next(tmp_path: Path) -> None:
-    template = InstanceTemplate(engine=SLEEPER, environment={})
+    template = InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={})
     first, second = ProcessProvider(tmp_path, template), ProcessProvider(tmp_path, template)
     try:
         await first.grow(2)
@@ -62,7 +63,7 @@ async def test_processes_are_started_once_outlive_their_provider_and_are_found_b
 
 
 async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
-    provider = ProcessProvider(tmp_path, InstanceTemplate(engine=SLEEPER, environment={}))
+    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}))
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     os.kill(int((tmp_path / "scaled-1.lock").read_text()), signal.SIGKILL)
@@ -74,7 +75,7 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
     deaf = tmp_path / "deaf"
     code = f"import signal, pathlib, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(deaf)!r}).touch()"
     engine = shlex.join([sys.executable, "-c", code + "; time.sleep(60)"])
-    provider = ProcessProvider(tmp_path, InstanceTemplate(engine=engine, environment={}))
+    provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={}))
     await provider.grow(1)
     await _until_told(tmp_path, 1)
     await eventually(deaf.exists)
@@ -90,7 +91,9 @@ async def test_an_engine_that_does_not_stop_can_be_killed_while_it_is_waited_for
 async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path) -> None:
     guard = tmp_path / "fleet.lock"
     guard.touch()  # nobody holds it: the fleet is gone
-    provider = ProcessProvider(tmp_path / "instances", InstanceTemplate(engine=SLEEPER, environment={}, guard=guard))
+    provider = ProcessProvider(
+        tmp_path / "instances", InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}, guard=guard)
+    )
     await provider.grow(1)
 
     await _until_gone(provider)
@@ -98,7 +101,7 @@ async def test_an_instance_ends_with_the_fleet_that_it_belongs_to(tmp_path: Path
 
 def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match="engine-command"):
-        ProcessProvider(tmp_path, InstanceTemplate(engine="", environment={}))
+        ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine="", environment={}))
 
 
 async def _until_gone(provider: InstanceProvider) -> None:

@@ -17,12 +17,12 @@ from pointsman.adapters.jetstream import commands
 from pointsman.adapters.jetstream.reads import READ_AHEAD_MAX, Reader
 from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
 from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
-from pointsman.chassis.embedded_nats import embedded_nats
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
 from pointsman.primitives import PoolName
+from pointsman.runtime.embedded_nats import embedded_nats
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.nats import running_nats

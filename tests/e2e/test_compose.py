@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from tests.support.compose import ROOT, OwnService, compose_services, own_services, settings_type_of
 
 CHAT = {"model": "pointsman-sim", "max_tokens": 8, "messages": [{"role": "user", "content": "a long prompt " * 200}]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
-from pointsman_ingress.openai_requests import Chat, parse_messages
+from pointsman_ingress.prompt.openai_requests import Chat, parse_messages
 
 RECORDED = json.loads(Path(__file__).with_name("vllm_messages.json").read_text(encoding="utf-8"))
 

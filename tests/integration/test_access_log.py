@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.chassis.line_writer import PENDING_BYTES_MAX, PIECE_BYTES_MAX, LineWriter
+from pointsman.runtime.line_writer import PENDING_BYTES_MAX, PIECE_BYTES_MAX, LineWriter
 from pointsman_ingress.settings import IngressSettings
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, STREAM, TOKENS, World, open_world
@@ -298,7 +298,7 @@ async def test_the_last_lines_are_written_at_the_end() -> None:
 NOBODY_READS = """
 import asyncio, sys
 from io import FileIO
-from pointsman.chassis.line_writer import LineWriter
+from pointsman.runtime.line_writer import LineWriter
 
 async def main():
     with LineWriter(FileIO(sys.stdout.fileno(), "w", closefd=False)) as lines:

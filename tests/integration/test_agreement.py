@@ -7,10 +7,10 @@ import time
 import pytest
 
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest, poisson
-from pointsman.tooling.bench_agreement.both import Figures, Pool, pace, run_live, run_simulated
-from pointsman.tooling.bench_agreement.command import exit_code
-from pointsman.tooling.bench_agreement.machine import Heartbeat, Machine
-from pointsman.tooling.bench_agreement.verdict import Agreement, Verdict, numbers, verdict
+from pointsman_lab.agreement.command import exit_code
+from pointsman_lab.agreement.machine import Heartbeat, Machine
+from pointsman_lab.agreement.runner import Figures, Pool, pace, run_live, run_simulated
+from pointsman_lab.agreement.verdict import Agreement, Verdict, numbers, verdict
 
 TOLERANCE = 0.1
 WARMUP = 10

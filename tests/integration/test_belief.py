@@ -20,7 +20,6 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
@@ -28,6 +27,7 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant
+from pointsman.runtime.health import HealthBoard
 from pointsman.state import deliveries, state
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_scheduler import service as scheduler_service

@@ -17,10 +17,10 @@ from aiohttp import web
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
-from pointsman.tooling.discovery import find_fleet
-from pointsman.tooling.engine_sim.server import EngineServer
-from pointsman.tooling.up.ports import free_ports
-from pointsman_ingress.life import EQUAL, compared
+from pointsman_cli.discovery import find_fleet
+from pointsman_cli.up.ports import free_ports
+from pointsman_engine_sim.server import EngineServer
+from pointsman_ingress.lifecycle import EQUAL, compared
 from tests.support.engine_sim import running_engine
 from tests.support.log_reading import events_in, link_to
 from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held

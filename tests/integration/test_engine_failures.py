@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman_ingress import under_way
-from pointsman_ingress.proxy import EngineFailedError
-from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
+from pointsman_ingress.engine.proxy import EngineFailedError
+from pointsman_ingress.placement import in_flight
+from pointsman_ingress.placement.retry_budget import RetryBounds, RetryBudget
 from pointsman_ingress.timeouts import FirstByteDeadline
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
@@ -390,7 +390,7 @@ async def test_without_a_scheduler_an_engine_that_failed_lately_is_left_alone() 
 async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(under_way, "AVOIDED_WALL_SECONDS", 0.3)
+    monkeypatch.setattr(in_flight, "AVOIDED_WALL_SECONDS", 0.3)
     async with world_with(silence_max=0.05, first_byte_factor=0.0) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS])

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pointsman.tooling.engine_sim.server import EngineServer
+from pointsman_engine_sim.server import EngineServer
 from tests.support.engine_sim import WAIT_SECONDS, EventReader, HeldBlocks, running_engine
 from tests.support.waiting import eventually
 
@@ -205,7 +205,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(http: aiohttp.ClientS
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    module = "pointsman.tooling.engine_sim.main"
+    module = "pointsman_engine_sim.main"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, "--port", str(port), "--kv-events-config", '{"enable_kv_cache_events": false}'
     )

@@ -12,8 +12,8 @@ from pointsman.primitives import RequestId
 from pointsman.simulation.block_cache import PromptIdentity
 from pointsman.simulation.engine_model import EngineModel, EngineSettings, TokenPrompt
 from pointsman.state.engine_profiles import PROFILES
-from pointsman.tooling.engine_sim.server import EngineServer, check
-from pointsman.tooling.engine_sim.settings import EngineSimSettings
+from pointsman_engine_sim.server import EngineServer, check
+from pointsman_engine_sim.settings import EngineSimSettings
 from tests.support.engine_sim import EventReader, HeldBlocks, running_engine
 from tests.support.waiting import eventually
 

@@ -23,7 +23,7 @@ from pointsman.contracts.requests import RequestArrived, RequestCancelled, Reque
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName
-from pointsman.tooling.discovery import FleetFile, find_fleet
+from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
 

@@ -1,6 +1,6 @@
 """Processes of a real fleet die, stand still and lose their network while it serves, and nothing is lost or doubled.
 
-Short runs of `pointsman bench-faults`, which judges each itself; a seed that fails here is run again by its command.
+Short runs of `pointsman-lab faults`, which judges each itself; a seed that fails here is run again by its command.
 """
 
 import json
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.up import POINTSMAN
+from tests.support.up import POINTSMAN_LAB
 
 RUN_SECONDS_MAX = 110.0
 REQUESTS = 60
@@ -18,7 +18,7 @@ REQUESTS = 60
 def struck(directory: Path, *arguments: str) -> dict[str, Any]:
     """The report of one run, which must have held."""
     report = directory / "report.json"
-    command = [POINTSMAN, "bench-faults", "--workload", "chat", "--requests", str(REQUESTS), "--engines", "2"]
+    command = [POINTSMAN_LAB, "faults", "--workload", "chat", "--requests", str(REQUESTS), "--engines", "2"]
     command += ["--rate", "1", "--speed", "10", "--data", str(directory / "run"), "--json", str(report), *arguments]
     environment = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "TMPDIR": "/tmp"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, env=environment, check=False)

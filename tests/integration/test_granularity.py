@@ -21,8 +21,8 @@ from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, PoolName, Tokens
-from pointsman.tooling.discovery import find_fleet
-from pointsman_ingress.life import EQUAL, compared
+from pointsman_cli.discovery import find_fleet
+from pointsman_ingress.lifecycle import EQUAL, compared
 from pointsman_ingress.settings import IngressSettings
 from tests.support.engine_sim import running_engine
 from tests.support.log_reading import events_in, link_to

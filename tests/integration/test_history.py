@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pointsman.tooling.cli import main
-from pointsman.tooling.discovery import find_fleet
+from pointsman_cli.discovery import find_fleet
+from pointsman_cli.main import main
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 CAUGHT_UP_SECONDS_MAX = 20.0

@@ -11,22 +11,22 @@ import pytest
 from click.testing import CliRunner
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.checkpoint_proof import checkpoint_form, entry_digest
-from pointsman.chassis.embedded_nats import start_nats
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import FleetSettings
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.subjects import stream_name
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry
+from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
+from pointsman.runtime.embedded_nats import start_nats
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import fold
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
-from pointsman.tooling.cli import main
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.entries import Header
-from pointsman.tooling.history.sources import HistoryError, open_history
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.entries import Header
+from pointsman_cli.history.sources import HistoryError, open_history
+from pointsman_cli.main import main
 from tests.support.recorded_log import POOL, SETTINGS, RecordedFleet
 
 POLICIES = policy_set(prefill_window_tokens=900)

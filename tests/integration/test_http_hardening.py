@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from pointsman.chassis.health import HttpServer, send_whole
-from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.runtime.health import HttpServer, send_whole
+from pointsman.runtime.http_protocol import HttpLimits
 from tests.support.waiting import eventually
 
 HOST = b"host: x\r\n"

@@ -26,8 +26,9 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import Epoch, Term
-from pointsman.tooling import bench_gateway
-from pointsman_ingress import probe, routing
+from pointsman_ingress.placement import routing
+from pointsman_ingress.prompt import probe
+from pointsman_lab import gateway
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -776,9 +777,9 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 
 
 async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
-    setup = bench_gateway.Setup(
-        gateway=bench_gateway.Target.of(world.url),
-        engines={ONE: bench_gateway.Target.of(world.one.url)},
+    setup = gateway.Setup(
+        gateway=gateway.Target.of(world.url),
+        engines={ONE: gateway.Target.of(world.one.url)},
         pids={"ingress": os.getpid()},
         model="m",
         requests=10,
@@ -787,7 +788,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
     await eventually(lambda: world.board.whole)
-    figures = await bench_gateway.measure(setup)
+    figures = await gateway.measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}
     assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.requests import RequestCancelled, RequestFinished
+from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.main import accompany
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, World, world_with

@@ -11,8 +11,6 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -22,12 +20,14 @@ from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
 from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
-from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.following import Following
+from pointsman_scheduler.policy_config import empty_state
+from pointsman_scheduler.recovery import Following
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored

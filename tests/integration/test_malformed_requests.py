@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pointsman.chassis.http_protocol import HttpLimits
+from pointsman.runtime.http_protocol import HttpLimits
 from pointsman_ingress import main
 from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, World, world_with
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pointsman.tooling.up.scripts import console_script
+from pointsman_cli.up.scripts import console_script
 from tests.support.nats import running_nats
 from tests.support.waiting import eventually
 

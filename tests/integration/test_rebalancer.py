@@ -15,8 +15,6 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     MigrateRequests,
@@ -30,6 +28,8 @@ from pointsman.contracts.subjects import migrate_subject, route_subject
 from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
 from pointsman.ports import Commands, EventLog, Link, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings

@@ -12,19 +12,19 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
 from pointsman.policies.dispatch import rebalancing_policy
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman.state.workload import Stage
-from pointsman_ingress import heartbeat
 from pointsman_ingress.main import assembled
-from pointsman_ingress.rebinding import Rebinding
+from pointsman_ingress.placement import heartbeat
+from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_ingress.settings import IngressSettings
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings

@@ -1,6 +1,6 @@
 """Two ingresses behind a load balancer; one is restarted while both stream, and no client notices.
 
-`pointsman bench-faults --rolling` does the same to every service, behind haproxy and under more load.
+`pointsman-lab faults --rolling` does the same to every service, behind haproxy and under more load.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pointsman.tooling.discovery import FleetFile, FleetProcess, find_fleet
+from pointsman_cli.discovery import FleetFile, FleetProcess, find_fleet
 from tests.support.balancer import TestBalancer, balancer_before
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.waiting import eventually

@@ -10,8 +10,6 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.providers.static import StaticProvider
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.commands import (
     DrainAnswered,
     DrainInstance,
@@ -26,6 +24,8 @@ from pointsman.contracts.subjects import drain_subject, scale_subject
 from pointsman.policies.dispatch import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
 from pointsman.primitives import Epoch, InstanceId
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from tests.integration.test_scheduler import POOL, World

@@ -13,8 +13,8 @@ import aiohttp
 
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceDraining, InstanceUndrained
-from pointsman.tooling.discovery import read_fleet_file
-from pointsman.tooling.history.live import LiveHistory
+from pointsman_cli.discovery import read_fleet_file
+from pointsman_cli.history.live import LiveHistory
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 REQUESTS = 50

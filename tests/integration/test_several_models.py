@@ -9,10 +9,10 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import open_link
 from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman.tooling.discovery import FleetFile, find_fleet, fleet_settings
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman_cli.discovery import FleetFile, find_fleet, fleet_settings
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 40.0

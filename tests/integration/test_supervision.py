@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import asyncio, time
-from pointsman.chassis import supervision
-from pointsman.chassis.telemetry import configure_logging
+from pointsman.runtime import supervision
+from pointsman.runtime.telemetry import configure_logging
 
 configure_logging('error', 'text')
 supervision.STOP_SECONDS_MAX = 0.5

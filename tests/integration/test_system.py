@@ -29,8 +29,8 @@ from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.state.state import PoolSettings, State
-from pointsman.tooling.bench_faults.engine_truth import held_keys, replay_endpoint_of
-from pointsman.tooling.discovery import FleetFile, find_fleet
+from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_lab.faults.engine_truth import held_keys, replay_endpoint_of
 from tests.support.log_reading import events_in, folded, link_to
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.waiting import eventually

@@ -19,16 +19,16 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject, route_subject
 from pointsman.primitives import Epoch, InstanceId, PoolName
-from pointsman.tooling.fleet import fleet_table
-from pointsman_ingress import proxy
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.supervision import Supervisor
+from pointsman_cli.fleet import fleet_table
+from pointsman_ingress.engine import proxy
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_worker.service import WorkerService

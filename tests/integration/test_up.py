@@ -22,17 +22,17 @@ from rich.console import Console
 from typing_extensions import override
 
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
-from pointsman.chassis.settings import ENVIRONMENT_PREFIX, options
-from pointsman.tooling.discovery import find_fleet
-from pointsman.tooling.engine_sim.kv_transfer import parse_kv_transfer_config
-from pointsman.tooling.up.child import ChildProcess
-from pointsman.tooling.up.command import run_fleet
-from pointsman.tooling.up.plan import SOCKET_PATH_MAX, processes
-from pointsman.tooling.up.ports import free_ports, is_free
-from pointsman.tooling.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
-from pointsman.tooling.up.scripts import console_script
-from pointsman.tooling.up.settings import EngineAddress, UpSettings, checked
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
+from pointsman_cli.discovery import find_fleet
+from pointsman_cli.up.child import ChildProcess
+from pointsman_cli.up.command import run_fleet
+from pointsman_cli.up.plan import SOCKET_PATH_MAX, processes
+from pointsman_cli.up.ports import free_ports, is_free
+from pointsman_cli.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
+from pointsman_cli.up.scripts import console_script
+from pointsman_cli.up.settings import EngineAddress, UpSettings, checked
+from pointsman_cli.vllm_cpu.home import EngineHome
+from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
 from tests.support.compose import settings_type_of
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up
 from tests.support.waiting import eventually
@@ -242,9 +242,9 @@ async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_p
 async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_until_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.chassis.backoff.FIRST_RESTART_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr("pointsman.chassis.backoff.RESTART_WAIT_SECONDS_MAX", 0.04)
-    monkeypatch.setattr("pointsman.tooling.up.runner.RESTART_WAIT_SECONDS_MAX", 0.04)
+    monkeypatch.setattr("pointsman.runtime.backoff.FIRST_RESTART_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("pointsman.runtime.backoff.RESTART_WAIT_SECONDS_MAX", 0.04)
+    monkeypatch.setattr("pointsman_cli.up.runner.RESTART_WAIT_SECONDS_MAX", 0.04)
     cure = tmp_path / "cure"
     child = Script(
         tmp_path,
@@ -281,7 +281,7 @@ async def test_without_restart_a_death_is_told_and_left(tmp_path: Path) -> None:
 async def test_an_ingress_that_still_streams_when_the_fleet_stops_gets_a_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.runner.STREAMS_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("pointsman_cli.up.runner.STREAMS_SECONDS_MAX", 0.1)
     child = Script(tmp_path, STREAMS, role="ingress")
     runner, said = runner_of(child)
     await runner.start(seconds_max=10)
@@ -303,7 +303,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 
 async def test_who_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.runner.STAGE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("pointsman_cli.up.runner.STAGE_SECONDS_MAX", 0.1)
     child = Script(tmp_path, DEAF, role="nats")
     runner, said = runner_of(child)
     await runner.start(seconds_max=10)
@@ -317,7 +317,7 @@ async def test_who_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pytest
 async def test_who_takes_long_to_stop_is_named_and_waited_for_until_told_to_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.runner.STILL_STOPPING_SECONDS", 0.05)
+    monkeypatch.setattr("pointsman_cli.up.runner.STILL_STOPPING_SECONDS", 0.05)
     child = Script(tmp_path, DEAF, role="ingress")
     told = asyncio.Event()
     runner = FleetRunner([child], tell=lambda line, _: told.set() if " s: child" in line else None, changed=print)
@@ -378,7 +378,7 @@ def test_a_data_directory_that_cannot_be_one_is_refused_with_what_to_do(tmp_path
 async def test_no_fleet_is_started_where_there_is_no_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.tooling.up.command.ROOM_BYTES_MIN", 1 << 60)
+    monkeypatch.setattr("pointsman_cli.up.command.ROOM_BYTES_MIN", 1 << 60)
 
     with pytest.raises(click.ClickException, match=r"KiB are free where .* make room there, or name another directory"):
         await run_fleet(UpSettings(port=0), tmp_path / "data", None, Console())

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pointsman.tooling.up.probe import NoAnswerError, http_get
+from pointsman_cli.up.probe import NoAnswerError, http_get
 
 
 @asynccontextmanager

@@ -33,7 +33,6 @@ from pointsman.adapters.zmq_kv_events import (
     ZmqKvEvents,
     decode_batch,
 )
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -49,8 +48,9 @@ from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
+from pointsman.runtime.health import HealthBoard
 from pointsman_worker import handover
-from pointsman_worker.ledger import RUN_OVERHEAD_BYTES, Ledger, portions
+from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, Ledger, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.simulation.central_queue import central_queue
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import Scenario, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman_lab.results.central_queue import central_queue
 
 COST = PROFILES[DEFAULT_PROFILE].prefill_cost
 OVERLOADED = GENERATORS["long_document_qa"](120, rate=8.0, chance=random.Random(5))

@@ -17,19 +17,19 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.policies.outliers import _Look
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
-from pointsman.state.decided import Decided
 from pointsman.state.outliers import Record
+from pointsman.state.recent_decisions import Decided
 from pointsman.state.speculation import Speculation
 from pointsman.state.state import State
-from pointsman.tooling.cli import main
-from pointsman_ingress.routing import Router
+from pointsman_ingress.placement.routing import Router
+from pointsman_lab.main import main
+from pointsman_lab.torture.clocks import SkewedClock
+from pointsman_lab.torture.faults import FAULTS
+from pointsman_lab.torture.loop import OWNER, EndlessStepError, Mortal, StalledError, VirtualLoop
+from pointsman_lab.torture.network import Network, Weather
+from pointsman_lab.torture.plan import plan_of
+from pointsman_lab.torture.run import run_seed
 from pointsman_scheduler.service import SchedulerService
-from pointsman_torture.clocks import SkewedClock
-from pointsman_torture.faults import FAULTS
-from pointsman_torture.loop import OWNER, EndlessStepError, Mortal, StalledError, VirtualLoop
-from pointsman_torture.network import Network, Weather
-from pointsman_torture.plan import plan_of
-from pointsman_torture.run import run_seed
 
 SEEDS = range(1, 51)
 SEEDS_A_TEST = 10
@@ -49,7 +49,7 @@ def loop() -> Iterator[VirtualLoop]:
 @pytest.mark.parametrize("first", SEEDS[::SEEDS_A_TEST])
 def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):
-        assert not verdict_of(seed).problems, f"pointsman torture --seed {seed}"
+        assert not verdict_of(seed).problems, f"pointsman-lab torture --seed {seed}"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_seeds_bring_about_what_is_to_be_judged(kinds: tuple[str, int]) -> N
 
 
 def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
-    code = "from pointsman_torture.run import run_seed; print([run_seed(seed).digest for seed in (3, 5)])"
+    code = "from pointsman_lab.torture.run import run_seed; print([run_seed(seed).digest for seed in (3, 5)])"
     told = [
         subprocess.run(
             [sys.executable, "-c", code],
@@ -130,7 +130,7 @@ def test_the_command_runs_one_seed_and_shows_what_was_done_to_it() -> None:
 @pytest.mark.parametrize("seed", [82, 119, 249, 120])
 def test_a_bad_engine_and_a_rolling_restart_are_noticed_by_nobody(seed: int) -> None:
     assert plan_of(seed).scenario
-    assert not verdict_of(seed).problems, f"pointsman torture --seed {seed}"
+    assert not verdict_of(seed).problems, f"pointsman-lab torture --seed {seed}"
 
 
 def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
@@ -188,7 +188,7 @@ def test_a_planted_defect_is_found(
 ) -> None:
     monkeypatch.setattr(owner, name, defect)
     monkeypatch.setattr(
-        "pointsman_torture.faults.FAULTS", {kind: fault for kind, fault in FAULTS.items() if kind in strikes}
+        "pointsman_lab.torture.faults.FAULTS", {kind: fault for kind, fault in FAULTS.items() if kind in strikes}
     )
 
     assert any(run_seed(seed).problems for seed in SEEDS)
@@ -227,7 +227,7 @@ def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.Monkey
 
 
 def test_a_step_that_does_not_end_is_told_of_and_broken_off(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pointsman_torture.loop.STEP_CPU_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("pointsman_lab.torture.loop.STEP_CPU_SECONDS_MAX", 0.05)
     told: list[str] = []
 
     async def spin() -> None:

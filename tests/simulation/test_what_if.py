@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.state.state import PoolSettings
-from pointsman.tooling.cli import main
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.sources import Header
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import main
 from tests.support.events import BLOCK
 from tests.support.headless import write_headless
 from tests.support.served_log import ServedLog

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
-from pointsman.chassis.settings import ENVIRONMENT_PREFIX, ProcessSettings
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, ProcessSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-SETTINGS_MODULES = {"pointsman-engine-sim": "pointsman.tooling.engine_sim.settings"}
+SETTINGS_MODULES = {"pointsman-engine-sim": "pointsman_engine_sim.settings"}
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::?(?P<kind>[-?])(?P<rest>[^}]*))?\}")
 
 

@@ -11,9 +11,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from pointsman.chassis.supervision import Supervisor
-from pointsman.tooling.engine_sim.server import EngineServer, engine_server
-from pointsman.tooling.engine_sim.settings import EngineSimSettings
+from pointsman.runtime.supervision import Supervisor
+from pointsman_engine_sim.server import EngineServer, engine_server
+from pointsman_engine_sim.settings import EngineSimSettings
 
 FREE_PORTS = json.dumps(
     {

@@ -7,9 +7,9 @@ from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.simulation.replay import Known, fold
 from pointsman.state.state import PoolSettings
-from pointsman.tooling.history.bundle import BundleHistory, write_bundle
-from pointsman.tooling.history.checkpoint import kept_from
-from pointsman.tooling.history.entries import Header
+from pointsman_cli.history.bundle import BundleHistory, write_bundle
+from pointsman_cli.history.checkpoint import kept_from
+from pointsman_cli.history.entries import Header
 
 
 def write_headless(

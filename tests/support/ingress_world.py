@@ -13,13 +13,13 @@ import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.line_writer import Output
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.line_writer import Output
+from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
 from tests.support.events import BLOCK, joined, reported

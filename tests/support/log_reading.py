@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_link import open_link
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import EventLog, Link, LogEntry
 from pointsman.primitives import Sequence
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
 from pointsman.state.state import State
-from pointsman.tooling.discovery import FleetFile
+from pointsman_cli.discovery import FleetFile
 from tests.support.waiting import eventually
 
 

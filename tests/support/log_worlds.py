@@ -17,10 +17,10 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings, WindowSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.embedded_nats import EmbeddedNats, start_nats
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Link
 from pointsman.primitives import PoolName
+from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
 from tests.support.waiting import eventually
 
 

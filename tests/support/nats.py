@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pointsman.chassis.embedded_nats import embedded_nats
+from pointsman.runtime.embedded_nats import embedded_nats
 
 
 @asynccontextmanager

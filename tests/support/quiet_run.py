@@ -15,7 +15,7 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Link
 from pointsman.primitives import BlockKey, InstanceId, Tokens
 from pointsman.state.state import PoolSettings, State
-from pointsman.tooling.engine_sim.server import EngineServer
+from pointsman_engine_sim.server import EngineServer
 from tests.support.engine_sim import EventReader
 from tests.support.log_reading import folded
 

@@ -16,8 +16,8 @@ from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.ordering import ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.base import Memory
 from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, removed, reported, route, stored
 

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.supervision import Supervisor
 from pointsman.ports import Link
-from pointsman_scheduler.chosen import chosen_policies
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
 from pointsman_scheduler.main import start_scheduler
+from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.waiting import eventually

@@ -13,13 +13,13 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
-from pointsman.chassis.health import HealthBoard, HttpServer
-from pointsman.chassis.supervision import Supervisor
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName
-from pointsman.tooling.engine_sim.server import EngineServer, engine_server
-from pointsman.tooling.engine_sim.settings import EngineSimSettings
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.supervision import Supervisor
+from pointsman_engine_sim.server import EngineServer, engine_server
+from pointsman_engine_sim.settings import EngineSimSettings
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_scheduler.service import SchedulerService

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pointsman.tooling.up.plan import FleetPlan, ports_needed
-from pointsman.tooling.up.ports import free_ports
-from pointsman.tooling.up.runner import STOP_SECONDS_MAX
-from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman_cli.up.plan import FleetPlan, ports_needed
+from pointsman_cli.up.ports import free_ports
+from pointsman_cli.up.runner import STOP_SECONDS_MAX
+from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
 
 START_SECONDS_MAX = 60.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
+POINTSMAN_LAB = f"{POINTSMAN}-lab"
 
 
 def plan_of(settings: UpSettings, *engines: EngineAddress) -> FleetPlan:

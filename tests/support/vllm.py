@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pointsman.chassis.engine_command import EnginePlaces
-from pointsman.chassis.lifeline import lifeline
-from pointsman.tooling.discovery import FleetFile, find_fleet
-from pointsman.tooling.up.ports import free_ports
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman.runtime.engine_command import EnginePlaces
+from pointsman.runtime.parent_death import lifeline
+from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.up.ports import free_ports
+from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.up import RunningUp, pointsman_up
 
 BOOT_SECONDS_MAX = 900.0

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from pointsman.chassis import telemetry
 from pointsman.contracts.codec import LogEvent
+from pointsman.runtime import telemetry
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])

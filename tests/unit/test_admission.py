@@ -22,8 +22,8 @@ from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.primitives import InstanceId, RequestId, Tenant
-from pointsman.state.memories.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
-from pointsman.state.memories.decode_load import DecodeFit
+from pointsman.state.trackers.attainment import OWED_MAX, Attainment, Tally, fair_level, tenth
+from pointsman.state.trackers.decode_load import DecodeFit
 from tests.support.events import BLOCK, first_token, route
 from tests.support.leading import leader_of
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman_ingress.audio_form import FIELD_BYTES_MAX, PARTS_MAX, AudioForm, read_form
-from pointsman_ingress.openai_errors import Refusal
+from pointsman_ingress.http.audio_form import FIELD_BYTES_MAX, PARTS_MAX, AudioForm, read_form
+from pointsman_ingress.http.openai_errors import Refusal
 
 BOUNDARY = "xYzZY"
 KIND = f"multipart/form-data; boundary={BOUNDARY}".encode()

@@ -1,4 +1,4 @@
-"""What `pointsman bench-faults` judges: answers as clients see them, and whether its checks find what is planted."""
+"""What `pointsman-lab faults` judges: answers as clients see them, and whether its checks find what is planted."""
 
 import pytest
 from typing_extensions import override
@@ -10,11 +10,11 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
-from pointsman.tooling.bench_faults import checks
-from pointsman.tooling.bench_faults.clients import Exchange, judged
-from pointsman.tooling.bench_faults.evidence import Evidence
-from pointsman.tooling.bench_faults.schedule import DEFAULT_FAULTS, FaultError, checked, scheduled
-from pointsman_scheduler.hearing import Hearing
+from pointsman_lab.faults import checks
+from pointsman_lab.faults.clients import Exchange, judged
+from pointsman_lab.faults.observations import Evidence
+from pointsman_lab.faults.schedule import DEFAULT_FAULTS, FaultError, checked, scheduled
+from pointsman_scheduler.heartbeats import Hearing
 from tests.support.events import finished
 
 USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'

@@ -8,10 +8,10 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import RequestAttemptFailed
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
-from pointsman.tooling.bench_faults.bad_engines import FIRST_SECONDS, Touched, count_touched
-from pointsman.tooling.bench_faults.balancer import Balancer, haproxy_config
-from pointsman.tooling.bench_faults.clients import Ending, Exchange, unserved
-from pointsman.tooling.bench_faults.schedule import FaultError, checked, in_turn, rolling
+from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched, count_touched
+from pointsman_lab.faults.balancer import Balancer, haproxy_config
+from pointsman_lab.faults.clients import Ending, Exchange, unserved
+from pointsman_lab.faults.schedule import FaultError, checked, in_turn, rolling
 
 ROOT = Path(__file__).parents[2]
 BEGAN, ENDED = 1000.0, 1030.0

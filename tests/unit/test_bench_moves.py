@@ -8,8 +8,8 @@ from pointsman.contracts.decisions import MigrationRefused, RequestMigrated, Req
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Tenant
-from pointsman.tooling.bench.comparison import Variant
-from pointsman.tooling.bench.moves import moves_in
+from pointsman_cli.bench.comparison import Variant
+from pointsman_cli.bench.moves import moves_in
 from tests.support.events import finished
 
 A, B = InstanceId("a"), InstanceId("b")

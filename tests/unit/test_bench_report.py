@@ -15,10 +15,10 @@ from rich.console import Console
 
 from pointsman.simulation.metrics import percentile
 from pointsman.simulation.workload import WorkloadRequest
-from pointsman.tooling.bench.answer import StreamedAnswer, StreamError
-from pointsman.tooling.bench.command import bench_command
-from pointsman.tooling.bench.load import LoadGenerator, Target
-from pointsman.tooling.bench.report import (
+from pointsman_cli.bench.answer import StreamedAnswer, StreamError
+from pointsman_cli.bench.command import bench_command
+from pointsman_cli.bench.load import LoadGenerator, Target
+from pointsman_cli.bench.report import (
     BenchReport,
     Outcome,
     RunFacts,
@@ -27,7 +27,7 @@ from pointsman.tooling.bench.report import (
     runs_table,
     summarise,
 )
-from pointsman.tooling.writing import json_of
+from pointsman_cli.output_file import json_of
 
 FACTS = RunFacts(
     policy="dualmap", slo_ttft_s=5.0, speed=2.0, time_scale=2.0, offered_rate=1.0, workload="chat", trace=None, seed=1

@@ -15,8 +15,8 @@ from pointsman.adapters.calibration_file import (
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.state.engine_profiles import PROFILES, prefill_seconds
 from pointsman.state.latency_model import ERRORS_MAX, Correction
-from pointsman.tooling.calibrate.fitting import fitted, relative_error
-from pointsman.tooling.calibrate.measuring import SHORTEST, rounds
+from pointsman_cli.calibrate.fitting import fitted, relative_error
+from pointsman_cli.calibrate.measuring import SHORTEST, rounds
 
 COSTS = [
     *(profile.prefill_cost for profile in PROFILES.values()),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.chassis.checkpoint_proof import fold_modules
 from pointsman.contracts.codec import LogEvent, decode_event, encode
+from pointsman.runtime.checkpoint_fingerprint import fold_modules
 from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state, state_digest
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.state import PoolSettings, State

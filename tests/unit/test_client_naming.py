@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pointsman.primitives import Tenant
-from pointsman_ingress.client_naming import naming_client
+from pointsman_ingress.engine.tenant_forwarding import naming_client
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected, InstanceUndrained
 from pointsman.primitives import Epoch, InstanceId, Term
-from pointsman.state import decided
-from pointsman.state.decided import Decided
+from pointsman.state import recent_decisions
 from pointsman.state.fleet import Status
+from pointsman.state.recent_decisions import Decided
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, reported
 
@@ -44,7 +44,7 @@ def test_what_is_remembered_singly_is_only_what_came_before_a_missing_one() -> N
 
 
 def test_a_decision_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decided, "DISORDER_MAX", 10)
+    monkeypatch.setattr(recent_decisions, "DISORDER_MAX", 10)
     known = Decided()
 
     for number in range(3, 100):

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pointsman.tooling.discovery import (
+from pointsman_cli.discovery import (
     FLEET_FILE,
     FleetFile,
     FleetInUseError,

@@ -26,12 +26,12 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
-from pointsman.tooling.cli import main
-from pointsman.tooling.doctor.samples import Heavy, Sample
-from pointsman.tooling.doctor.timeline import Timeline
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.sources import Header
-from pointsman.tooling.terminal import wall_time
+from pointsman_cli.doctor.samples import Heavy, Sample
+from pointsman_cli.doctor.timeline import Timeline
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import main
+from pointsman_cli.terminal import wall_time
 from tests.support.events import joined, reported, stored
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies

@@ -14,11 +14,11 @@ from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
-from pointsman.tooling.cli import main
-from pointsman.tooling.explain.reasons import reasons
-from pointsman.tooling.explain.story import story_of
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.sources import Header
+from pointsman_cli.explain.diagnosis import reasons
+from pointsman_cli.explain.timeline import story_of
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import main
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.recorded_log import RecordedFleet, rewritten

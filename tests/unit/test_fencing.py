@@ -8,7 +8,6 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -16,13 +15,14 @@ from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
-from pointsman_ingress.fleet_view import FleetView
-from pointsman_ingress.holding import Hold, HoldBounds
-from pointsman_ingress.routing import REPEAT_WALL_SECONDS, Router
-from pointsman_ingress.silence import Silence
-from pointsman_ingress.under_way import UnderWay
+from pointsman_ingress.placement.fleet_view import FleetView
+from pointsman_ingress.placement.holding import Hold, HoldBounds
+from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.routing import REPEAT_WALL_SECONDS, Router
+from pointsman_ingress.placement.scheduler_liveness import Silence
 from tests.support.events import joined, route
 
 POOL = PoolName("default")

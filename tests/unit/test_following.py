@@ -9,16 +9,16 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.memory_stores import MemoryCheckpoints
-from pointsman.chassis.checkpoint_proof import entry_digest
-from pointsman.chassis.health import HealthBoard
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
 from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime.checkpoint_fingerprint import entry_digest
+from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
-from pointsman_scheduler import following
-from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.following import Following, LogBrokenError
+from pointsman_scheduler import recovery
+from pointsman_scheduler.policy_config import empty_state
+from pointsman_scheduler.recovery import Following, LogBrokenError
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
@@ -124,7 +124,7 @@ async def test_a_start_takes_the_checkpoint_that_replaced_the_one_it_wanted() ->
 
 
 async def test_a_start_gives_up_on_checkpoints_that_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "CHECKPOINT_WAIT_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(recovery, "CHECKPOINT_WAIT_WALL_SECONDS", 0.2)
     broker, _ = await _a_log_that_begins_late()
     broker.drop_before(4)
 

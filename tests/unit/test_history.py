@@ -17,13 +17,13 @@ from pointsman.contracts.decisions import RequestPlaced
 from pointsman.policies.dispatch import policy_set
 from pointsman.ports import LogEntry
 from pointsman.simulation.replay import fold, verify
-from pointsman.tooling.cli import main
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.moments import Moment, moment_in
-from pointsman.tooling.history.snapshot import describe
-from pointsman.tooling.history.sources import Header, History, HistoryError, open_history
-from pointsman.tooling.tap.command import Printer
-from pointsman.tooling.tap.filters import Filter
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.snapshot import describe
+from pointsman_cli.history.sources import Header, History, HistoryError, open_history
+from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.main import main
+from pointsman_cli.tap.command import Printer
+from pointsman_cli.tap.filters import Filter
 from pointsman_recorder.archive import Batch, open_archive
 from tests.support.recorded_log import RecordedFleet, rewritten
 

@@ -9,11 +9,11 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman_ingress.call import RequestIds
-from pointsman_ingress.keys import Keys
-from pointsman_ingress.openai_errors import Refusal, rejected, unknown_model
-from pointsman_ingress.proxy import Usage, usage_in
-from pointsman_ingress.tenants import Keyring, KeysFileError
+from pointsman_ingress.engine.proxy import Usage, usage_in
+from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.openai_errors import Refusal, rejected, unknown_model
+from pointsman_ingress.http.tenants import Keyring, KeysFileError
+from pointsman_ingress.prompt.keys import Keys
 
 
 def digest(key: str) -> str:

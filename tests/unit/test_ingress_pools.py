@@ -12,18 +12,18 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
-from pointsman_ingress.fleet_view import FleetView, Model
-from pointsman_ingress.holding import Hold, HoldBounds
-from pointsman_ingress.openai_errors import Refusal
-from pointsman_ingress.pools import Pool, Pools, PoolsBoard
-from pointsman_ingress.under_way import UnderWay
+from pointsman.runtime.health import HealthBoard
+from pointsman_ingress.http.openai_errors import Refusal
+from pointsman_ingress.placement.fleet_view import FleetView, Model
+from pointsman_ingress.placement.holding import Hold, HoldBounds
+from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from tests.support.events import joined, reported, route
 from tests.support.waiting import eventually
 

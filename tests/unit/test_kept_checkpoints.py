@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.adapters.kept_checkpoints import CHECKPOINTS_KEPT, superseded
+from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import CheckpointLabel
 
 

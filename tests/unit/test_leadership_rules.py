@@ -9,9 +9,9 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.memory_stores import MemoryLease
-from pointsman.chassis.leadership import Leadership
 from pointsman.ports import Clock, Lease, Tenure
 from pointsman.primitives import Term
+from pointsman.runtime.leadership import Leadership
 
 LEASE_SECONDS = 1.0
 

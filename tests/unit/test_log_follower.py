@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.ports import EventLog, Fence, LogEntry, LogExtent, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings
 from pointsman_scaler.service import pool_sizes

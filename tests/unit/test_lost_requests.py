@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
@@ -16,14 +15,15 @@ from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.health import HealthBoard
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
-from pointsman_ingress.fleet_view import FleetView
-from pointsman_ingress.heartbeat import HEARTBEAT_WALL_SECONDS, Heartbeat
-from pointsman_ingress.rebinding import Rebinding
-from pointsman_ingress.under_way import UnderWay
-from pointsman_torture.clocks import SkewedClock
-from pointsman_torture.loop import VirtualLoop
+from pointsman_ingress.placement.fleet_view import FleetView
+from pointsman_ingress.placement.heartbeat import HEARTBEAT_WALL_SECONDS, Heartbeat
+from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.rebinding import Rebinding
+from pointsman_lab.torture.clocks import SkewedClock
+from pointsman_lab.torture.loop import VirtualLoop
 from tests.support.events import first_token, route
 from tests.support.leading import leader_of
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
-from pointsman_ingress.openai_errors import Refusal
-from pointsman_ingress.openai_requests import Asked, Chat, parse_messages
+from pointsman_ingress.http.openai_errors import Refusal
+from pointsman_ingress.prompt.openai_requests import Asked, Chat, parse_messages
 
 ASKS = {"role": "user", "content": "How is the weather?"}
 NOTE = {"role": "system", "content": "It is late."}

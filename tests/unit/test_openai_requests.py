@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from pointsman_ingress.openai_errors import Refusal
-from pointsman_ingress.openai_requests import (
+from pointsman_ingress.http.openai_errors import Refusal
+from pointsman_ingress.http.request_headers import Objectives, objectives, session_of, tenant_of
+from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
     Chat,
     Sized,
@@ -17,7 +18,6 @@ from pointsman_ingress.openai_requests import (
     parse_completion,
     parse_pairs,
 )
-from pointsman_ingress.request_headers import Objectives, objectives, session_of, tenant_of
 
 DEFAULTS = Objectives(5.0, 0.1)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -17,7 +17,7 @@ from pointsman.policies.scaling import Limits
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
-from pointsman_scaler.deciding import Decider
+from pointsman_scaler.decider import Decider
 from tests.support.events import finished, first_token, joined, reported, route, stored
 
 STEP = DecodeCost(step_s=0.02, per_request_s=0.02)

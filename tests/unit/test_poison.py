@@ -19,8 +19,6 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import (
     NESTING_MAX,
     PAYLOAD_BYTES_MAX,
@@ -38,17 +36,19 @@ from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_follower import LogFollower
 from pointsman.simulation.replay import fold, verify
 from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.dead_letters import NEWEST_MAX
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.base import Memory
 from pointsman.state.workload import Request
-from pointsman.tooling.cli import main
-from pointsman.tooling.history.bundle import write_bundle
-from pointsman.tooling.history.sources import Header
-from pointsman.tooling.terminal import SafeConsole
-from pointsman_ingress.proxy import EngineClient, EngineFailedError
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import main
+from pointsman_cli.terminal import SafeConsole
+from pointsman_ingress.engine.proxy import EngineClient, EngineFailedError
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
@@ -457,7 +457,7 @@ def test_a_bundle_that_unpacks_to_an_endless_line_is_refused_in_bounded_memory(t
     with gzip.open(bomb, "wb", compresslevel=9) as file:
         for _ in range(100):
             file.write(b" " * 1024**2)
-    bounded = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (600 * 2**20,) * 2); from pointsman.tooling.cli import main; main(['replay', '--from', {str(bomb)!r}])"
+    bounded = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (600 * 2**20,) * 2); from pointsman_cli.main import main; main(['replay', '--from', {str(bomb)!r}])"
 
     result = subprocess.run([sys.executable, "-c", bounded], capture_output=True, text=True, check=False, timeout=60)
 

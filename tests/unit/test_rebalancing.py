@@ -12,7 +12,6 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.bottleneck import stalled_seconds
 from pointsman.policies.dispatch import Dispatcher, PolicySet
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
@@ -21,9 +20,10 @@ from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.dualmap_pair import DualMapPair
 from pointsman.policies.rebalancing.global_benefit import GlobalBenefit
+from pointsman.policies.rebalancing.migration_planner import LOOK_UPS_PER_MIGRATION
 from pointsman.policies.rebalancing.off import Off
-from pointsman.policies.rebalancing.relief import LOOK_UPS_PER_MIGRATION
 from pointsman.policies.routing.base import Choice, RoutingPolicy
+from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
 from pointsman.state.state import State
 from tests.support.events import finished, first_token, route, stored

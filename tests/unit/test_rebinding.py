@@ -10,11 +10,11 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished
-from pointsman.policies.bottleneck import FORSAKEN_SECONDS, stalled_seconds
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.rebalancing import rebinding
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.rebinding import GAIN_SECONDS_MIN, OVERDUE_SECONDS, REBOUND_MAX, Rebinding, Window
+from pointsman.policies.stall_detection import FORSAKEN_SECONDS, stalled_seconds
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.simulation.replay import verify

@@ -1,4 +1,4 @@
-"""`pointsman results`: the page says what the numbers say, whichever way they fall."""
+"""`pointsman-lab results`: the page says what the numbers say, whichever way they fall."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.tooling.cli import main
-from pointsman.tooling.results.claims import claims_section
-from pointsman.tooling.results.numbers import Numbers, Point, StudyNumbers
-from pointsman.tooling.results.page import page
-from pointsman.tooling.results.studies import OURS, SEEDS, Study, studies
-from pointsman.tooling.results.verdict import Duel, duels, verdict_section
+from pointsman_lab.main import main
+from pointsman_lab.results.claims import claims_section
+from pointsman_lab.results.numbers import Numbers, Point, StudyNumbers
+from pointsman_lab.results.page import page
+from pointsman_lab.results.studies import OURS, SEEDS, Study, studies
+from pointsman_lab.results.verdict import Duel, duels, verdict_section
 
 HERE = Path()
 DOCS = Path(__file__).parents[2] / "docs"

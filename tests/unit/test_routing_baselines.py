@@ -22,12 +22,12 @@ from pointsman.policies.routing.power_of_two import PowerOfTwo
 from pointsman.policies.routing.preble import Preble
 from pointsman.policies.routing.random_choice import RandomChoice
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
-from pointsman.state.memories.active_blocks import ActiveBlocks
-from pointsman.state.memories.decayed_load import DecayedLoad
-from pointsman.state.memories.deficits import Deficits
-from pointsman.state.memories.residuals import LeastSquares
-from pointsman.state.memories.windowed_load import WindowedLoad
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.active_blocks import ActiveBlocks
+from pointsman.state.trackers.decayed_load import DecayedLoad
+from pointsman.state.trackers.deficits import Deficits
+from pointsman.state.trackers.residuals import LeastSquares
+from pointsman.state.trackers.windowed_load import WindowedLoad
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route, stored
 from tests.support.leading import leader_of, place, prompt
 

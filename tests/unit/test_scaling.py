@@ -20,7 +20,7 @@ from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Term
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.reconciling import Drain, Grow, Stop, Undrain, census, next_steps
+from pointsman_scaler.reconciler import Drain, Grow, Stop, Undrain, census, next_steps
 from tests.support.events import finished, first_token, joined, reported, route
 
 TOKENS_A_SECOND = 1000

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, command, environment, setting
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, command, environment, setting
 
 
 @dataclass(frozen=True, kw_only=True)

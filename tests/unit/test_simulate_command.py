@@ -15,8 +15,8 @@ from pointsman.simulation.goodput import Goodput, RatePoint
 from pointsman.simulation.metrics import summarise
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.simulator import Scenario
-from pointsman.tooling.cli import main
-from pointsman.tooling.simulate.experiment import (
+from pointsman_cli.main import main
+from pointsman_cli.simulate.experiment import (
     Arrival,
     Cell,
     CellResult,
@@ -26,9 +26,9 @@ from pointsman.tooling.simulate.experiment import (
     run_cell,
     search_key,
 )
-from pointsman.tooling.simulate.plots import draw_plots, telling_rate
-from pointsman.tooling.simulate.report import capacity_table, in_order, reconstruction_note, run_row
-from pointsman.tooling.simulate.variants import Variant, variants
+from pointsman_cli.simulate.plots import draw_plots, telling_rate
+from pointsman_cli.simulate.report import capacity_table, in_order, reconstruction_note, run_row
+from pointsman_cli.simulate.variants import Variant, variants
 
 ISSUE_KEYS = [
     "workload", "policy", "ordering", "admission", "eviction", "instances", "qps", "seed", "effective_capacity",
@@ -147,7 +147,7 @@ def test_what_cannot_be_simulated_is_refused_before_it_begins(arguments: list[st
 def test_without_matplotlib_the_way_to_get_it_is_named_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "pointsman.tooling.simulate.plots")
+    monkeypatch.delitem(sys.modules, "pointsman_cli.simulate.plots")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     done = run(*SMALL, "--plot", str(tmp_path))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman_ingress.life import EQUAL, FEWER, MORE, UNKNOWN, compared
-from pointsman_ingress.openai_requests import parse_chat
-from pointsman_ingress.proxy import COUNT_MAX, Usage, usage_in
-from pointsman_ingress.stream_usage import HELD_BYTES_MAX, UsageRemover, asking_for_usage
-from pointsman_ingress.streams import CHUNKS, LAST_EVENT_BYTES_MAX, NAMED_EVENTS, TAIL_BYTES_MAX, StreamTail
+from pointsman_ingress.engine.proxy import COUNT_MAX, Usage, usage_in
+from pointsman_ingress.engine.stream_usage import HELD_BYTES_MAX, UsageRemover, asking_for_usage
+from pointsman_ingress.engine.streams import CHUNKS, LAST_EVENT_BYTES_MAX, NAMED_EVENTS, TAIL_BYTES_MAX, StreamTail
+from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
+from pointsman_ingress.prompt.openai_requests import parse_chat
 
 USAGE = 'data: {"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
 OTHERS = st.sampled_from([

@@ -13,9 +13,9 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import InstanceId, PoolName, RequestId
-from pointsman.tooling.tap.command import Printer, follow_log
-from pointsman.tooling.tap.filters import BadPatternError, Filter, subject_pattern
-from pointsman.tooling.tap.wording import STYLES, details, line, reset_line
+from pointsman_cli.tap.command import Printer, follow_log
+from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line
+from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
 from tests.support.events import joined, removed, reported, stored
 
 POOL = PoolName("default")

@@ -9,9 +9,9 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
-from pointsman_ingress.openai_requests import parse_chat, parse_completion
-from pointsman_ingress.proxy import EngineClient
-from pointsman_ingress.tokenising import Inquiry, Tokenising, Tokens
+from pointsman_ingress.engine.proxy import EngineClient
+from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
+from pointsman_ingress.prompt.tokenization import Inquiry, Tokenising, Tokens
 
 NOBODY = Inquiry({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}

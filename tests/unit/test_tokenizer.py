@@ -18,9 +18,9 @@ from pointsman.adapters.tokenizer import (
     Tokenizer,
     TokenizerLoadError,
     UnsupportedContentError,
-    builtin_training,
 )
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
+from pointsman_lab import tokenizer_training
 
 GPT4_LIKE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIALS = ["<s>", "<|im_start|>", "<|im_end|>"]
@@ -54,7 +54,7 @@ def backend_json(family: str) -> str:
     trainer = trainers.BpeTrainer(
         vocab_size=1500, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    passages = list(builtin_training.training_text(random.Random(7)))[:2000]
+    passages = list(tokenizer_training.training_text(random.Random(7)))[:2000]
     if family == "sentencepiece_like":
         passages = " ".join(passages).split(" ")
     backend.train_from_iterator(passages, trainer)
@@ -109,7 +109,7 @@ def test_a_conversation_encodes_turn_by_turn_to_the_ids_of_the_whole(
 def test_the_next_turn_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.builtin()
     encoded_chars = _count_encoded_chars(tokenizer, monkeypatch)
-    history = "".join(builtin_training.training_text(random.Random(3)))[:40_000]
+    history = "".join(tokenizer_training.training_text(random.Random(3)))[:40_000]
     tokenizer.encode(history)
     encoded_chars.clear()
 
@@ -137,7 +137,7 @@ def test_the_cache_stays_within_its_bound() -> None:
 
 def test_many_threads_get_the_same_ids() -> None:
     tokenizer = Tokenizer.builtin()
-    history = "<|im_start|>".join(builtin_training.training_text(random.Random(5)))[:20_000]
+    history = "<|im_start|>".join(tokenizer_training.training_text(random.Random(5)))[:20_000]
     texts_of_turns = [history[: 500 * turn] for turn in range(1, 41)] * 3
     expected = [Tokenizer.builtin().encode(text) for text in texts_of_turns[:40]] * 3
 
@@ -146,7 +146,7 @@ def test_many_threads_get_the_same_ids() -> None:
 
 
 def test_the_builtin_files_are_what_training_makes(tmp_path: Path) -> None:
-    builtin_training.write(tmp_path)
+    tokenizer_training.write(tmp_path)
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (BUILTIN_DIRECTORY / name).read_bytes()

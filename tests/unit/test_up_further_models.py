@@ -3,9 +3,9 @@
 import click
 import pytest
 
-from pointsman.chassis.settings import options
-from pointsman.tooling.up.plan import processes
-from pointsman.tooling.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman.runtime.settings import options
+from pointsman_cli.up.plan import processes
+from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
 from pointsman_ingress.settings import IngressSettings
 from tests.support.up import plan_of
 

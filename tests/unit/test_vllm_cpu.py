@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.tooling.vllm_cpu import machine, recipe
-from pointsman.tooling.vllm_cpu.home import EngineHome, default_directory
-from pointsman.tooling.vllm_cpu.recipe import Making, MakingError, Step
+from pointsman_cli.vllm_cpu import machine, recipe
+from pointsman_cli.vllm_cpu.home import EngineHome, default_directory
+from pointsman_cli.vllm_cpu.recipe import Making, MakingError, Step
 
 
 @pytest.fixture

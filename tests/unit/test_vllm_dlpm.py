@@ -13,8 +13,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from pointsman.primitives import InstanceId, Tenant
-from pointsman.state.memories.queue_deficits import QueueDeficits
-from pointsman.state.memories.tenant_accounts import Book
+from pointsman.state.trackers.queue_deficits import QueueDeficits
+from pointsman.state.trackers.tenant_accounts import Book
 from pointsman_vllm.deficits import CLIENTS_REMEMBERED_MAX, Deficits
 from pointsman_vllm.settings import FairnessSettings, WrongSettingError, fairness_settings
 from pointsman_vllm.waiting_line import LOOKS_MAX, WaitingLine, client_of

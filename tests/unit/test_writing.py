@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pointsman.tooling.writing import OUTPUT_FILE, write_json
+from pointsman_cli.output_file import OUTPUT_FILE, write_json
 
 
 def test_the_directory_of_a_report_is_made(tmp_path: Path) -> None:

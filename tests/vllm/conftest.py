@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from pointsman.tooling.vllm_cpu import machine, recipe
-from pointsman.tooling.vllm_cpu.home import EngineHome, default_directory
+from pointsman_cli.vllm_cpu import machine, recipe
+from pointsman_cli.vllm_cpu.home import EngineHome, default_directory
 from tests.support import vllm
 from tests.support.vllm import RealFleet, RunningEngine
 

@@ -23,17 +23,17 @@ from typing import Any
 import aiohttp
 from typing_extensions import override
 
-from pointsman.chassis.lifeline import lifeline
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import RequestFinished
 from pointsman.ports import Link
 from pointsman.primitives import Sequence, Tokens
-from pointsman.tooling.discovery import find_fleet
-from pointsman.tooling.up.ports import free_ports
-from pointsman.tooling.vllm_cpu.home import EngineHome
-from pointsman_ingress.life import EQUAL, FEWER, MORE, compared
+from pointsman.runtime.parent_death import lifeline
+from pointsman_cli.discovery import find_fleet
+from pointsman_cli.up.ports import free_ports
+from pointsman_cli.vllm_cpu.home import EngineHome
+from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, compared
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import pointsman_up
 from tests.support.vllm import BLOCK_TOKENS, DEVELOPER_MODE, RealFleet, fetched

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.up import POINTSMAN
 
 COMPARISON = "bench --compare round_robin,pointsman --engine vllm --engines 2 --requests 100 --workload chat --shrink 8 --input-tokens-max 14000 --output-tokens-max 8 --rate 2"

@@ -22,10 +22,10 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.fleet import Instance
-from pointsman.tooling.vllm_cpu.home import EngineHome
-from pointsman_ingress.openai_requests import Asked, Chat, parse_chat, parse_completion, parse_messages
-from pointsman_ingress.proxy import EngineClient, usage_in
-from pointsman_ingress.tokenising import Inquiry, Tokenising, Tokens
+from pointsman_cli.vllm_cpu.home import EngineHome
+from pointsman_ingress.engine.proxy import EngineClient, usage_in
+from pointsman_ingress.prompt.openai_requests import Asked, Chat, parse_chat, parse_completion, parse_messages
+from pointsman_ingress.prompt.tokenization import Inquiry, Tokenising, Tokens
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine

@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.golden.test_messages import RECORDED
 
 

@@ -3,8 +3,8 @@
 import shlex
 from pathlib import Path
 
-from pointsman.tooling.discovery import find_fleet
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_cli.discovery import find_fleet
+from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.vllm import BLOCK_TOKENS, BOOT_SECONDS_MAX, VERDICT_SECONDS_MAX, RealFleet, answer_of
 

@@ -29,7 +29,7 @@ from pointsman.adapters.zmq_kv_events import (
     KvEndpoint,
     ZmqKvEvents,
 )
-from pointsman.tooling.vllm_cpu.home import EngineHome
+from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.vllm import RunningEngine
 
 PACKAGE = Path(__file__).parents[2] / "shared" / "pointsman_vllm"

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pointsman.tooling.vllm_cpu.home import EngineHome
-from pointsman_ingress.responses_input import chat_form
+from pointsman_cli.vllm_cpu.home import EngineHome
+from pointsman_ingress.prompt.responses_input import chat_form
 
 WEATHER = {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}}
 ASKS = {"role": "user", "content": "How is the weather?"}

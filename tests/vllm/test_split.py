@@ -23,8 +23,8 @@ from pointsman.contracts.decisions import RequestHandedOver, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
-from pointsman.tooling.up.ports import free_ports
-from pointsman.tooling.vllm_cpu.home import SERVED_MODEL, EngineHome
+from pointsman_cli.up.ports import free_ports
+from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support import vllm
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine

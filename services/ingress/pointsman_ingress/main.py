@@ -19,38 +19,38 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
-from pointsman.chassis.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
-from pointsman.chassis.http_protocol import HttpLimits
-from pointsman.chassis.line_writer import LineWriter, Output
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.open_files import clients_max, raised_open_files
-from pointsman.chassis.processes import serve_in_processes
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import STOP_SECONDS_MAX, Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, Seconds
-from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.app import ingress_app
-from pointsman_ingress.call import RequestIds
-from pointsman_ingress.fleet_view import FleetView
-from pointsman_ingress.heartbeat import Heartbeat
-from pointsman_ingress.holding import Hold, HoldBounds
-from pointsman_ingress.keys import Keys
-from pointsman_ingress.pools import Pool, Pools, PoolsBoard
-from pointsman_ingress.probe import Prober
-from pointsman_ingress.proxy import EngineClient, open_session
-from pointsman_ingress.rebinding import Rebinding
-from pointsman_ingress.request_headers import Objectives
-from pointsman_ingress.retry_budget import RetryBounds, RetryBudget
-from pointsman_ingress.routing import Router
+from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
+from pointsman.runtime.http_protocol import HttpLimits
+from pointsman.runtime.line_writer import LineWriter, Output
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.open_files import clients_max, raised_open_files
+from pointsman.runtime.processes import serve_in_processes
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
+from pointsman_ingress.engine.proxy import EngineClient, open_session
+from pointsman_ingress.http.access_log import AccessLog
+from pointsman_ingress.http.app import ingress_app
+from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.request_headers import Objectives
+from pointsman_ingress.http.tenants import Keyring, KeysFileError
+from pointsman_ingress.placement.fleet_view import FleetView
+from pointsman_ingress.placement.heartbeat import Heartbeat
+from pointsman_ingress.placement.holding import Hold, HoldBounds
+from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
+from pointsman_ingress.placement.rebinding import Rebinding
+from pointsman_ingress.placement.retry_budget import RetryBounds, RetryBudget
+from pointsman_ingress.placement.routing import Router
+from pointsman_ingress.placement.scheduler_liveness import Silence
+from pointsman_ingress.prompt.keys import Keys
+from pointsman_ingress.prompt.probe import Prober
+from pointsman_ingress.prompt.tokenization import Tokenising
 from pointsman_ingress.service import Additions, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
-from pointsman_ingress.silence import Silence
-from pointsman_ingress.tenants import Keyring, KeysFileError
 from pointsman_ingress.timeouts import FirstByteBounds
-from pointsman_ingress.tokenising import Tokenising
-from pointsman_ingress.under_way import UnderWay
 
 log = structlog.get_logger()
 

@@ -18,22 +18,30 @@ from functools import partial
 import msgspec
 import structlog
 
-from pointsman.chassis.health import Receive, Scope, Send
-from pointsman.chassis.supervision import Supervisor
-from pointsman.chassis.telemetry import ENGINE_RETRIES
 from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
+from pointsman.runtime.health import Receive, Scope, Send
+from pointsman.runtime.supervision import Supervisor
+from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman.state.fleet import Knowledge
-from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.bodies import Bodies
-from pointsman_ingress.call import Call, ClientGoneError, RequestIds
-from pointsman_ingress.client_naming import naming_client
-from pointsman_ingress.endpoints import Endpoint
-from pointsman_ingress.fleet_view import Model
-from pointsman_ingress.keys import Keys
-from pointsman_ingress.life import Life
-from pointsman_ingress.openai_errors import (
+from pointsman_ingress.engine.disaggregation import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
+from pointsman_ingress.engine.passthrough import Passage
+from pointsman_ingress.engine.proxy import (
+    TOLD_FAILURE,
+    EngineAnswer,
+    EngineClient,
+    EngineFailedError,
+    lacks_endpoint,
+    usage_in,
+)
+from pointsman_ingress.engine.stream_usage import UsageRemover, asking_for_usage
+from pointsman_ingress.engine.tenant_forwarding import naming_client
+from pointsman_ingress.http.access_log import AccessLog
+from pointsman_ingress.http.bodies import Bodies
+from pointsman_ingress.http.call import Call, ClientGoneError, RequestIds
+from pointsman_ingress.http.endpoints import Endpoint
+from pointsman_ingress.http.openai_errors import (
     RETRY_BUDGET_SPENT,
     Refusal,
     bad_request,
@@ -48,26 +56,18 @@ from pointsman_ingress.openai_errors import (
     too_deep,
     too_long,
 )
-from pointsman_ingress.openai_requests import Asked, Tokenised
-from pointsman_ingress.passing import Passage
-from pointsman_ingress.patience import Interruption, Patience
-from pointsman_ingress.pools import Pool, Pools
-from pointsman_ingress.proxy import (
-    TOLD_FAILURE,
-    EngineAnswer,
-    EngineClient,
-    EngineFailedError,
-    lacks_endpoint,
-    usage_in,
-)
-from pointsman_ingress.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
-from pointsman_ingress.retry_budget import RetryTicket
-from pointsman_ingress.routing import NoPlaceError, Router
-from pointsman_ingress.splitting import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
-from pointsman_ingress.stream_usage import UsageRemover, asking_for_usage
-from pointsman_ingress.tenants import Keyring
+from pointsman_ingress.http.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
+from pointsman_ingress.http.tenants import Keyring
+from pointsman_ingress.lifecycle import Life
+from pointsman_ingress.placement.fleet_view import Model
+from pointsman_ingress.placement.pools import Pool, Pools
+from pointsman_ingress.placement.retry_budget import RetryTicket
+from pointsman_ingress.placement.routing import NoPlaceError, Router
+from pointsman_ingress.prompt.keys import Keys
+from pointsman_ingress.prompt.openai_requests import Asked, Tokenised
+from pointsman_ingress.prompt.tokenization import Inquiry
+from pointsman_ingress.request_deadline import Interruption, Patience
 from pointsman_ingress.timeouts import FOREVER, FirstByteBounds, FirstByteDeadline
-from pointsman_ingress.tokenising import Inquiry
 
 log = structlog.get_logger()
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import click
 
-from pointsman.chassis.processes import PROCESSES_MAX
-from pointsman.chassis.settings import (
+from pointsman.runtime.processes import PROCESSES_MAX
+from pointsman.runtime.settings import (
     COUNT,
     NOT_NEGATIVE,
     PORT,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from pointsman.primitives import Seconds
-from pointsman_ingress.proxy import EngineFailedError
+from pointsman_ingress.engine.proxy import EngineFailedError
 
 FOREVER: Seconds = math.inf
 

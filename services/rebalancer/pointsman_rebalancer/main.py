@@ -6,13 +6,13 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard, health_server
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.policies.dispatch import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
+from pointsman.runtime.health import HealthBoard, health_server
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 

@@ -15,10 +15,6 @@ from dataclasses import replace
 
 import structlog
 
-from pointsman.chassis import telemetry
-from pointsman.chassis.containment import contained
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, PlannedMove
 from pointsman.contracts.decisions import LeaderElected, RequestMigrated, RequestPlaced
@@ -30,6 +26,10 @@ from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.rebinding import Rebinding, Window
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
 from pointsman.primitives import PoolName, Seconds, Sequence, Term
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import contained
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.settings import RebalancerSettings
 

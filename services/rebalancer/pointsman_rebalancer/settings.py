@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """The composition root of `pointsman-recorder`."""
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard, health_server
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
+from pointsman.runtime.health import HealthBoard, health_server
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
 from pointsman_recorder.settings import RecorderSettings

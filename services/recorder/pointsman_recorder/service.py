@@ -18,11 +18,11 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.telemetry import RECORDER_SEQUENCE
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.telemetry import RECORDER_SEQUENCE
 from pointsman_recorder.archive import Archive, Batch, Branch
 
 log = structlog.get_logger()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,14 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard, health_server
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.policies.dispatch import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.ports import InstanceProvider
+from pointsman.runtime.health import HealthBoard, health_server
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings

@@ -9,9 +9,10 @@ from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvide
 from pointsman.adapters.providers.kubernetes import KubernetesProvider
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider
 from pointsman.adapters.providers.static import StaticProvider
-from pointsman.chassis.settings import FleetSettings, environment
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import PoolName
+from pointsman.runtime import instance_supervisor
+from pointsman.runtime.settings import FleetSettings, environment
 from pointsman_scaler.settings import ScalerSettings
 
 
@@ -28,7 +29,10 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
         case "process":
             guard = Path(settings.engine_guard) if settings.engine_guard else None
             template = InstanceTemplate(
-                engine=settings.engine_command, environment=_worker_environment(settings), guard=guard
+                engine=settings.engine_command,
+                supervisor=instance_supervisor.__name__,
+                environment=_worker_environment(settings),
+                guard=guard,
             )
             return ProcessProvider(Path(settings.engine_directory).resolve(), template)
         case "docker":

@@ -16,11 +16,6 @@ from collections import Counter
 
 import structlog
 
-from pointsman.chassis import telemetry
-from pointsman.chassis.containment import contained
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.leadership import Leadership
-from pointsman.chassis.log_follower import LogFollower
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     DrainAnswered,
@@ -47,10 +42,15 @@ from pointsman.ports import (
     Reply,
 )
 from pointsman.primitives import InstanceId, PoolName, Seconds, Sequence, Term
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import contained
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.deciding import Decider
-from pointsman_scaler.reconciling import Census, Drain, Grow, Step, Stop, Undrain, census, next_steps, requests_at
+from pointsman_scaler.decider import Decider
+from pointsman_scaler.reconciler import Census, Drain, Grow, Step, Stop, Undrain, census, next_steps, requests_at
 from pointsman_scaler.settings import ScalerSettings
 
 log = structlog.get_logger()

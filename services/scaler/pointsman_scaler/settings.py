@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 PROVIDERS = ("static", "process", "docker", "kubernetes")

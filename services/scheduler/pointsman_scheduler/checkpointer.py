@@ -16,17 +16,17 @@ from random import SystemRandom
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.lifeline import lifeline
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command, environment
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.ports import Clock, Link
 from pointsman.primitives import Seconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.parent_death import lifeline
+from pointsman.runtime.settings import command, environment
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
-from pointsman_scheduler.chosen import chosen_policies, empty_state
-from pointsman_scheduler.following import Following
+from pointsman_scheduler.policy_config import chosen_policies, empty_state
+from pointsman_scheduler.recovery import Following
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()

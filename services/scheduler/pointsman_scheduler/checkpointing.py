@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from pointsman.chassis.checkpoint_proof import entry_digest
-from pointsman.chassis.containment import DeadLetterWatch
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -27,9 +25,11 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import Seconds, Sequence
+from pointsman.runtime.checkpoint_fingerprint import entry_digest
+from pointsman.runtime.containment import DeadLetterWatch
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
-from pointsman_scheduler.following import Beginning, Following, LogBrokenError
+from pointsman_scheduler.recovery import Beginning, Following, LogBrokenError
 
 log = structlog.get_logger()
 

@@ -5,15 +5,15 @@ from contextlib import nullcontext
 from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.chassis.health import HealthBoard, health_server
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import Clock, Link
+from pointsman.runtime.health import HealthBoard, health_server
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_scheduler.checkpointer import running_beside
-from pointsman_scheduler.chosen import chosen_policies
+from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 

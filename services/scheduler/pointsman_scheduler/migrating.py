@@ -10,13 +10,13 @@ from collections import OrderedDict
 
 import structlog
 
-from pointsman.chassis import telemetry
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, MoveAnswered
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.rebalancing import Migration, MigrationPlan
 from pointsman.primitives import Seconds
+from pointsman.runtime import telemetry
 
 log = structlog.get_logger()
 

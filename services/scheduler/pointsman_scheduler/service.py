@@ -16,10 +16,6 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from pointsman.chassis import telemetry
-from pointsman.chassis.containment import DeadLetterWatch, contained
-from pointsman.chassis.health import HealthBoard
-from pointsman.chassis.leadership import Leadership
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -76,15 +72,19 @@ from pointsman.ports import (
     Reply,
 )
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Seconds, Sequence, Term
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import DeadLetterWatch, contained
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leadership import Leadership
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
-from pointsman_scheduler.chosen import empty_state
-from pointsman_scheduler.description import FleetGauges, describe_fleet, foreign_keys
 from pointsman_scheduler.draining import take_drain
-from pointsman_scheduler.following import Beginning, Following, LogBrokenError
-from pointsman_scheduler.hearing import Hearing
+from pointsman_scheduler.fleet_status import FleetGauges, describe_fleet, foreign_keys
+from pointsman_scheduler.heartbeats import Hearing
 from pointsman_scheduler.migrating import MigrationDesk
 from pointsman_scheduler.ownership import Ownership
+from pointsman_scheduler.policy_config import empty_state
+from pointsman_scheduler.recovery import Beginning, Following, LogBrokenError
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()

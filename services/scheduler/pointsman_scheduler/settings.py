@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from pointsman.adapters.calibration_file import Calibration, CalibrationError, r
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents, rank_endpoint
-from pointsman.chassis.health import HealthBoard, health_server
-from pointsman.chassis.log_link import open_link
-from pointsman.chassis.settings import command
-from pointsman.chassis.supervision import Supervisor, run
-from pointsman.chassis.telemetry import configure_logging
 from pointsman.primitives import InstanceId
+from pointsman.runtime.health import HealthBoard, health_server
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import command
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 

@@ -45,8 +45,6 @@ from pointsman.adapters.zmq_kv_events import (
     EngineRestarted,
     EngineResumed,
 )
-from pointsman.chassis import telemetry
-from pointsman.chassis.health import HealthBoard
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
@@ -54,10 +52,12 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceRepo
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Sequence
+from pointsman.runtime import telemetry
+from pointsman.runtime.health import HealthBoard
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker import handover
+from pointsman_worker.event_sequencer import CacheEvents, Ledger
 from pointsman_worker.handover import Handover
-from pointsman_worker.ledger import CacheEvents, Ledger
 from pointsman_worker.settings import SettingsError, WorkerSettings, role_of
 from pointsman_worker.translator import BlockTranslator
 

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from pointsman.chassis.settings import FleetSettings, ProcessSettings, setting
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.contracts.subjects import valid_name
 from pointsman.primitives import InstanceId
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 DEFAULT_PORTS = {"http": 80, "https": 443}

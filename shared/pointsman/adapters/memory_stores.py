@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from pointsman.adapters.kept_checkpoints import CHECKPOINTS_KEPT, superseded
+from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,

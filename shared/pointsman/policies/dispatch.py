@@ -36,21 +36,21 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
+from pointsman.policies.decode_placement import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, Ejection, OutlierDetection
-from pointsman.policies.pairing import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.migration_check import Objection, Recheck
 from pointsman.policies.rebalancing.rebinding import Rebinding, Rebound, Window
-from pointsman.policies.rebalancing.recheck import Objection, Recheck
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
 from pointsman.state.workload import NOWHERE, Line, Request, Stage
 
 P = TypeVar(

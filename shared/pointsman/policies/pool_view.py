@@ -14,8 +14,8 @@ import msgspec
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.state.latency_model import Correction
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
 from pointsman.state.workload import Line, Request
 
 _EMPTY_LINE = Line()

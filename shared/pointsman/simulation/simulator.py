@@ -34,9 +34,9 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported, Role
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
-from pointsman.policies.chance import uniform
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
+from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, SessionId, Tenant, Term, Tokens
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
 from pointsman.simulation.engine_model import EngineModel, EngineSettings, HashedPrompt, PrefillEnded, StepResult

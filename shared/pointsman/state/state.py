@@ -50,21 +50,21 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.subjects import is_leader_subject
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
-from pointsman.state.conversations import Conversations
 from pointsman.state.dead_letters import DeadLetter, DeadLetters
-from pointsman.state.decided import Decided
 from pointsman.state.deliveries import Contradictions, DeliveredHits
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import Correction
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.decode_load import DecodeLoad
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Failure, Outliers, Prefill
 from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.recent_decisions import Decided
 from pointsman.state.scaling import Scaling
+from pointsman.state.session_affinity import Conversations
 from pointsman.state.speculation import Speculation
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0

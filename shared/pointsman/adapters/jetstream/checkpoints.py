@@ -12,9 +12,9 @@ from hashlib import sha256
 import msgspec
 from typing_extensions import override
 
+from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct import ROLLUP, DirectStream
-from pointsman.adapters.kept_checkpoints import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
 from pointsman.primitives import PoolName, Sequence
 

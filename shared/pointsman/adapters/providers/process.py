@@ -29,7 +29,6 @@ from pointsman.primitives import InstanceId, Seconds
 
 log = structlog.get_logger()
 
-KEEPER = "pointsman.chassis.instance_keeper"
 STOP_WALL_SECONDS: Seconds = 26.0
 """How long a keeper may take to end before it is killed, and with it all that it keeps. It gives its worker and its engine
 12 s each."""
@@ -40,9 +39,11 @@ GROWTH_LOCK = "growth"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
     """How an instance is started. `engine` is a command line with places to fill in (`chassis.engine_command`);
-    `environment` is what its worker is told; `guard` a file whose lock is held as long as the fleet lives."""
+    `supervisor` is the module that a process of its own runs to start and watch them; `environment` the worker's settings;
+    `guard` a file whose lock is held as long as the fleet lives."""
 
     engine: str
+    supervisor: str
     environment: Mapping[str, str]
     guard: Path | None = None
 
@@ -147,7 +148,7 @@ class ProcessProvider(InstanceProvider):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with (self._directory / f"{name}.log").open("ab") as output:
                 keeper = subprocess.Popen(
-                    [sys.executable, "-m", KEEPER, json.dumps(what)],
+                    [sys.executable, "-m", self._template.supervisor, json.dumps(what)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -200,7 +201,7 @@ async def kill_all(directory: Path) -> None:
 
 def _provider_of(directory: Path) -> ProcessProvider:
     """A provider that starts nothing."""
-    return ProcessProvider(directory, InstanceTemplate(engine="none", environment={}))
+    return ProcessProvider(directory, InstanceTemplate(supervisor="", engine="none", environment={}))
 
 
 def _is_locked(lock: Path) -> bool:

@@ -90,7 +90,7 @@ class Tokenizer:
 
     @classmethod
     def builtin(cls) -> Self:
-        """The small tokenizer of the simulated engines, with a chat template; see `builtin_training`."""
+        """The small tokenizer of the simulated engines, with a chat template; see `pointsman_lab.tokenizer_training`."""
         return cls.load(BUILTIN_DIRECTORY)
 
     @property

@@ -8,7 +8,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
+from pointsman.state.trackers.base import Memory
 
 
 @dataclass(frozen=True, slots=True)

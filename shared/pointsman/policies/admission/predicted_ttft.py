@@ -18,8 +18,8 @@ from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.decode_load import DecodeLoad
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
 """What a client refused for TPOT is told to wait: some answer will have ended by then."""

@@ -43,9 +43,9 @@ from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.state.memories.attainment import Attainment, Tally
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.decode_load import DecodeLoad
+from pointsman.state.trackers.attainment import Attainment, Tally
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.decode_load import DecodeLoad
 
 
 @dataclass(frozen=True)

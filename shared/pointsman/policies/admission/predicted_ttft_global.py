@@ -18,8 +18,8 @@ from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.decode_load import DecodeLoad
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.decode_load import DecodeLoad
 
 
 @dataclass(frozen=True)

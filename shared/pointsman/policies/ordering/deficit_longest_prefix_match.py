@@ -20,9 +20,9 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.queue_deficits import QueueDeficits
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.queue_deficits import QueueDeficits
 from pointsman.state.workload import Line, Request
 
 

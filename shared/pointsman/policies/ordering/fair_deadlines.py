@@ -35,10 +35,10 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.client_service import ClientService
-from pointsman.state.memories.late_turns import LateTurns
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.client_service import ClientService
+from pointsman.state.trackers.late_turns import LateTurns
 from pointsman.state.workload import Line, Request
 
 

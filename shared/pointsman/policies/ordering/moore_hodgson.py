@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.late_turns import LateTurns
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.late_turns import LateTurns
 from pointsman.state.workload import Line, Request
 
 

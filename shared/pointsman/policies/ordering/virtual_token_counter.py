@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.client_service import ClientService
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.client_service import ClientService
 from pointsman.state.workload import Line, Request
 
 

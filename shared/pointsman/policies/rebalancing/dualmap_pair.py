@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.bottleneck import STALL_SECONDS
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.relief import Bounds, Relief, Target, Targets
+from pointsman.policies.rebalancing.migration_planner import Bounds, Relief, Target, Targets
+from pointsman.policies.stall_detection import STALL_SECONDS
 from pointsman.primitives import BlockKey, Seconds
 from pointsman.state.state import State
 from pointsman.state.workload import Request

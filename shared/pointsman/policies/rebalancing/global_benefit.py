@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.bottleneck import STALL_SECONDS
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.relief import Bounds, Relief, Targets
+from pointsman.policies.rebalancing.migration_planner import Bounds, Relief, Targets
+from pointsman.policies.stall_detection import STALL_SECONDS
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
 

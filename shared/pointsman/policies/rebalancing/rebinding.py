@@ -19,10 +19,10 @@ both are let be.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pointsman.policies.bottleneck import STALL_SECONDS, stalled_seconds
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing.base import Migration
-from pointsman.policies.rebalancing.recheck import Objection
+from pointsman.policies.rebalancing.migration_check import Objection
+from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.state import State

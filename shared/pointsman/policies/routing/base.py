@@ -9,7 +9,7 @@ import msgspec
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.primitives import InstanceId
-from pointsman.state.memories.base import Memory
+from pointsman.state.trackers.base import Memory
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault

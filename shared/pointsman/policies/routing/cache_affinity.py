@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.chance import pick
 from pointsman.policies.hash_ring import ring
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.policies.seeded_random import pick
 from pointsman.primitives import InstanceId
 
 

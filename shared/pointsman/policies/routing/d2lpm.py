@@ -23,8 +23,8 @@ from typing_extensions import override
 
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.deficits import Deficits
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.deficits import Deficits
 
 
 @dataclass(frozen=True)

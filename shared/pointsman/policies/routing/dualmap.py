@@ -22,10 +22,10 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.bottleneck import STALL_SECONDS, stalled_seconds
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId
 
 BOTH_OVER = ("affine", "least_loaded")

@@ -16,11 +16,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.chance import uniform
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
-from pointsman.state.memories.active_blocks import ActiveBlocks
-from pointsman.state.memories.base import Memory
+from pointsman.policies.seeded_random import uniform
+from pointsman.state.trackers.active_blocks import ActiveBlocks
+from pointsman.state.trackers.base import Memory
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing_extensions import override
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.decayed_load import DecayedLoad
-from pointsman.state.memories.residuals import Residuals
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.decayed_load import DecayedLoad
+from pointsman.state.trackers.residuals import Residuals
 
 
 @dataclass(frozen=True)

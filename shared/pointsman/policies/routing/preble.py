@@ -19,8 +19,8 @@ from typing_extensions import override
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.windowed_load import WindowedLoad
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.windowed_load import WindowedLoad
 
 
 @dataclass(frozen=True)

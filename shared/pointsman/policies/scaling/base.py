@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pointsman.contracts.decisions import Settings
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
 
 
 @dataclass(frozen=True, slots=True)

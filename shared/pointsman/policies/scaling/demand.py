@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from pointsman.primitives import BlockKey, InstanceId, Seconds
-from pointsman.state.memories.service_window import Prefill
 from pointsman.state.state import State
+from pointsman.state.trackers.service_window import Prefill
 
 
 def prefill_demand(state: State, prefills: Iterable[Prefill]) -> Seconds:

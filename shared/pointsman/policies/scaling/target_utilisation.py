@@ -17,9 +17,9 @@ from typing_extensions import override
 from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.primitives import Seconds
-from pointsman.state.memories.base import Memory
-from pointsman.state.memories.service_window import ServiceWindow
 from pointsman.state.state import State
+from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.service_window import ServiceWindow
 
 
 @dataclass(frozen=True)

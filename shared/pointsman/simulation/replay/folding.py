@@ -12,8 +12,8 @@ from pointsman.contracts.fleet import InstanceJoined
 from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.primitives import SPEED_MIN, Sequence
-from pointsman.state.memories.base import Memory
 from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.base import Memory
 
 FIRST_FOLD_VERSION = 1
 """Of leaders that do not say by which rules they folded."""

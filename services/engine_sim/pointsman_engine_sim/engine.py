@@ -1,0 +1,253 @@
+"""The engine model, driven in real time.
+
+One task runs the steps: it sleeps until a step's end and hands out what the step brought. When it wakes late, the next
+step still begins at the scheduled end of the last one, so that lateness does not add up; steps that are overdue run one
+after the other, and a request's tokens of all of them leave in one chunk.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+from sys import byteorder
+from typing import Protocol
+
+import structlog
+
+from pointsman.ports import Clock
+from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.simulation.block_cache import CacheChange, PromptIdentity
+from pointsman.simulation.engine_model import EngineModel, StepResult, TokenPrompt
+from pointsman_engine_sim.wording import Passage, Wording
+
+log = structlog.get_logger()
+
+OVERDUE_STEPS_MAX = 16
+"""Overdue steps that run before others on the event loop have their turn."""
+
+LATE_SECONDS_MAX = 1.0
+"""Wall seconds behind schedule from which on the log says that this machine is too slow for the speed."""
+
+LATE_WARNING_SECONDS = 10.0
+"""Wall seconds between two such lines."""
+
+CLOCK_RETRY_SECONDS = 0.001
+"""Wall seconds to wait when the clock says that a request that is here has not arrived yet."""
+
+
+class RequestAbortedError(Exception):
+    """The request was aborted: its client has gone."""
+
+
+class EngineStoppedError(Exception):
+    """The engine shuts down."""
+
+
+class Publisher(Protocol):
+    """Who tells the world what the cache stored and removed. Never waits."""
+
+    def publish(self, changes: Iterable[CacheChange]) -> None: ...
+
+
+class Timings(Protocol):
+    """Who wants to know how long requests took, in engine seconds."""
+
+    def first_token(self, seconds: Seconds) -> None: ...
+
+    def finished(self, seconds: Seconds) -> None: ...
+
+
+class Generation:
+    """One request's answer while it comes into being: `tokens` of `passage` are there."""
+
+    __slots__ = (
+        "_failure",
+        "_waiter",
+        "_wanted",
+        "cached_tokens",
+        "finished",
+        "passage",
+        "request",
+        "submitted_at",
+        "tokens",
+    )
+
+    def __init__(self, request: RequestId, passage: Passage, submitted_at: Seconds) -> None:
+        self.request = request
+        self.passage = passage
+        self.submitted_at = submitted_at
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.finished = False
+        self._failure: Exception | None = None
+        self._wanted = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def reached(self, tokens: Tokens) -> None:
+        """Wait until so many tokens are there, or all. Raises RequestAbortedError or EngineStoppedError."""
+        while self.tokens < tokens and not self.finished:
+            if self._failure is not None:
+                raise self._failure
+            self._wanted = tokens
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def add(self, tokens: Tokens) -> None:
+        self.tokens += tokens
+        if self.tokens >= self._wanted:
+            self._wake()
+
+    def finish(self) -> None:
+        self.finished = True
+        self._wake()
+
+    def fail(self, failure: Exception) -> None:
+        self._failure = failure
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class SimulatedEngine:
+    """Requests in, generations out; `run` must be running."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        *,
+        clock: Clock,
+        wording: Wording,
+        publisher: Publisher | None,
+        timings: Timings,
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._wording = wording
+        self._publisher = publisher
+        self._timings = timings
+        self._generations: dict[RequestId, Generation] = {}
+        self._submitted = 0
+        self._work = asyncio.Event()
+        self._overdue_steps = 0
+        self._warn_at = 0.0
+        self._slowdown = 1.0
+
+    def slow_down(self, factor: float) -> None:
+        """From the next step on, every step takes `factor` times as long."""
+        self._slowdown = factor
+
+    def submit(
+        self,
+        tokens: list[int],
+        *,
+        max_tokens: Tokens,
+        identity: PromptIdentity,
+        received: Tokens = 0,
+        held: bool = False,
+    ) -> Generation:
+        """Raises RequestTooLongError or ValueError, see `EngineModel.submit`."""
+        self._submitted += 1
+        now = self._clock.now()
+        generation = Generation(
+            RequestId(str(self._submitted)), self._wording.passage(prompt_hash(tokens)), submitted_at=now
+        )
+        prompt = TokenPrompt(tokens, generation.passage.ids, identity)
+        self._model.submit(generation.request, prompt, max_tokens=max_tokens, now=now, received=received, held=held)
+        self._generations[generation.request] = generation
+        self._work.set()
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Stop computing for this request; who waits for it gets RequestAbortedError. A second time does nothing."""
+        if self._generations.pop(generation.request, None) is not None:
+            self._model.abort(generation.request, self._clock.now())
+            generation.fail(RequestAbortedError())
+
+    def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
+        """How many tokens of a prompt are cached."""
+        return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
+
+    def let_go(self, request: RequestId) -> bool:
+        """Give back the blocks that were kept of a request; see `EngineModel.submit`."""
+        return self._model.let_go(request)
+
+    def reset_prefix_cache(self) -> bool:
+        """False when requests are running: then nothing is dropped."""
+        done = self._model.reset_prefix_cache()
+        if done and self._publisher is not None:
+            self._publisher.publish(self._model.cache.take_changes())
+        return done
+
+    def stop(self) -> None:
+        """Fail all requests with EngineStoppedError."""
+        for generation in self._generations.values():
+            self._model.abort(generation.request, self._clock.now())
+            generation.fail(EngineStoppedError("the engine is shutting down"))
+        self._generations.clear()
+
+    async def run(self) -> None:
+        """Step, for ever."""
+        at = self._clock.now()
+        while True:
+            step = self._model.begin_step(at)
+            if step is None:
+                at = await self._next_arrival()
+                continue
+            at = step.started_at + self._slowdown * step.seconds
+            await self._until(at)
+            self._deliver(self._model.end_step(at))
+
+    async def _next_arrival(self) -> Seconds:
+        if self._model.idle:
+            self._work.clear()
+            await self._work.wait()
+        else:
+            await self._clock.sleep_wall(CLOCK_RETRY_SECONDS)
+        return self._clock.now()
+
+    async def _until(self, at: Seconds) -> None:
+        early = at - self._clock.now()
+        if early > 0:
+            self._overdue_steps = 0
+            await self._clock.sleep(early)
+            return
+        self._overdue_steps += 1
+        if self._overdue_steps % OVERDUE_STEPS_MAX == 0:
+            self._warn_when_late(-early / self._clock.speed)
+            await self._clock.sleep_wall(0)
+
+    def _warn_when_late(self, seconds: Seconds) -> None:
+        if seconds > LATE_SECONDS_MAX and self._clock.wall() >= self._warn_at:
+            self._warn_at = self._clock.wall() + LATE_WARNING_SECONDS
+            log.warning("engine_late", wall_seconds=round(seconds, 2), hint="this machine is too slow for the speed")
+
+    def _deliver(self, result: StepResult) -> None:
+        generations = self._generations
+        for request in result.decoded:
+            if (generation := generations.get(request)) is not None:
+                generation.add(result.tokens_each)
+        for prefilled in result.first_tokens:
+            generation = generations[prefilled.request]
+            generation.cached_tokens = prefilled.cached_tokens
+            generation.add(1)
+            self._timings.first_token(result.ended_at - generation.submitted_at)
+        for request in result.finished:
+            generation = generations.pop(request)
+            generation.finish()
+            self._timings.finished(result.ended_at - generation.submitted_at)
+        if result.changes and self._publisher is not None:
+            self._publisher.publish(result.changes)
+
+
+def _nothing(_start: int, _stop: int) -> list[int]:
+    """What a prompt is followed by that is only looked up."""
+    return []
+
+
+def prompt_hash(tokens: list[int]) -> int:
+    packed = array("I", tokens)
+    if byteorder == "big":
+        packed.byteswap()
+    return int.from_bytes(blake2b(packed.tobytes(), digest_size=8).digest(), "little")

@@ -1,0 +1,140 @@
+"""Handing the KV cache of a prompt from one simulated engine to another, spoken as vLLM speaks it.
+
+A request with `kv_transfer_params` {"do_remote_decode": true} is prefilled for somebody else: its answer carries other
+parameters, which say where the blocks are, and the blocks stay until they were fetched or `kv_hold_seconds` have passed.
+A request that brings those parameters ("do_remote_prefill": true) has its prompt fetched instead of computed: that takes
+its bytes over `kv_transfer_gb_per_s`, less what is cached here already, and then a step for the last token.
+
+What vLLM's connectors say to each other over a side channel is one path here, `/kv_transfer` on the engine's own port.
+Where the blocks are gone the request fails with 500, as with vLLM's `kv_load_failure_policy` "fail". Limits: transfers do
+not slow each other, and the blocks that will receive one are taken only when it is over.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import structlog
+
+from pointsman.ports import Clock
+from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman_engine_sim.openai_bodies import ApiError, FetchBody, TransferParams
+
+log = structlog.get_logger()
+
+TRANSFER_PATH = "/kv_transfer"
+ANSWER_WALL_SECONDS_MAX = 5.0
+"""How long the other engine may take to say whether it still has the blocks."""
+
+
+class KvTransferConfig(msgspec.Struct, frozen=True):
+    """vLLM's `--kv-transfer-config`, as far as it means something here."""
+
+    kv_connector: str
+    kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+
+
+def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
+    """Empty means that the engine has no connector. Raises ValueError with what is wrong."""
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=KvTransferConfig)
+    except msgspec.DecodeError as error:
+        msg = f"--kv-transfer-config: {error}"
+        raise ValueError(msg) from error
+
+
+class KvTransfer:
+    """The connector of one engine: what it holds for others, and what it fetches from them."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        let_go: Callable[[RequestId], bool],
+        block_size: Tokens,
+        seconds_per_token: Seconds,
+        hold_seconds: Seconds,
+        session: aiohttp.ClientSession | None = None,
+    ) -> None:
+        """`let_go`: gives the blocks of a finished request back. Seconds are engine time. `session`: by which other engines
+        are asked; one is opened when it is needed."""
+        self._clock = clock
+        self._let_go = let_go
+        self._block_size = block_size
+        self._seconds_per_token = seconds_per_token
+        self._hold_seconds = hold_seconds
+        self._engine_id = secrets.token_hex(8)
+        self._held: dict[str, tuple[RequestId, asyncio.TimerHandle]] = {}
+        self._session = session
+        self.url = ""
+        """Where other engines reach this one."""
+
+    async def close(self) -> None:
+        for _, timer in self._held.values():
+            timer.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    def offer(self, request: RequestId, prompt_tokens: Tokens) -> dict[str, Any]:
+        """Keep the blocks of a request that was prefilled, and say where they are."""
+        name = f"{self._engine_id}-{request}"
+        seconds = self._hold_seconds / self._clock.speed
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire, name)
+        self._held[name] = (request, timer)
+        parts = urlsplit(self.url)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(-(-prompt_tokens // self._block_size)))],
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": name,
+            "remote_host": parts.hostname,
+            "remote_port": parts.port,
+            "tp_size": 1,
+        }
+
+    def asked(self, body: FetchBody) -> bool:
+        """Whether the blocks are still here. With `done` they were fetched, and go."""
+        held = self._held.get(body.request)
+        if held is not None and body.done:
+            self._release(body.request)
+        return held is not None
+
+    async def fetch(self, params: TransferParams, tokens: Tokens) -> None:
+        """Bring so many tokens over from where `params` say they are. Raises ApiError where they are not any more."""
+        await self._ask(params, FetchBody(params.remote_request_id or ""))
+        await self._clock.sleep(tokens * self._seconds_per_token)
+        await self._ask(params, FetchBody(params.remote_request_id or "", done=True))
+
+    async def _ask(self, params: TransferParams, body: FetchBody) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_WALL_SECONDS_MAX))
+        url = f"http://{params.remote_host}:{params.remote_port}{TRANSFER_PATH}"
+        try:
+            async with self._session.post(url, data=msgspec.json.encode(body)) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            msg = f"{url}: {str(error) or type(error).__name__}"
+            raise _failed(msg) from error
+        if answer.status != 200:
+            msg = f"{params.remote_request_id} is not held at {url} any more"
+            raise _failed(msg)
+
+    def _expire(self, name: str) -> None:
+        log.warning("kv_not_fetched", request=name, engine_seconds=self._hold_seconds)
+        self._release(name)
+
+    def _release(self, name: str) -> None:
+        request, timer = self._held.pop(name)
+        timer.cancel()
+        self._let_go(request)
+
+
+def _failed(reason: str) -> ApiError:
+    return ApiError(500, f"KV transfer failed: {reason}", kind="InternalServerError")

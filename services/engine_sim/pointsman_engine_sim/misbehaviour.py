@@ -1,0 +1,90 @@
+"""How a simulated engine fails on demand while its health and its metrics stay well.
+
+`POST /sim/misbehave` takes `{"kind": "errors" | "hang" | "slow", "factor": 10}`, and `{"kind": ""}` ends it. The
+application behind it knows nothing of that: inference requests are answered or kept here, before it sees them. The
+streams that have begun go on.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+
+from pointsman.runtime.health import AsgiApp, Receive, Scope, Send, send_whole
+
+log = structlog.get_logger()
+
+MISBEHAVE_PATH = "/sim/misbehave"
+WELL_POSTS = frozenset(
+    {
+        MISBEHAVE_PATH,
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+        "/ping",
+        "/reset_prefix_cache",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
+)
+"""POST requests that run no inference. All others fail, as do those that fetch a KV cache."""
+
+Misbehaviour = Literal["", "errors", "hang", "slow"]
+BODY_BYTES_MAX = 4096
+JSON = "application/json"
+ERROR_BODY = b'{"error":{"message":"CUDA error: an illegal memory access was encountered","type":"InternalServerError","param":null,"code":500}}'
+
+
+class MisbehaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`errors`: 500 to every inference request. `hang`: no answer to any. `slow`: each step takes `factor` times as long."""
+
+    kind: Misbehaviour
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 10.0
+
+
+class MisbehavingApp:
+    """An ASGI application around the engine's. `slow_down` is told how many times as long a step takes from now on."""
+
+    def __init__(self, app: AsgiApp, *, slow_down: Callable[[float], None]) -> None:
+        self._app = app
+        self._slow_down = slow_down
+        self._kind: Misbehaviour = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        posted = scope["type"] == "http" and scope["method"] == "POST"
+        if posted and scope["path"] == MISBEHAVE_PATH:
+            await self._told(receive, send)
+        elif posted and self._kind == "errors" and scope["path"] not in WELL_POSTS:
+            await send_whole(send, 500, ERROR_BODY, JSON)
+        elif posted and self._kind == "hang" and scope["path"] not in WELL_POSTS:
+            await _gone(receive)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _told(self, receive: Receive, send: Send) -> None:
+        try:
+            body = msgspec.json.decode(await _read(receive), type=MisbehaveBody)
+        except msgspec.MsgspecError as error:
+            await send_whole(send, 400, msgspec.json.encode({"error": {"message": str(error)}}), JSON)
+            return
+        self._kind = body.kind
+        self._slow_down(body.factor if body.kind == "slow" else 1.0)
+        log.warning("engine_misbehaves", kind=body.kind or "no more", factor=body.factor)
+        await send_whole(send, 200, msgspec.json.encode(body), JSON)
+
+
+async def _read(receive: Receive) -> bytes:
+    """The body, cut after BODY_BYTES_MAX."""
+    body, more = b"", True
+    while more and len(body) <= BODY_BYTES_MAX:
+        message = await receive()
+        body += message.get("body", b"")
+        more = bool(message.get("more_body"))
+    return body
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

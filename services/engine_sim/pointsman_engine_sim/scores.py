@@ -1,0 +1,68 @@
+"""`/rerank` and `/score` as vLLM answers them. A document scores by the share of the query's words that are in it; nothing
+else is meant by it."""
+
+from typing import Any
+
+import msgspec
+
+from pointsman.primitives import Tokens
+from pointsman_engine_sim.answers import Heading, encode
+from pointsman_engine_sim.openai_bodies import decoded
+
+
+class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
+    query: str
+    documents: list[str]
+    model: str | None = None
+    top_n: int = 0
+
+
+class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
+    text_1: str
+    text_2: str | list[str]
+    model: str | None = None
+
+    @property
+    def documents(self) -> list[str]:
+        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+
+
+_rerank = msgspec.json.Decoder(RerankBody)
+_score = msgspec.json.Decoder(ScoreBody)
+
+
+def parse_rerank(data: bytes) -> RerankBody:
+    """Raises ApiError."""
+    body: RerankBody = decoded(_rerank, data)
+    return body
+
+
+def parse_score(data: bytes) -> ScoreBody:
+    """Raises ApiError."""
+    body: ScoreBody = decoded(_score, data)
+    return body
+
+
+def scores(query: str, documents: list[str]) -> list[float]:
+    words = set(query.lower().split())
+    return [len(words & set(document.lower().split())) / max(1, len(words)) for document in documents]
+
+
+def whole_rerank(heading: Heading, body: RerankBody, tokens: Tokens) -> bytes:
+    ranked = sorted(enumerate(scores(body.query, body.documents)), key=lambda pair: -pair[1])
+    results = [
+        {"index": index, "document": {"text": body.documents[index]}, "relevance_score": score}
+        for index, score in ranked[: body.top_n or None]
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return encode({"id": heading.id, "model": heading.model, "usage": usage, "results": results})
+
+
+def whole_scores(heading: Heading, body: ScoreBody, tokens: Tokens) -> bytes:
+    data: list[dict[str, Any]] = [
+        {"index": index, "object": "score", "score": score}
+        for index, score in enumerate(scores(body.text_1, body.documents))
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    answer = {"id": heading.id, "object": "list", "created": heading.created, "model": heading.model}
+    return encode({**answer, "data": data, "usage": usage})

@@ -1,0 +1,170 @@
+"""One simulated engine, put together: model, clock, KV events, HTTP. Used by the command and by tests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.ports import Clock
+from pointsman.primitives import Tokens
+from pointsman.runtime.health import HttpServer
+from pointsman.runtime.supervision import Supervisor
+from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.state.engine_profiles import PROFILES
+from pointsman_engine_sim.app import EngineApp, ServedModel
+from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
+from pointsman_engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
+from pointsman_engine_sim.metrics import EngineMetrics
+from pointsman_engine_sim.misbehaviour import MisbehavingApp
+from pointsman_engine_sim.settings import EngineSimSettings
+from pointsman_engine_sim.wording import Wording
+
+log = structlog.get_logger()
+
+START_POLL_SECONDS = 0.01
+
+
+class EngineServer:
+    """A running engine: where it listens, and the model inside, for whoever wants to look."""
+
+    def __init__(self, *, http: HttpServer, host: str, model: EngineModel, publisher: KvEventPublisher | None) -> None:
+        self.url = f"http://{host}:{http.bound_port}"
+        self.model = model
+        self.events_endpoint = None if publisher is None else publisher.endpoint
+        self.replay_endpoint = None if publisher is None else publisher.replay_endpoint
+
+
+@contextlib.asynccontextmanager
+async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> AsyncIterator[EngineServer]:
+    """Serve while the context is open; what runs in the background ends with the supervisor. Raises ValueError, OSError or TokenizerLoadError when it cannot start."""
+    tokenizer = await asyncio.to_thread(_tokenizer, settings)
+    wording = await asyncio.to_thread(Wording, tokenizer, seed=settings.seed)
+    model = engine_model(settings)
+    publisher = _publisher(settings)
+    metrics = EngineMetrics(model, model_name=settings.model)
+    clock = ScaledClock(settings.speed)
+    engine = SimulatedEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
+    transfer = _transfer(settings, clock, engine)
+    app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)
+    http = HttpServer(MisbehavingApp(app, slow_down=engine.slow_down), host=settings.host, port=settings.port)
+    supervisor.start(engine.run(), name="engine-steps")
+    if publisher is not None:
+        supervisor.start(publisher.run(), name="event-replays")
+    async with _listening(supervisor, http, engine):
+        server = EngineServer(http=http, host=settings.host, model=model, publisher=publisher)
+        if transfer is not None:
+            transfer.url = server.url
+        log.info("engine_ready", url=server.url, events=server.events_endpoint, replay=server.replay_endpoint)
+        try:
+            yield server
+        finally:
+            if transfer is not None:
+                await transfer.close()
+
+
+def check(settings: EngineSimSettings) -> None:
+    """Raises ValueError for settings with which no engine could start."""
+    ScaledClock(settings.speed)
+    engine_model(settings)
+    _adapters(settings)
+    parse_kv_events_config(settings.kv_events_config)
+    parse_kv_transfer_config(settings.kv_transfer_config)
+    if settings.kv_transfer_gb_per_s <= 0 or settings.kv_hold_seconds <= 0:
+        msg = "--kv-transfer-gb-per-s and --kv-hold-seconds must be positive"
+        raise ValueError(msg)
+
+
+def engine_model(settings: EngineSimSettings) -> EngineModel:
+    """The model that these settings describe. Raises ValueError."""
+    return EngineModel(
+        PROFILES[settings.engine_model],
+        EngineSettings(
+            block_size=settings.block_size,
+            num_gpu_blocks=settings.num_gpu_blocks_override,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            seed=settings.seed,
+        ),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _listening(supervisor: Supervisor, http: HttpServer, engine: SimulatedEngine) -> AsyncIterator[None]:
+    """Open streams end with an error before the server closes, so that it need not wait for them."""
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            await http.serve_until_cancelled()
+        finally:
+            ended.set()
+
+    supervisor.start(serve(), name="http")
+    while not (http.started or ended.is_set()):  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(START_POLL_SECONDS)
+    if ended.is_set():
+        await supervisor.until_stopped()  # which raises why
+    try:
+        yield
+    finally:
+        engine.stop()
+        http.should_exit = True
+        await ended.wait()
+
+
+def _tokenizer(settings: EngineSimSettings) -> Tokenizer:
+    return Tokenizer.load(Path(settings.tokenizer)) if settings.tokenizer else Tokenizer.builtin()
+
+
+def _publisher(settings: EngineSimSettings) -> KvEventPublisher | None:
+    config = parse_kv_events_config(settings.kv_events_config)
+    if not config.publishes:
+        return None
+    faults = EventFaults(drop_every=settings.fault_drop_event_batches, lose_every=settings.fault_lose_event_batches)
+    return KvEventPublisher(config, block_size=settings.block_size, faults=faults)
+
+
+def _transfer(settings: EngineSimSettings, clock: Clock, engine: SimulatedEngine) -> KvTransfer | None:
+    if parse_kv_transfer_config(settings.kv_transfer_config) is None:
+        return None
+    bytes_per_token = PROFILES[settings.engine_model].kv_bytes_per_token
+    return KvTransfer(
+        clock=clock,
+        let_go=engine.let_go,
+        block_size=settings.block_size,
+        seconds_per_token=bytes_per_token / (settings.kv_transfer_gb_per_s * 1e9),
+        hold_seconds=settings.kv_hold_seconds,
+    )
+
+
+def _served(settings: EngineSimSettings, model: EngineModel) -> ServedModel:
+    return ServedModel(
+        name=settings.model,
+        max_model_len=_max_model_len(settings.max_model_len, model),
+        stream_interval=max(1, settings.stream_interval),
+        prompt_tokens_details=settings.enable_prompt_tokens_details,
+        api_key=settings.api_key,
+        adapters=_adapters(settings),
+    )
+
+
+def _adapters(settings: EngineSimSettings) -> dict[str, str]:
+    """Raises ValueError."""
+    told = {name: path for name, equals, path in (text.partition("=") for text in settings.lora_modules) if equals}
+    if len(told) < len(settings.lora_modules):
+        msg = f"--lora-modules: each is NAME=PATH, and no name comes twice: {' '.join(settings.lora_modules)}"
+        raise ValueError(msg)
+    return told
+
+
+def _max_model_len(wanted: Tokens, model: EngineModel) -> Tokens:
+    """A request as long as this fits the cache when it is alone."""
+    capacity = model.cache.blocks_max * model.settings.block_size
+    if wanted > capacity:
+        log.info("max_model_len_lowered", wanted=wanted, capacity=capacity)
+    return min(wanted, capacity)

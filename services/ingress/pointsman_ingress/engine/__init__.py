@@ -1,0 +1,1 @@
+"""The exchange with the engine: forwarding, streams, prefill/decode split."""

@@ -1,0 +1,1 @@
+"""HTTP: endpoints, bodies, headers, errors, tenants."""

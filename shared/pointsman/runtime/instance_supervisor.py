@@ -1,0 +1,178 @@
+"""Keeps one instance on this machine: an engine and the worker beside it. `python -m pointsman.runtime.instance_supervisor`.
+
+Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
+told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
+worker goes first, so that it says in the log that the instance leaves; then the engine. SIGQUIT ends both at once.
+Should the keeper itself be killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it
+may have processes of its own.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from pointsman.primitives import Seconds
+from pointsman.runtime.engine_command import LOOPBACK, EnginePlaces
+from pointsman.runtime.parent_death import lifeline
+from pointsman.runtime.settings import environment
+from pointsman.runtime.supervision import STOP_SECONDS_MAX
+
+POLL_SECONDS: Seconds = 0.1
+GUARD_SECONDS: Seconds = 1.0
+STOP_SECONDS: Seconds = STOP_SECONDS_MAX + 2.0
+"""How long the worker may take to stop, and then the engine: a service gives up by itself before."""
+WORKER_RESTART_SECONDS: Seconds = 1.0
+
+
+class KeptInstance(msgspec.Struct, frozen=True):
+    """What to keep; see `adapters.providers.process.InstanceTemplate`. Log files go to the directory `logs`."""
+
+    instance: str
+    engine: list[str]
+    environment: dict[str, str]
+    guard: str
+    logs: str
+    lock: str
+    """The file whose lock this process was given; it writes its process id there."""
+
+
+class Keeper:
+    """One instance, from its first process to its last."""
+
+    def __init__(self, kept: KeptInstance, sockets: Path) -> None:
+        self._kept = kept
+        self._told_to_stop = False
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        port, kv_port, replay_port = _free_ports(3)
+        self._places = EnginePlaces(
+            instance=kept.instance,
+            port=port,
+            kv=f"ipc://{sockets}/kv",
+            replay=f"ipc://{sockets}/replay",
+            kv_port=kv_port,
+            replay_port=replay_port,
+        )
+
+    def stop(self) -> None:
+        """End the instance soon."""
+        self._told_to_stop = True
+
+    def kill(self) -> None:
+        """End the instance now."""
+        self._told_to_stop = True
+        for process in self._running.values():
+            _kill(process)
+
+    def run(self) -> int:
+        """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
+        engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
+        worker = self._start_worker()
+        guarded_at = 0.0
+        while not self._told_to_stop and engine.poll() is None:
+            time.sleep(POLL_SECONDS)
+            if worker.poll() is not None:
+                time.sleep(WORKER_RESTART_SECONDS)
+                worker = self._start_worker()
+            if time.monotonic() - guarded_at > GUARD_SECONDS:
+                guarded_at = time.monotonic()
+                self._told_to_stop |= self._is_alone()
+        code = engine.poll()
+        _end(worker, signal.SIGINT)
+        _end(engine, signal.SIGTERM)
+        return code or 0
+
+    def _start_worker(self) -> "subprocess.Popen[bytes]":
+        kv_endpoint, kv_replay_endpoint = self._places.sockets(self._kept.engine)
+        own = environment(
+            {
+                "instance": self._kept.instance,
+                "engine_url": f"http://{LOOPBACK}:{self._places.port}",
+                "kv_endpoint": kv_endpoint,
+                "kv_replay_endpoint": kv_replay_endpoint,
+                "host": LOOPBACK,
+                "port": 0,
+            }
+        )
+        script = str(Path(sysconfig.get_path("scripts")) / "pointsman-worker")
+        return self._spawn("worker", [script], os.environ | self._kept.environment | own)
+
+    def _spawn(self, part: str, command: list[str], surroundings: dict[str, str]) -> "subprocess.Popen[bytes]":
+        with (Path(self._kept.logs) / f"{self._kept.instance}-{part}.log").open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=surroundings,
+                process_group=0,
+                preexec_fn=lifeline(signal.SIGTERM if part == "engine" else signal.SIGKILL),
+            )
+        self._running[part] = process
+        return process
+
+    def _is_alone(self) -> bool:
+        """Whether nobody holds the guard: the fleet is gone."""
+        if not self._kept.guard:
+            return False
+        try:
+            with Path(self._kept.guard).open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+
+def _end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """Ask it to stop; after STOP_SECONDS end it. Either way end what it started and left running. A worker takes SIGINT as
+    the end of its instance, SIGTERM perhaps as a restart."""
+    process.send_signal(number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    _kill(process)
+    process.wait()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End it and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as attempts:
+        sockets = [attempts.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for attempt in sockets:
+            attempt.bind((LOOPBACK, 0))
+        return [int(attempt.getsockname()[1]) for attempt in sockets]
+
+
+def main() -> None:
+    """The one argument is a KeptInstance as JSON."""
+    kept = msgspec.json.decode(sys.argv[1], type=KeptInstance)
+    Path(kept.lock).write_text(str(os.getpid()))
+    sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
+    try:
+        keeper = Keeper(kept, sockets)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: keeper.stop())
+        signal.signal(signal.SIGQUIT, lambda *_: keeper.kill())
+        sys.exit(keeper.run())
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""How a service is linked to the pool's log and to the other services.
+
+One connection carries both. It is made in the background: a service starts, answers `/livez` and says on `/readyz`
+what it waits for, whether NATS is there or not. What the connection goes through becomes metrics, log lines
+and entries on the health board here, so that no service has to do it again.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client import Counter
+from typing_extensions import override
+
+from pointsman.adapters import jetstream
+from pointsman.adapters.jetstream import StreamSettings
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import short_reason
+from pointsman.ports import Clock, Link
+from pointsman.primitives import PoolName
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import note_failure
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.settings import DeploymentSettings
+
+log = structlog.get_logger()
+
+NATS_PART = "nats"
+LOG_PART = "log"
+WRITES_PART = "writes"
+TROUBLE_LOG_SECONDS = 5.0
+"""The same trouble is logged at most once in this many wall seconds."""
+
+
+@asynccontextmanager
+async def open_link(
+    settings: DeploymentSettings,
+    clock: Clock,
+    board: HealthBoard,
+    *,
+    name: str,
+    only_reads: bool = False,
+    serves_without: bool = False,
+) -> AsyncIterator[Link]:
+    """Link this process, known to others as `name`, to the pool's log and commands.
+
+    Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
+    appends are held within their window and commands answer NoResponderError. Leaving writes what is still
+    unconfirmed within a bounded time; the link is not valid after that. Never raises for a missing server. Who
+    `only_reads` makes no log where there is none. Who `serves_without` it is degraded while it is away, and not unready.
+    """
+    telemetry.NATS_CONNECTED.set(0)
+    lacks = board.degraded if serves_without else board.missing
+    lacks(NATS_PART, f"connecting to {settings.nats_shown}")
+    lacks(LOG_PART, "not seen yet")
+    listener = _TelemetryListener(board, lacks, clock)
+    async with jetstream.connect(
+        settings.nats,
+        PoolName(settings.pool),
+        clock,
+        name=name,
+        listener=listener,
+        stream=StreamSettings(
+            bytes_max=settings.log_bytes_max,
+            age_seconds_max=settings.log_age_seconds_max,
+            replicas=settings.log_replicas,
+        ),
+        only_reads=only_reads,
+    ) as link:
+        yield link
+
+
+class _TelemetryListener(LogListener):
+    """Turns what the adapter tells into metrics, log lines and readiness."""
+
+    def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
+        """`lacks`: where a part that is away is told."""
+        self._board = board
+        self._lacks = lacks
+        self._clock = clock
+        self._appended: dict[str, Counter] = {}
+        self._troubles: dict[str, float] = {}
+
+    @override
+    def connected(self, server: str) -> None:
+        telemetry.NATS_CONNECTED.set(1)
+        self._board.restored(NATS_PART)
+        log.info("nats_connected", server=server)
+
+    @override
+    def disconnected(self, reason: str) -> None:
+        telemetry.NATS_CONNECTED.set(0)
+        self._lacks(NATS_PART, reason)
+        log.warning("nats_disconnected", reason=reason)
+
+    @override
+    def log_ready(self, identity: str) -> None:
+        self._board.restored(LOG_PART)
+        log.info("log_ready", identity=identity)
+
+    @override
+    def log_missing(self, reason: str) -> None:
+        self._lacks(LOG_PART, reason)
+        self._warn("log_missing", reason=reason)
+
+    @override
+    def appended(self, kind: str) -> None:
+        counter = self._appended.get(kind)
+        if counter is None:
+            counter = self._appended[kind] = telemetry.LOG_APPENDED.labels(kind)
+        counter.inc()
+
+    @override
+    def stalled(self, reason: str) -> None:
+        telemetry.LOG_STALLED.set(1)
+        self._board.degraded(WRITES_PART, reason)
+        log.error("log_stalled", reason=reason)
+
+    @override
+    def flowing(self) -> None:
+        telemetry.LOG_STALLED.set(0)
+        self._board.restored(WRITES_PART)
+        log.info("log_flows_again")
+
+    @override
+    def lost(self, count: int, reason: str) -> None:
+        telemetry.LOG_LOST.inc(count)
+        self._warn("log_writes_lost", count=count, reason=reason)
+
+    @override
+    def undecodable(self, subject: str, problem: str) -> None:
+        telemetry.LOG_UNDECODABLE.inc()
+        self._warn("undecodable_message", subject=short_reason(subject), problem=problem)
+
+    @override
+    def reset(self, reason: str) -> None:
+        telemetry.LOG_RESETS.inc()
+        log.warning("log_reset", reason=reason)
+
+    @override
+    def handler_failed(self, subject: str, error: Exception) -> None:
+        note_failure("command", error, subject=subject)
+
+    @override
+    def trouble(self, what: str, reason: str) -> None:
+        self._warn("nats_trouble", what=what, reason=reason)
+
+    def _warn(self, event: str, **details: object) -> None:
+        """Log a warning that may come in floods."""
+        now = self._clock.wall()
+        key = f"{event}:{details.get('what', '')}"
+        if now - self._troubles.get(key, -TROUBLE_LOG_SECONDS) >= TROUBLE_LOG_SECONDS:
+            self._troubles[key] = now
+            log.warning(event, **details)

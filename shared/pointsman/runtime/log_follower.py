@@ -1,0 +1,94 @@
+"""Follows the log and keeps a State of it, for services that watch and do not lead.
+
+The fold is the shared one; what is here is only its feeding: catch up, say when that is done, start from nothing
+where the log was reset, and keep aside what does not decode.
+"""
+
+from collections.abc import Callable, Iterable
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Seconds, Sequence
+from pointsman.runtime.containment import DeadLetterWatch, contained
+from pointsman.runtime.health import HealthBoard
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.trackers.base import Memory
+
+PART = "fold"
+RETRY_WALL_SECONDS: Seconds = 0.1
+
+
+async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
+    """The last sequence stored now. Waits for as long as the log does not answer, and says so on `board`."""
+    while True:
+        try:
+            return (await event_log.extent()).last
+        except (LogUnavailableError, LogMissingError) as error:
+            board.missing(part, f"the log does not answer: {error}")
+            await clock.sleep_wall(RETRY_WALL_SECONDS)
+
+
+class LogFollower:
+    """A State in log order, behind the log by no more than the way here. Not ready until it has caught up."""
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        *,
+        clock: Clock,
+        board: HealthBoard,
+        settings: PoolSettings,
+        heard: Callable[[LogEvent], None] = lambda _event: None,
+        memories: Callable[[], Iterable[Memory]] = tuple,
+    ) -> None:
+        """`heard`: told of each event once it is in the state. `memories`: fresh ones, for each State that is begun."""
+        self._heard = heard
+        self._log = event_log
+        self._clock = clock
+        self._board = board
+        self._settings = settings
+        self._memories = memories
+        self._end: Sequence | None = None
+        self._dead_letters = DeadLetterWatch()
+        self.begun: Sequence = 1
+        """The first entry that is in the state: where it is not 1, the log has lost what came before."""
+        self.state = State(settings, memories())
+        """As of the last entry. Replaced, not emptied, when the log was reset."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it has read what there was when it began. What comes after that is read as it comes."""
+        return self._end is not None and self.state.sequence >= self._end
+
+    async def run(self) -> None:
+        """Fold for ever; ends only by cancellation or failure."""
+        await self._measure_backlog("folding the log")
+        async for entry in self._log.read(1):
+            if isinstance(entry, LogReset):
+                self.state = State(self._settings, self._memories())
+                await self._measure_backlog(entry.reason)
+            else:
+                self._take_in(entry)
+                self._note_progress()
+
+    async def _measure_backlog(self, reason: str) -> None:
+        """Learn how far there is to go; not ready until there."""
+        self._board.missing(PART, reason)
+        self._end = None
+        self._end = await end_of_log(self._log, clock=self._clock, board=self._board, part=PART)
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        if self.caught_up:
+            self._board.restored(PART)
+
+    def _take_in(self, entry: LogEntry) -> None:
+        if not self.state.sequence:
+            self.begun = entry.sequence
+        if entry.event is None:
+            self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
+        else:
+            self.state.apply(entry.event, entry.sequence)
+            with contained("heard"):
+                self._heard(entry.event)
+        self._dead_letters.look(self.state.dead_letters)

@@ -1,0 +1,249 @@
+"""One service in several processes that listen on one port: `--processes N`.
+
+The parent imports, reserves the port, forks, and then only waits: it starts again what died, kills what hangs, hands signals on,
+and ends when all have ended. It has no event loop and no thread, so forking is safe, and a child starts within milliseconds from memory
+that it shares.
+
+Each child has a listening socket of its own with SO_REUSEPORT, among which the kernel spreads connections by hash. On one
+shared socket the process that wakes first takes every connection that waits, and keeps it (docs/decisions/0038).
+
+Metrics are Prometheus's multiprocess mode: each process writes into files of one directory, and `/metrics` of any of them
+tells of all. The library reads the directory's name when it is imported, so the parent executes itself once more with it.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import structlog
+from prometheus_client import multiprocess
+
+from pointsman.primitives import Seconds
+from pointsman.runtime.backoff import Backoff
+from pointsman.runtime.parent_death import lifeline
+from pointsman.runtime.telemetry import METRICS_DIRECTORY
+
+log = structlog.get_logger()
+
+HANGS_SECONDS: Seconds = 15.0
+"""A child that has listened and says nothing for so long hangs: the kernel goes on giving it connections."""
+LOOK_SECONDS: Seconds = 1.0
+
+PROCESSES_MAX = 255
+HANDED_ON = (signal.SIGTERM, signal.SIGINT)
+OUR_DIRECTORY = "pointsman-metrics-"
+
+Serve = Callable[[int, socket.socket, Callable[[], None]], None]
+"""A child's work: its number from 1 on, the socket to listen on, and what to call once it listens, and each second from then on."""
+
+
+def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoReturn:
+    """Run `serve` in `count` processes until a signal. Raises click.ClickException where the port is taken."""
+    if METRICS_DIRECTORY not in os.environ:
+        os.environ[METRICS_DIRECTORY] = tempfile.mkdtemp(prefix=OUR_DIRECTORY)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    metrics = Path(os.environ[METRICS_DIRECTORY])
+    try:
+        _cleaned(metrics)
+        with _reserved(host, port) as reserved:
+            code = _Parent(count, reserved, serve).run()
+    finally:
+        if metrics.name.startswith(OUR_DIRECTORY):
+            shutil.rmtree(metrics, ignore_errors=True)
+    sys.exit(code)
+
+
+class _Child:
+    """One of the processes, over all its lives."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.has_listened = False
+        self.heard_at: float | None = None
+        """When it last said that it listens, in its present life."""
+        self.start_at = 0.0
+        """When to start it, `time.monotonic`."""
+        self._backoff = Backoff()
+
+    def ended(self, now: float) -> Seconds:
+        """Returns how long to wait before it is started again."""
+        wait = self._backoff.wait(now)
+        self.pid, self.heard_at, self.start_at = 0, None, now + wait
+        return wait
+
+
+class _Parent:
+    """Starts, watches and stops the children."""
+
+    def __init__(self, count: int, reserved: socket.socket, serve: Serve) -> None:
+        self._children = [_Child(number) for number in range(1, count + 1)]
+        self._reserved = reserved
+        self._serve = serve
+        self._stopping = False
+        self._exit_code = 0
+        self._listening, self._listens = os.pipe()
+        """Where children write their number when they listen."""
+        self._signals, self._signalled = os.pipe()
+        os.set_blocking(self._signalled, False)
+
+    def run(self) -> int:
+        """Returns the exit code: that of a child which ended before it had ever listened, else 0."""
+        for number in (*HANDED_ON, signal.SIGCHLD):
+            signal.signal(number, lambda _number, _frame: None)
+        signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
+        multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]  # the parent measures nothing
+        gc.collect()
+        gc.freeze()  # so that the children's collections do not touch, and copy, what they share
+        while True:
+            self._start_what_is_due()
+            if self._stopping and not any(child.pid for child in self._children):
+                return self._exit_code
+            self._wait()
+            self._kill_who_hangs()
+
+    def _start_what_is_due(self) -> None:
+        for child in self._children:
+            if not (self._stopping or child.pid) and time.monotonic() >= child.start_at:
+                child.start_at = time.monotonic()
+                child.pid = self._fork(child.number)
+
+    def _wait(self) -> None:
+        """Until a child or a signal says something, or one is to be started."""
+        began = time.monotonic()
+        due = [child.start_at for child in self._children if not (self._stopping or child.pid)]
+        seconds = max(0.0, min([began + LOOK_SECONDS, *due]) - began)
+        readable, _, _ = select.select([self._signals, self._listening], [], [], seconds)
+        stood_still = time.monotonic() - began - seconds
+        for child in self._children:
+            if child.heard_at is not None:
+                child.heard_at += max(0.0, stood_still)  # neither did we run, so perhaps nobody did
+        if self._listening in readable:
+            for number in os.read(self._listening, 4096):
+                child = self._children[number - 1]
+                child.has_listened, child.heard_at = True, time.monotonic()
+        if self._signals in readable:
+            for number in os.read(self._signals, 4096):
+                if number in HANDED_ON:
+                    self._stop(signal.Signals(number))
+            self._bury()
+
+    def _kill_who_hangs(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.pid and child.heard_at is not None and now - child.heard_at > HANGS_SECONDS:
+                log.error("process_hangs", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
+                child.heard_at = None
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Hand a signal on; the second one ends children at once, as it ends a single process."""
+        self._stopping = True
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, number)
+
+    def _bury(self) -> None:
+        for child in self._children:
+            if not child.pid:
+                continue
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                self._ended(child, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: _Child, code: int) -> None:
+        multiprocess.mark_process_dead(child.pid)  # type: ignore[no-untyped-call]
+        pid = child.pid
+        wait = child.ended(time.monotonic())
+        if self._stopping:
+            self._exit_code = self._exit_code or abs(code)
+        elif not child.has_listened:
+            self._exit_code = abs(code) or 1  # its settings are wrong: it has said so
+            self._stop(signal.SIGTERM)
+        else:
+            log.error("process_ended", number=child.number, pid=pid, exit_code=code, restart_seconds=wait)
+
+    def _fork(self, number: int) -> int:
+        hold = lifeline()
+        everything = set(signal.valid_signals())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            log.info("process_started", number=number, pid=pid)
+            return pid
+        try:
+            os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the parent, which hands it on
+            if hold is not None:
+                hold()
+            signal.set_wakeup_fd(-1)
+            for each in (*HANDED_ON, signal.SIGCHLD):
+                signal.signal(each, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for unused in (self._signals, self._signalled, self._listening):
+                os.close(unused)
+            code = self._life(number)
+        except BaseException:  # noqa: BLE001 - nothing of the parent's may run on in a child
+            sys.excepthook(*sys.exc_info())
+            code = 1
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    def _life(self, number: int) -> int:
+        """A child's life; its exit code."""
+        listener = _bound(self._reserved.family, self._reserved.getsockname())
+        try:
+            self._serve(number, listener, lambda: self._say_listening(number))
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return 0
+
+    def _say_listening(self, number: int) -> None:
+        os.write(self._listens, bytes([number]))
+
+
+def _reserved(host: str, port: int) -> socket.socket:
+    """A socket that is bound and never listens: it keeps the port (also one that the kernel chose) while children come and go.
+    Raises click.ClickException where somebody else listens there, also with SO_REUSEPORT."""
+    try:
+        family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+        return _bound(family, address)
+    except OSError as error:
+        msg = f"cannot listen on {host}:{port} ({error}); choose another with --host and --port"
+        raise click.ClickException(msg) from error
+
+
+def _bound(family: int, address: object) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(address)  # type: ignore[arg-type]  # as the system gave it
+    return bound
+
+
+def _cleaned(metrics: Path) -> None:
+    """Without what an earlier run counted."""
+    metrics.mkdir(parents=True, exist_ok=True)
+    for file in metrics.glob("*.db"):
+        file.unlink(missing_ok=True)

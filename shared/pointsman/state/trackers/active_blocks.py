@@ -1,0 +1,53 @@
+"""Which prompt blocks each instance must keep because a request that uses them is under way there.
+
+Shared blocks count once, as they lie once in the engine's memory. Blocks of the answer are not counted: how long it
+will be is not known. This is the load on memory and on decode steps, as far as the scheduler itself causes it.
+"""
+
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
+from pointsman.state.speculation import Speculation
+from pointsman.state.trackers.base import Memory
+from pointsman.state.workload import Request
+
+
+class ActiveBlocks(Memory):
+    """Counted prefixes, as promises are, only that these last from a request's placement to its end."""
+
+    def __init__(self) -> None:
+        self._in_use = Speculation()
+        self._homes: dict[RequestId, InstanceId] = {}
+
+    def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:
+        """How many blocks would be in use on each of these instances if a prompt of these keys came there."""
+        shared: dict[InstanceId, int] = {}
+        self._in_use.extend_hits(keys, shared)
+        return {i: self._in_use.blocks(i) + len(keys) - shared.get(i, 0) for i in instances}
+
+    @override
+    def placed(self, request: Request, at: Seconds) -> None:
+        self._release(request)
+        self._homes[request.id] = request.instance
+        self._in_use.promise(request.instance, request.keys)
+
+    @override
+    def unplaced(self, request: Request, at: Seconds) -> None:
+        self._release(request)
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        self._release(request)
+
+    @override
+    def left(self, instance: InstanceId, at: Seconds) -> None:
+        self._in_use.drop(instance)
+        self._homes = {request: home for request, home in self._homes.items() if home != instance}
+
+    def _release(self, request: Request) -> None:
+        home = self._homes.pop(request.id, None)
+        if home is not None:
+            self._in_use.release(home, request.keys)

@@ -1,0 +1,46 @@
+"""How much service each tenant got from each instance, in weighted tokens: the counters of VTC.
+
+Source: Sheng et al., OSDI'24, Algorithm 2. A tenant that comes to wait after a pause is lifted to the least counter
+among those who wait (or, if nobody does, to that of the tenant granted last), so that nobody saves up service
+while away. Counters never fall.
+"""
+
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from pointsman.primitives import InstanceId, Tenant
+from pointsman.state.trackers.tenant_accounts import Book, TenantAccounts
+from pointsman.state.workload import Request
+
+
+class ClientService(TenantAccounts):
+    """`cached_weight`: what a prompt token that is cached costs, as a share of one that is not."""
+
+    def __init__(self, *, input_weight: float, cached_weight: float, output_weight: float) -> None:
+        super().__init__()
+        self._input_weight = input_weight
+        self._cached_weight = cached_weight
+        self._output_weight = output_weight
+
+    def services(self, instance: InstanceId, tenants: Iterable[Tenant]) -> dict[Tenant, float]:
+        """The counters of these tenants."""
+        return {tenant: self.balance(instance, tenant) for tenant in tenants}
+
+    @override
+    def welcome(self, book: Book, balance: float) -> float:
+        if book.waiting:
+            return max(balance, min(book.balances[tenant] for tenant in book.waiting))
+        if book.last_granted is not None:
+            return max(balance, book.balances.get(book.last_granted, 0.0))
+        return balance
+
+    @override
+    def charge_input(self, book: Book, request: Request) -> None:
+        cached = request.prompt_tokens - request.uncached_tokens
+        tokens = request.uncached_tokens + self._cached_weight * cached
+        book.balances[request.tenant] += self._input_weight * tokens
+
+    @override
+    def charge_output(self, book: Book, tenant: Tenant, tokens: int) -> None:
+        book.balances[tenant] += self._output_weight * tokens

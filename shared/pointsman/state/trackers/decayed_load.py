@@ -1,0 +1,92 @@
+"""Work placed on each instance, fading as time passes: a guess at what is still to do without hearing of any progress.
+
+What is left of a request's work when it ends, or moves away, is taken off at once; so a guess that fades too slowly
+is put right, and one that fades too fast never was.
+"""
+
+from dataclasses import dataclass
+from math import exp
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.state.trackers.base import Memory
+from pointsman.state.workload import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One request's part of the load."""
+
+    instance: InstanceId
+    seconds: Seconds
+    at: Seconds
+
+
+@dataclass(slots=True)
+class _Load:
+    requests: int = 0
+    seconds: Seconds = 0.0
+    at: Seconds = 0.0
+
+
+class DecayedLoad(Memory):
+    """Prefill seconds by the cost model, times `1/e` every `decay_s` seconds."""
+
+    def __init__(self, decay_s: Seconds) -> None:
+        self._decay_s = decay_s
+        self._loads: dict[InstanceId, _Load] = {}
+        self._shares: dict[RequestId, _Share] = {}
+
+    def seconds(self, instance: InstanceId, now: Seconds) -> Seconds:
+        load = self._loads.get(instance)
+        return self._faded(load.seconds, now - load.at) if load else 0.0
+
+    def requests(self, instance: InstanceId) -> int:
+        """Requests placed there that have not ended."""
+        load = self._loads.get(instance)
+        return load.requests if load else 0
+
+    @override
+    def placed(self, request: Request, at: Seconds) -> None:
+        self._release(request.id, at)
+        load = self._loads.setdefault(request.instance, _Load(at=at))
+        self._fade(load, at)
+        load.requests += 1
+        load.seconds += request.prefill_seconds
+        self._shares[request.id] = _Share(request.instance, request.prefill_seconds, load.at)
+
+    @override
+    def unplaced(self, request: Request, at: Seconds) -> None:
+        self._release(request.id, at)
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        self._release(request.id, at)
+
+    @override
+    def left(self, instance: InstanceId, at: Seconds) -> None:
+        self._loads.pop(instance, None)
+        self._shares = {request: share for request, share in self._shares.items() if share.instance != instance}
+
+    def _release(self, request: RequestId, at: Seconds) -> None:
+        share = self._shares.pop(request, None)
+        if share is None:
+            return
+        load = self._loads[share.instance]
+        self._fade(load, at)
+        load.requests -= 1
+        load.seconds = max(0.0, load.seconds - self._faded(share.seconds, load.at - share.at))
+        if load.requests == 0:
+            # Nothing placed weighs exactly nothing, whatever rounding has left.
+            del self._loads[share.instance]
+
+    def _fade(self, load: _Load, now: Seconds) -> None:
+        """Bring a load to `now`; an event that comes late leaves it where it is."""
+        if now > load.at:
+            load.seconds = self._faded(load.seconds, now - load.at)
+            load.at = now
+
+    def _faded(self, seconds: Seconds, elapsed: Seconds) -> Seconds:
+        return seconds * exp(-max(0.0, elapsed) / self._decay_s)

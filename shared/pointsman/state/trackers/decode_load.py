@@ -1,0 +1,105 @@
+"""How fast each instance generates, by how many requests it generates for: what a TPOT prediction rests on.
+
+Every answer that ends teaches one point: its seconds per token, against the mean number of requests that decoded
+beside it (the count at its first and at its last token). Through the points of an instance runs a line that never
+falls: least squares whose weights halve every `HALF_LIFE_SECONDS`, slope and offset at least zero. Bias: contexts and
+prefills between decode steps are in the points only as far as they go along with the number of requests.
+
+There is no prediction without fresh evidence. That is also what ends a refusal: who is refused teaches nothing, the
+evidence fades, and the next request is let in to see.
+"""
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.state.trackers.base import Memory
+from pointsman.state.workload import Request, Stage
+
+HALF_LIFE_SECONDS = 30.0
+EVIDENCE_MIN = 8.0
+"""Points, faded, below which nothing is predicted."""
+
+
+@dataclass(slots=True)
+class DecodeFit:
+    """Faded sums over (requests decoding, seconds per token)."""
+
+    weight: float = 0.0
+    count: float = 0.0
+    seconds: float = 0.0
+    count_squared: float = 0.0
+    count_seconds: float = 0.0
+    at: Seconds = 0.0
+
+    def evidence(self, now: Seconds) -> float:
+        return self.weight * _fade(now - self.at)
+
+    def learn(self, decoding: float, seconds_per_token: Seconds, at: Seconds) -> None:
+        fade = _fade(at - self.at)
+        self.weight = self.weight * fade + 1.0
+        self.count = self.count * fade + decoding
+        self.seconds = self.seconds * fade + seconds_per_token
+        self.count_squared = self.count_squared * fade + decoding * decoding
+        self.count_seconds = self.count_seconds * fade + decoding * seconds_per_token
+        self.at = max(at, self.at)
+
+    def seconds_per_token(self, decoding: int) -> Seconds:
+        """On the line; of any point at all."""
+        mean_count, mean_seconds = self.count / self.weight, self.seconds / self.weight
+        variance = self.count_squared / self.weight - mean_count * mean_count
+        covariance = self.count_seconds / self.weight - mean_count * mean_seconds
+        slope = max(0.0, covariance / variance) if variance > 1e-6 else 0.0
+        slope = min(slope, mean_seconds / mean_count)
+        return mean_seconds + slope * (decoding - mean_count)
+
+
+class DecodeLoad(Memory):
+    """One fit an instance, and who decodes where."""
+
+    def __init__(self) -> None:
+        self._fits: dict[InstanceId, DecodeFit] = {}
+        self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
+        """By request: how many decoded there when it began, itself included."""
+
+    def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
+        """Seconds per token if one more request decoded there; None without evidence. `others`: how many do already,
+        where the caller knows of more than those that have their first token."""
+        fit = self._fits.get(instance)
+        if fit is None or fit.evidence(now) < EVIDENCE_MIN:
+            return None
+        return fit.seconds_per_token((len(self._decoding.get(instance, ())) if others is None else others) + 1)
+
+    @override
+    def first_token(self, request: Request, at: Seconds) -> None:
+        decoding = self._decoding.setdefault(request.instance, {})
+        decoding[request.id] = len(decoding) + 1
+
+    @override
+    def unplaced(self, request: Request, at: Seconds) -> None:
+        if request.stage is Stage.DECODING:
+            self._decoding.get(request.instance, {}).pop(request.id, None)
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        decoding = self._decoding.get(request.instance, {})
+        last = len(decoding)
+        first = decoding.pop(request.id, None)
+        if first is not None and finished and finished.tpot > 0 and finished.completion_tokens > 1:
+            fit = self._fits.setdefault(request.instance, DecodeFit())
+            fit.learn((first + last) / 2, finished.tpot, at)
+
+    @override
+    def joined(self, instance: InstanceId, at: Seconds) -> None:
+        self._fits.pop(instance, None)
+
+    @override
+    def left(self, instance: InstanceId, at: Seconds) -> None:
+        self._fits.pop(instance, None)
+        self._decoding.pop(instance, None)
+
+
+def _fade(seconds: Seconds) -> float:
+    return float(0.5 ** (max(0.0, seconds) / HALF_LIFE_SECONDS))

@@ -1,0 +1,85 @@
+"""What each client may still spend on each instance before the others come first.
+
+A deficit counter, as in deficit round robin, for each pair of client and instance. A placement is charged with the
+tokens it must compute, an answer with its tokens times `output_weight`. When a client is placed where it had nothing
+left, nothing was left anywhere: all its instances get the same whole number of quanta, as few as make this one
+positive. So the choice needs no event of its own, and counters of one client differ only by what it really spent.
+"""
+
+from collections import OrderedDict
+from math import floor
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import InstanceId, Seconds, Tenant
+from pointsman.state.trackers.base import Memory
+from pointsman.state.workload import Request, Stage
+
+CLIENTS_MAX = 10_000
+"""Clients that are remembered; the one that was placed longest ago begins anew."""
+
+
+class Deficits(Memory):
+    """Tokens that are left, by client and instance; 0 for a pair that is new."""
+
+    def __init__(self, quantum_tokens: float, output_weight: float) -> None:
+        self._quantum = quantum_tokens
+        self._output_weight = output_weight
+        self._instances: dict[InstanceId, None] = {}
+        self._counters: OrderedDict[Tenant, dict[InstanceId, float]] = OrderedDict()
+
+    def tokens_left(self, client: Tenant, instance: InstanceId) -> float:
+        return self._counters.get(client, {}).get(instance, 0.0)
+
+    def quanta_needed(self, client: Tenant, instance: InstanceId) -> int:
+        """How many refills make this pair positive; 0 where it is."""
+        left = self.tokens_left(client, instance)
+        return 0 if left > 0 else floor(-left / self._quantum) + 1
+
+    @override
+    def placed(self, request: Request, at: Seconds) -> None:
+        client, instance = request.tenant, request.instance
+        self._refill(client, self.quanta_needed(client, instance))
+        self._spend(client, instance, request.uncached_tokens)
+        self._counters.move_to_end(client)
+        if len(self._counters) > CLIENTS_MAX:
+            self._counters.popitem(last=False)
+
+    @override
+    def unplaced(self, request: Request, at: Seconds) -> None:
+        self._give_back(request)
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        if finished is not None:
+            output_tokens = max(0, finished.completion_tokens)
+            home = request.prefilled_by or request.instance
+            self._spend(request.tenant, home, self._output_weight * output_tokens)
+        elif request.stage is Stage.PENDING:
+            self._give_back(request)
+
+    @override
+    def joined(self, instance: InstanceId, at: Seconds) -> None:
+        self._instances[instance] = None
+
+    @override
+    def left(self, instance: InstanceId, at: Seconds) -> None:
+        self._instances.pop(instance, None)
+        for pairs in self._counters.values():
+            pairs.pop(instance, None)
+
+    def _refill(self, client: Tenant, quanta: int) -> None:
+        pairs = self._counters.setdefault(client, {})
+        if quanta:
+            for instance in self._instances:
+                pairs[instance] = pairs.get(instance, 0.0) + quanta * self._quantum
+
+    def _give_back(self, request: Request) -> None:
+        self._spend(request.tenant, request.instance, -request.uncached_tokens)
+
+    def _spend(self, client: Tenant, instance: InstanceId, tokens: float) -> None:
+        """A client or an instance that is forgotten, or gone, spends nothing."""
+        pairs = self._counters.get(client)
+        if pairs is not None and instance in self._instances:
+            pairs[instance] = pairs.get(instance, 0.0) - tokens

@@ -1,0 +1,53 @@
+"""How many weighted tokens each tenant may still use of each instance before others must have their turn.
+
+Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). A grant charges the tokens
+that must be computed, an end those that were generated. When nobody who waits has anything left, every tenant
+without gets another quantum, as often as it takes until one who waits may go. The refill is booked at the grant
+that it made possible, since deciding changes nothing: `in_turn` answers as if it had happened.
+"""
+
+from collections.abc import Collection
+
+from typing_extensions import override
+
+from pointsman.primitives import InstanceId, Tenant
+from pointsman.state.trackers.tenant_accounts import Book, TenantAccounts
+from pointsman.state.workload import Request
+
+
+class QueueDeficits(TenantAccounts):
+    """Balances never exceed `quantum`."""
+
+    def __init__(self, *, quantum: float, input_weight: float, output_weight: float) -> None:
+        super().__init__()
+        self._quantum = quantum
+        self._input_weight = input_weight
+        self._output_weight = output_weight
+
+    def in_turn(self, instance: InstanceId, waiting: Collection[Tenant]) -> frozenset[Tenant]:
+        """Those of the waiting tenants who may go now, after a refill if it takes one. Never empty for some."""
+        balances = {tenant: self.balance(instance, tenant) for tenant in waiting}
+        rounds = self._rounds_needed(balances)
+        return frozenset(tenant for tenant, left in balances.items() if left + rounds * self._quantum > 0)
+
+    @override
+    def welcome(self, book: Book, balance: float) -> float:
+        return balance
+
+    @override
+    def charge_input(self, book: Book, request: Request) -> None:
+        rounds = self._rounds_needed({tenant: book.balances[tenant] for tenant in book.waiting})
+        if rounds:
+            for tenant, left in book.balances.items():
+                book.balances[tenant] = left + min(rounds, self._rounds_to_positive(left)) * self._quantum
+        book.balances[request.tenant] -= self._input_weight * request.uncached_tokens
+
+    @override
+    def charge_output(self, book: Book, tenant: Tenant, tokens: int) -> None:
+        book.balances[tenant] -= self._output_weight * tokens
+
+    def _rounds_needed(self, balances: dict[Tenant, float]) -> int:
+        return min((self._rounds_to_positive(left) for left in balances.values()), default=0)
+
+    def _rounds_to_positive(self, balance: float) -> int:
+        return 0 if balance > 0 else int(-balance // self._quantum) + 1

@@ -1,0 +1,132 @@
+"""How the pool served lately: which requests got their first token on time, and what prefill work was given to whom.
+
+Kept by time, not by count, since who sizes a pool compares work with seconds. Entries older than the window go when the
+next comes; at most RECORDS_MAX of each kind are kept. An outcome is a first token, on time or late; a refusal; or another
+end after the deadline of a request that still waited.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
+from pointsman.state.trackers.attainment import UNREACHABLE
+from pointsman.state.trackers.base import Memory
+from pointsman.state.workload import Request, Stage
+
+RECORDS_MAX = 20_000
+PREFIX_BLOCKS = 8
+"""Blocks that two prompts must share to be of one family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    at: Seconds
+    on_time: bool
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Counts of a while."""
+
+    total: int = 0
+    on_time: int = 0
+    refused: int = 0
+
+    @property
+    def attainment(self) -> float:
+        """Share on time; all, where there was nothing."""
+        return self.on_time / self.total if self.total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One placed request. `seconds`: its work by the cost model, uncorrected; `prefix`: its family, if it has one."""
+
+    at: Seconds
+    arrived_at: Seconds
+    slo_ttft: Seconds
+    instance: InstanceId
+    seconds: Seconds
+    uncached_tokens: Tokens
+    prompt_tokens: Tokens
+    prefix: BlockKey | None
+
+
+class ServiceWindow(Memory):
+    """Outcomes and prefills of the last `window_s` engine seconds."""
+
+    def __init__(self, window_s: Seconds) -> None:
+        self._window_s = window_s
+        self._outcomes: deque[Outcome] = deque(maxlen=RECORDS_MAX)
+        self._prefills: OrderedDict[RequestId, Prefill] = OrderedDict()
+        self.last_arrival_at: Seconds = float("-inf")
+
+    def outcomes(self, since: Seconds) -> Outcomes:
+        """What was answered or refused from `since` on."""
+        total = on_time = refused = 0
+        for outcome in reversed(self._outcomes):
+            if outcome.at < since:
+                break
+            total += 1
+            on_time += outcome.on_time
+            refused += outcome.refused
+        return Outcomes(total, on_time, refused)
+
+    def prefills(self, since: Seconds) -> list[Prefill]:
+        """What was placed from `since` on, in order, each where it was placed last."""
+        return [prefill for prefill in self._prefills.values() if prefill.at >= since]
+
+    @override
+    def arrived(self, request: Request, at: Seconds) -> None:
+        self.last_arrival_at = at
+
+    @override
+    def placed(self, request: Request, at: Seconds) -> None:
+        keys = request.keys
+        self._prefills.pop(request.id, None)
+        self._prefills[request.id] = Prefill(
+            at=at,
+            arrived_at=request.arrived_at,
+            slo_ttft=request.slo_ttft,
+            instance=request.instance,
+            seconds=request.prefill_seconds,
+            uncached_tokens=request.uncached_tokens,
+            prompt_tokens=request.prompt_tokens,
+            prefix=keys[min(len(keys), PREFIX_BLOCKS) - 1] if keys else None,
+        )
+        while self._prefills:
+            oldest = next(iter(self._prefills.values()))
+            if oldest.at >= at - self._window_s and len(self._prefills) <= RECORDS_MAX:
+                break
+            self._prefills.popitem(last=False)
+
+    @override
+    def unplaced(self, request: Request, at: Seconds) -> None:
+        self._prefills.pop(request.id, None)
+
+    @override
+    def first_token(self, request: Request, at: Seconds) -> None:
+        self._take_in(Outcome(at, at <= request.deadline))
+
+    @override
+    def refused(self, request: Request, at: Seconds, reason: str) -> None:
+        if reason != UNREACHABLE:
+            self._take_in(Outcome(at, on_time=False, refused=True))
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
+        if request.stage is Stage.PENDING:
+            self._prefills.pop(request.id, None)
+        if waited and finished is None and at > request.deadline:
+            self._take_in(Outcome(at, on_time=False))
+
+    def _take_in(self, outcome: Outcome) -> None:
+        outcomes = self._outcomes
+        outcomes.append(outcome)
+        while outcomes[0].at < outcome.at - self._window_s:
+            outcomes.popleft()

@@ -1,9 +1,0 @@
-"""`pointsman bench-agreement`: the same run by a fleet and by the simulator, side by side.
-
-`command` reads what was asked for and prints, `both` runs a pool in either world, `machine` says whether this machine
-kept time meanwhile, `verdict` compares.
-"""
-
-from pointsman.tooling.bench_agreement.command import bench_agreement_command
-
-__all__ = ["bench_agreement_command"]

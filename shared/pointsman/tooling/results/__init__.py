@@ -1,5 +1,0 @@
-"""`pointsman results`: every study of `docs/results.md`, run anew by one command."""
-
-from pointsman.tooling.results.command import results_command
-
-__all__ = ["results_command"]

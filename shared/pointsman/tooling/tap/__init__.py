@@ -1,6 +1,0 @@
-"""`pointsman tap`: prints what goes into the log, live. `command` reads and prints, `filters` chooses, `wording` says
-each event in one line."""
-
-from pointsman.tooling.tap.command import tap_command
-
-__all__ = ["tap_command"]

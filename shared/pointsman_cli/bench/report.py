@@ -1,0 +1,305 @@
+"""From the outcomes of single requests to the numbers of a run, as a table, as JSON and side by side.
+
+All latencies are engine time: what the wall clock said times the fleet's speed, so a run at speed 20 reads like one
+at speed 1. Effective request capacity is the share of all requests sent whose time to first token met the
+objective; rejected and failed ones count as missed. The hit rate is the engines' own: cached over prompt tokens.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.metrics import percentile
+from pointsman_cli.bench.moves import Moves
+from pointsman_cli.formatting import count, milliseconds, share
+
+LATENESS_SHARE_MAX = 0.05
+"""The bench warns when its own lateness (P99) exceeds this share of the TTFT objective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one request ended. Latencies in engine seconds since it was sent; None where that was never seen.
+
+    `late_s`: engine seconds between when it should have been sent and when it was.
+    """
+
+    ending: Literal["completed", "rejected", "failed"]
+    late_s: Seconds
+    problem: str = ""
+    ttft_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+    prompt_tokens: Tokens = 0
+    cached_tokens: Tokens | None = None
+    output_tokens: Tokens = 0
+    predicted_ttft_s: Seconds | None = None
+    instance: str = ""
+
+    @property
+    def tpot_s(self) -> Seconds | None:
+        """Mean time per output token after the first; None with fewer than two."""
+        if self.e2e_s is None or self.ttft_s is None or self.output_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+
+    def met(self, slo_ttft: Seconds) -> bool:
+        return self.ending == "completed" and self.ttft_s is not None and self.ttft_s <= slo_ttft
+
+
+class InstanceShare(msgspec.Struct, kw_only=True):
+    """What one instance served: `share` of the completed requests."""
+
+    requests: int
+    share: float
+    hit_rate: float | None
+    ttft_p50_s: Seconds | None
+
+
+class RunReport(msgspec.Struct, kw_only=True):
+    """One run. `requests` were sent and came to an end; null where nothing was there to measure."""
+
+    policy: str
+    requests: int
+    completed: int
+    rejected: int
+    failed: int
+    ttft_p50_s: Seconds | None
+    ttft_p90_s: Seconds | None
+    ttft_p99_s: Seconds | None
+    tpot_p50_s: Seconds | None
+    e2e_p50_s: Seconds | None
+    effective_capacity: float | None
+    hit_rate: float | None
+    per_instance: dict[str, InstanceShare]
+    tpot_p90_s: Seconds | None
+    tpot_p99_s: Seconds | None
+    e2e_p90_s: Seconds | None
+    e2e_p99_s: Seconds | None
+    ttft_prediction_error_p50_s: Seconds | None
+    errors: dict[str, int]
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    late_p50_s: Seconds | None
+    late_p99_s: Seconds | None
+    late_max_s: Seconds | None
+    wall_s: float
+    offered_rate: float
+    slo_ttft_s: Seconds
+    speed: float
+    time_scale: float
+    workload: str
+    trace: str | None
+    seed: int
+    interrupted: bool
+    rebalancing: str | None = None
+    """Null where it was not chosen here."""
+    moves: Moves | None = None
+    """Null where the log was not read."""
+
+
+class BenchReport(msgspec.Struct, kw_only=True):
+    """What `--json` writes."""
+
+    runs: list[RunReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What was true of a run as a whole. `offered_rate`: mean arrivals per engine second."""
+
+    policy: str
+    slo_ttft_s: Seconds
+    speed: float
+    time_scale: float
+    offered_rate: float
+    workload: str
+    trace: str | None
+    seed: int
+
+
+def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, interrupted: bool) -> RunReport:
+    """The numbers of a run."""
+    completed = [o for o in outcomes if o.ending == "completed"]
+    ttft = _values(completed, lambda o: o.ttft_s)
+    tpot = _values(completed, lambda o: o.tpot_s)
+    e2e = _values(completed, lambda o: o.e2e_s)
+    late = [o.late_s for o in outcomes]
+    off = [abs(o.ttft_s - o.predicted_ttft_s) for o in completed if o.ttft_s is not None and o.predicted_ttft_s]
+    endings = Counter(o.ending for o in outcomes)
+    return RunReport(
+        policy=facts.policy,
+        requests=len(outcomes),
+        completed=len(completed),
+        rejected=endings["rejected"],
+        failed=endings["failed"],
+        ttft_p50_s=percentile(ttft, 50),
+        ttft_p90_s=percentile(ttft, 90),
+        ttft_p99_s=percentile(ttft, 99),
+        tpot_p50_s=percentile(tpot, 50),
+        tpot_p90_s=percentile(tpot, 90),
+        tpot_p99_s=percentile(tpot, 99),
+        e2e_p50_s=percentile(e2e, 50),
+        e2e_p90_s=percentile(e2e, 90),
+        e2e_p99_s=percentile(e2e, 99),
+        effective_capacity=attainment(outcomes, facts.slo_ttft_s),
+        hit_rate=hit_rate(completed),
+        per_instance=_per_instance(completed),
+        ttft_prediction_error_p50_s=percentile(off, 50),
+        errors=dict(Counter(o.problem for o in outcomes if o.problem).most_common()),
+        prompt_tokens=sum(o.prompt_tokens for o in completed),
+        output_tokens=sum(o.output_tokens for o in completed),
+        late_p50_s=percentile(late, 50),
+        late_p99_s=percentile(late, 99),
+        late_max_s=max(late, default=None),
+        wall_s=wall_s,
+        offered_rate=facts.offered_rate,
+        slo_ttft_s=facts.slo_ttft_s,
+        speed=facts.speed,
+        time_scale=facts.time_scale,
+        workload=facts.workload,
+        trace=facts.trace,
+        seed=facts.seed,
+        interrupted=interrupted,
+    )
+
+
+def attainment(outcomes: Sequence[Outcome], slo_ttft: Seconds) -> float | None:
+    """Effective request capacity: the share of all requests that met the objective."""
+    return sum(o.met(slo_ttft) for o in outcomes) / len(outcomes) if outcomes else None
+
+
+def hit_rate(outcomes: Iterable[Outcome]) -> float | None:
+    """Cached over prompt tokens, as the engines report them; None where none does."""
+    counted = [(o.cached_tokens, o.prompt_tokens) for o in outcomes if o.cached_tokens is not None]
+    prompt = sum(tokens for _, tokens in counted)
+    return sum(cached for cached, _ in counted) / prompt if prompt else None
+
+
+def lateness_warning(report: RunReport) -> str | None:
+    """What to say when the bench itself was too slow to trust the arrivals, else None."""
+    late = report.late_p99_s or 0.0
+    if late <= LATENESS_SHARE_MAX * report.slo_ttft_s:
+        return None
+    return (
+        f"the bench itself was late: P99 {late:.2f} s of engine time ({late / report.speed * 1000:.0f} ms on the wall), "
+        f"at worst {report.late_max_s or 0.0:.2f} s. Latencies count from when a request was really sent; for exact "
+        "arrivals use a lower --speed, --rate or --time-scale."
+    )
+
+
+def _values(outcomes: Iterable[Outcome], of: Callable[[Outcome], float | None]) -> list[float]:
+    return [value for outcome in outcomes if (value := of(outcome)) is not None]
+
+
+def _per_instance(completed: Sequence[Outcome]) -> dict[str, InstanceShare]:
+    shares = {}
+    for instance in sorted({o.instance for o in completed}, key=_natural):
+        own = [o for o in completed if o.instance == instance]
+        shares[instance or "unnamed"] = InstanceShare(
+            requests=len(own),
+            share=len(own) / len(completed),
+            hit_rate=hit_rate(own),
+            ttft_p50_s=percentile(_values(own, lambda o: o.ttft_s), 50),
+        )
+    return shares
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """engine-2 before engine-10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)
+
+
+# --- Tables ---
+
+Row = tuple[str, Callable[[RunReport], float | None], Callable[[float], str]]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
+
+
+ROWS: Sequence[Row] = (
+    ("requests", lambda r: r.requests, count),
+    ("completed", lambda r: r.completed, count),
+    ("rejected", lambda r: r.rejected, count),
+    ("failed", lambda r: r.failed, count),
+    ("TTFT P50", lambda r: r.ttft_p50_s, _seconds),
+    ("TTFT P90", lambda r: r.ttft_p90_s, _seconds),
+    ("TTFT P99", lambda r: r.ttft_p99_s, _seconds),
+    ("TPOT P50", lambda r: r.tpot_p50_s, milliseconds),
+    ("TPOT P99", lambda r: r.tpot_p99_s, milliseconds),
+    ("end-to-end P50", lambda r: r.e2e_p50_s, _seconds),
+    ("end-to-end P99", lambda r: r.e2e_p99_s, _seconds),
+    ("effective capacity", lambda r: r.effective_capacity, share),
+    ("hit rate (engines)", lambda r: r.hit_rate, share),
+    ("moved by rebalancing", lambda r: r.moves.moved if r.moves else None, count),
+    ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, share),
+    ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, share),
+    ("their hit rate as found", lambda r: r.moves.hit_rate_found if r.moves else None, share),
+    ("busiest instance's share", lambda r: max((s.share for s in r.per_instance.values()), default=None), share),
+)
+
+
+WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "their"))}
+"""Rows that say nothing where nobody moved."""
+
+
+def runs_table(runs: Sequence[RunReport]) -> Table:
+    """A column for each run; from the second on with its ratio to the first."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for number, run in enumerate(runs):
+        table.add_column(run.policy + (" (interrupted)" if run.interrupted else ""), justify="right")
+        if number:
+            table.add_column("ratio", justify="right", style="dim")
+    for label, value_of, shown in ROWS:
+        if label in WHERE_MOVED and not any(run.moves and run.moves.moved for run in runs):
+            continue
+        first = value_of(runs[0])
+        cells = []
+        for number, run in enumerate(runs):
+            value = value_of(run)
+            cells.append("-" if value is None else shown(value))
+            if number:
+                cells.append(f"{value / first:.2f}x" if first and value is not None else "")
+        table.add_row(label, *cells, end_section=label in {"failed", "end-to-end P99"})
+    return table
+
+
+def instances_table(run: RunReport) -> Table:
+    """What each instance served."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(f"instance, {run.policy}")
+    for heading in ("requests", "share", "hit rate", "TTFT P50"):
+        table.add_column(heading, justify="right")
+    for name, part in run.per_instance.items():
+        table.add_row(
+            name,
+            count(part.requests),
+            share(part.share),
+            "-" if part.hit_rate is None else share(part.hit_rate),
+            "-" if part.ttft_p50_s is None else _seconds(part.ttft_p50_s),
+        )
+    return table
+
+
+def errors_text(errors: Mapping[str, int]) -> Text:
+    """Errors by kind, one a line."""
+    return Text("\n".join(f"{number:>6}  {kind}" for kind, number in errors.items()), style="yellow")
+
+
+def headline(run: RunReport) -> Text:
+    """What was run, for above the table."""
+    return Text(
+        f"{run.workload}, {run.offered_rate:.2f} requests/s, TTFT objective {run.slo_ttft_s:g} s, "
+        f"times are engine time (speed {run.speed:g})",
+        style="bold",
+    )

@@ -1,0 +1,230 @@
+"""`pointsman calibrate URL`: measure one engine, show how well the cost model fits it, write it down for its worker."""
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TextIO
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pointsman.adapters.calibration_file import Calibration, Measurement, write_calibration
+from pointsman.contracts.fleet import DecodeCost
+from pointsman.primitives import Seconds, Tokens
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman_cli.calibrate.fitting import fitted, relative_error
+from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
+from pointsman_cli.options import POSITIVE
+from pointsman_cli.output_file import OUTPUT_FILE
+
+LONGEST_DEFAULT: Tokens = 8192
+WARMING_PROMPTS = 2
+
+
+@dataclass
+class _Samples:
+    """All times of one prompt's kind; `cached` is what the engine said, so that it is in the key."""
+
+    seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
+    token_seconds: list[Seconds] = field(default_factory=list)
+
+    def measurements(self) -> list[Measurement]:
+        return [
+            Measurement(total=total, cached=cached, seconds=median(times), repeats=len(times))
+            for (total, cached), times in sorted(self.seconds.items())
+        ]
+
+
+@click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("url")
+@click.option("--model", default="", help="Which of the engine's models; by default the first it lists.")
+@click.option(
+    "--out",
+    type=OUTPUT_FILE,
+    help="Where to write the calibration; by default MODEL.calibration.json here.",
+)
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")
+@click.option(
+    "--longest",
+    type=click.IntRange(2 * SHORTEST),
+    default=LONGEST_DEFAULT,
+    show_default=True,
+    help="Longest prompt in tokens; lowered to what the model takes.",
+)
+@click.option(
+    "--seconds-max",
+    type=click.FloatRange(1),
+    default=180.0,
+    show_default=True,
+    help="Begin no prompt after so many seconds. Every length was measured once by then, or the longest are left out.",
+)
+@click.option(
+    "--speed",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Of a simulated engine.",
+)
+@click.option(
+    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="Key that the engine asks for.", show_envvar=True
+)
+@click.option("--seed", default=0, show_default=True, help="What the prompts are drawn from.")
+@click.option("--json", "as_json", is_flag=True, help="Print the calibration as JSON; progress goes to standard error.")
+def calibrate_command(
+    url: str,
+    model: str,
+    out: Path | None,
+    repeat: int,
+    longest: int,
+    seconds_max: float,
+    speed: float,
+    api_key: str,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Measure how long prefills take on the engine at URL, and write down the cost model that predicts them.
+
+    Sends prompts of several lengths, cold and with parts of them cached, one at a time, and fits
+    seconds = fixed + max(floor, a * new tokens + b * (total² - cached²)). The engine should have nothing else to do, and
+    what it has cached may be evicted. What its worker learns from live traffic corrects the model later.
+
+    \b
+      pointsman calibrate http://gpu-1:8000
+      pointsman-worker --engine-url http://gpu-1:8000 --engine-calibration my-model.calibration.json ...
+      POINTSMAN_ENGINE_CALIBRATION=my-model.calibration.json pointsman up --engine http://gpu-1:8000
+    """
+    tell = _teller(sys.stderr if as_json else sys.stdout)
+    try:
+        target, samples = asyncio.run(
+            _measure(
+                url,
+                model,
+                api_key=api_key,
+                seed=seed,
+                repeat=repeat,
+                longest=longest,
+                seconds_max=seconds_max,
+                tell=tell,
+            )
+        )
+        calibration = _calibrated(target, samples, speed)
+    except (EngineError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    path = out or Path(f"{_file_name(target.model)}.calibration.json")
+    try:
+        write_calibration(path, calibration)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise click.ClickException(message) from error
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(calibration), indent=2).decode())
+    else:
+        _show(calibration, path)
+
+
+async def _measure(
+    url: str,
+    model: str,
+    *,
+    api_key: str,
+    seed: int,
+    repeat: int,
+    longest: Tokens,
+    seconds_max: Seconds,
+    tell: Callable[[str], None],
+) -> tuple[Target, _Samples]:
+    """Every round `repeat` times, shorter prompts first, as far as the time allows."""
+    samples = _Samples()
+    async with Engine(url, api_key=api_key, seed=seed) as engine:
+        target = await engine.describe(model)
+        tell(f"{target.model} at {target.url}, blocks of {target.block_tokens} tokens")
+        if target.busy:
+            tell(f"it has {target.busy} requests to do already: what is measured is too slow")
+        bound = min(longest, target.max_model_len - DECODED) if target.max_model_len else longest
+        if bound < 2 * SHORTEST:
+            msg = f"the model takes {target.max_model_len} tokens, too few to measure anything"
+            raise EngineError(msg)
+        planned = list(rounds(bound, target.block_tokens))
+        for _ in range(WARMING_PROMPTS):
+            await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=1)
+        deadline = time.monotonic() + seconds_max
+        for turn in range(repeat):
+            for plans in planned:
+                if time.monotonic() > deadline:
+                    tell(
+                        f"{seconds_max:g} s are over: round {turn + 1} of {repeat} ends before {plans[0].total} tokens"
+                    )
+                    return target, samples
+                await _take_round(engine, target, plans, samples, turn, tell)
+            taken = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
+            samples.token_seconds.append(taken.token_seconds)
+    return target, samples
+
+
+async def _take_round(
+    engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, tell: Callable[[str], None]
+) -> None:
+    times = []
+    async for taken in engine.measured(target, plans):
+        samples.seconds.setdefault((taken.total, taken.cached), []).append(taken.seconds)
+        times.append(f"{taken.seconds:.3f} s with {taken.cached:,} cached")
+    tell(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
+
+
+def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
+    """The fit, in engine seconds. Raises ValueError where there is too little to fit."""
+    points = [msgspec.structs.replace(point, seconds=point.seconds * speed) for point in samples.measurements()]
+    cost = fitted(points)
+    tokens = samples.token_seconds
+    return Calibration(
+        model=target.model,
+        prefill=cost,
+        error=relative_error(cost, points),
+        measurements=points,
+        decode=DecodeCost(step_s=median(tokens) * speed) if tokens else None,
+        engine=target.url,
+        engine_version=target.version,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _show(calibration: Calibration, path: Path) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("tokens", "cached", "measured", "fitted", "off by"):
+        table.add_column(column, justify="right")
+    for point in calibration.measurements:
+        expected = prefill_seconds(calibration.prefill, point.total, point.cached)
+        table.add_row(
+            f"{point.total:,}",
+            f"{point.cached:,}",
+            f"{point.seconds:.4f} s",
+            f"{expected:.4f} s",
+            f"{expected / point.seconds - 1:+.1%}",
+        )
+    Console(highlight=False).print(table)
+    cost = calibration.prefill
+    print(
+        f"seconds = {cost.fixed_s:.4g} + max({cost.floor_s:.4g}, {cost.per_token_s:.4g} * new"
+        f" + {cost.per_token_squared_s:.4g} * (total² - cached²))"
+    )
+    if calibration.decode is not None:
+        print(f"a token of one answer: {calibration.decode.step_s:.4g} s")
+    print(f"median error {calibration.error:.1%}; written to {path}")
+    print(f"for its worker: --engine-calibration {path}")
+
+
+def _file_name(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "engine"
+
+
+def _teller(stream: TextIO) -> Callable[[str], None]:
+    return lambda line: print(line, file=stream, flush=True)

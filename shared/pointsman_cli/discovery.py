@@ -1,0 +1,243 @@
+"""How people's commands find a fleet: the file that `pointsman up` leaves, and a pointer to it on this machine.
+
+`DATA/fleet.json` says what runs where. `DATA/fleet.lock` is held for as long as `up` lives, so whether a fleet
+runs is a question to the kernel and not to a process id that may have been given away again. A pointer to each data
+directory lies under `$XDG_STATE_HOME/pointsman/fleets`, so that with one fleet on the machine nothing need be said.
+The secret is never in the file, only where it is kept.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import click
+import msgspec
+
+from pointsman.runtime.settings import FleetSettings, options
+
+FLEET_FILE = "fleet.json"
+LOCK_FILE = "fleet.lock"
+LOCK_ATTEMPTS_MAX = 5
+LOCK_RETRY_SECONDS = 0.05
+
+
+class NoFleetError(click.ClickException):
+    """No fleet runs where it was looked for; the message says what to type."""
+
+
+class SeveralFleetsError(click.ClickException):
+    """More than one fleet runs on this machine and none was named; the message lists them with what to type."""
+
+
+class FleetInUseError(click.ClickException):
+    """Another live fleet has this data directory."""
+
+
+class UnusableDataError(click.ClickException):
+    """The data directory cannot be made or written to."""
+
+
+class FleetProcess(msgspec.Struct, frozen=True):
+    """One process of a fleet. `pid` is 0 where it is not ours (a nats-server or an engine that ran already)."""
+
+    name: str
+    role: str
+    pid: int
+    url: str
+
+
+class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pointsman up` runs, as other commands need it. `pid` and `started_at` (Unix seconds) are those of `up`.
+    `further` are the models behind the same ingress, by their pools, and `further_block_tokens` what block keys stand for
+    in those."""
+
+    nats: str
+    ingress: str
+    pool: str
+    model: str
+    policy: str
+    speed: float
+    slo_ttft: float
+    block_tokens: int
+    secret_file: str
+    data: str
+    pid: int
+    started_at: float
+    processes: list[FleetProcess] = []
+    further: dict[str, str] = {}
+    further_block_tokens: dict[str, int] = {}
+
+    def settings(self, pool: str | None = None) -> FleetSettings:
+        """What a process must be told to take part in this fleet, in its first pool unless another one is named. Raises
+        OSError when the secret cannot be read."""
+        pool = pool or self.pool
+        return FleetSettings(
+            nats=self.nats,
+            pool=pool,
+            speed=self.speed,
+            block_tokens=self.further_block_tokens.get(pool, self.block_tokens),
+            secret=Path(self.secret_file).read_text().strip(),
+        )
+
+    def of_role(self, role: str) -> list[FleetProcess]:
+        return [process for process in self.processes if process.role == role]
+
+
+def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
+    """The running fleet with this data directory, or on this NATS, or the only one on this machine.
+
+    Raises NoFleetError, SeveralFleetsError.
+    """
+    if data is not None:
+        return _fleet_of(data)
+    running = running_fleets()
+    if nats is not None:
+        running = [fleet for fleet in running if fleet.nats == nats]
+    if not running:
+        where = f"on {nats}" if nats else "on this machine"
+        message = f"no fleet that was started here runs {where}; start one with: pointsman up"
+        raise NoFleetError(message)
+    if len(running) > 1:
+        listed = "\n".join(
+            f"  --data {fleet.data}   (started by pid {fleet.pid}, {fleet.ingress})" for fleet in running
+        )
+        message = f"several fleets run; say which one you mean:\n{listed}"
+        raise SeveralFleetsError(message)
+    return running[0]
+
+
+def fleet_settings(nats: str | None = None, data: Path | None = None, pool: str | None = None) -> FleetSettings:
+    """How to join a fleet's log: as its fleet file says, or, where `nats` names a server whose fleet was not started
+    here (docker compose, another machine), that URL with the environment's `POINTSMAN_*` and the usual defaults.
+
+    Raises NoFleetError, SeveralFleetsError.
+    """
+    try:
+        return find_fleet(nats, data).settings(pool)
+    except NoFleetError:
+        if nats is None or data is not None:
+            raise
+        found = _settings_from_environment(nats)
+    return found if pool is None else replace(found, pool=pool)
+
+
+def running_fleets() -> list[FleetFile]:
+    """The fleets that run on this machine, as far as their pointers tell; pointers to nothing are swept away."""
+    fleets = []
+    for pointer in sorted(_pointers().glob("*.path")):
+        data = Path(pointer.read_text().strip())
+        if is_running(data):
+            fleet = read_fleet_file(data)
+            if fleet is not None:
+                fleets.append(fleet)
+        else:
+            pointer.unlink(missing_ok=True)
+    return fleets
+
+
+def read_fleet_file(data: Path) -> FleetFile | None:
+    """What lies in the data directory, whether or not it still runs; None where there is nothing readable."""
+    try:
+        return msgspec.json.decode((data / FLEET_FILE).read_bytes(), type=FleetFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_running(data: Path) -> bool:
+    """Whether a live `pointsman up` holds this data directory."""
+    try:
+        with (data / LOCK_FILE).open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def data_dir_held(data: Path) -> Iterator[None]:
+    """Hold the data directory for this process alone, and take the fleet file away at the end.
+
+    Raises FleetInUseError, UnusableDataError. The kernel lets go of the lock when the process dies, however it dies.
+    """
+    with _lock_file(data) as lock:
+        if not _locked(lock):
+            raise FleetInUseError(_in_use(data))
+        try:
+            yield
+        finally:
+            (data / FLEET_FILE).unlink(missing_ok=True)
+            _pointer_to(data).unlink(missing_ok=True)
+
+
+def announce(fleet: FleetFile) -> None:
+    """Write the fleet file and the pointer to it, each whole or not at all. Raises OSError."""
+    data = Path(fleet.data)
+    _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
+    _pointers().mkdir(parents=True, exist_ok=True)
+    _write_whole(_pointer_to(data), f"{data}\n".encode())
+
+
+def _lock_file(data: Path) -> IO[bytes]:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        return (data / LOCK_FILE).open("ab")
+    except OSError as error:
+        message = f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
+        raise UnusableDataError(message) from error
+
+
+def _locked(lock: IO[bytes]) -> bool:
+    """Take the lock, or find it taken for longer than `is_running` of somebody else needs to look."""
+    for _ in range(LOCK_ATTEMPTS_MAX):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_RETRY_SECONDS)
+        else:
+            return True
+    return False
+
+
+def _fleet_of(data: Path) -> FleetFile:
+    if not is_running(data):
+        message = f"no fleet runs with the data directory {data}; start it with: pointsman up --data {data}"
+        raise NoFleetError(message)
+    fleet = read_fleet_file(data)
+    if fleet is None:
+        message = f"the fleet of {data} is still starting or has not written {FLEET_FILE}; try again in a moment"
+        raise NoFleetError(message)
+    return fleet
+
+
+def _settings_from_environment(nats: str) -> FleetSettings:
+    command = click.Command("settings", params=list(options(FleetSettings)))
+    return FleetSettings(**command.make_context("settings", ["--nats", nats]).params)
+
+
+def _in_use(data: Path) -> str:
+    fleet = read_fleet_file(data)
+    by = f"the fleet that pid {fleet.pid} runs ({fleet.ingress})" if fleet else "another pointsman up"
+    return f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
+
+
+def _pointers() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "pointsman" / "fleets"
+
+
+def _pointer_to(data: Path) -> Path:
+    return _pointers() / f"{hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:16]}.path"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

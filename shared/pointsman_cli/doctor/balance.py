@@ -1,0 +1,76 @@
+"""Balance: does work wait at one instance while another has nothing to do?
+
+Seconds, not shares: one request more here than there is no imbalance, and costs nobody anything.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.requests import RequestArrived
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Line
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity
+
+AREA = "balance"
+SAMPLE_SECONDS = 1.0
+"""Engine seconds between two looks."""
+
+LONG_SHARE_OF_OBJECTIVE = 0.5
+IDLE_SECONDS = 0.1
+UNEVEN_SHARE_MAX = 0.1
+LOOKS_MIN = 30
+_NO_LINE = Line()
+
+
+class Balance(Examiner):
+    """How often one queue was longer than half the objective while another was empty."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._due: Seconds = 0.0
+        self._looks = 0
+        self._uneven = 0
+        self._longest: Counter[InstanceId] = Counter()
+        self._idle: Counter[InstanceId] = Counter()
+        self._objective: Seconds = 0.0
+
+    @override
+    def after(self, event: LogEvent, state: State) -> None:
+        if isinstance(event, RequestArrived):
+            self._objective = event.slo_ttft
+        if event.at >= self._due and self._objective:
+            self._due = event.at + SAMPLE_SECONDS
+            self._look(event.at, state)
+
+    def _look(self, now: Seconds, state: State) -> None:
+        lines = state.workload.lines
+        queues = {
+            name: state.expected_seconds(name, *lines.get(name, _NO_LINE).queue(now)) for name in state.fleet.ready
+        }
+        if len(queues) < 2 or not any(queues.values()):
+            return
+        self._looks += 1
+        longest, shortest = max(queues, key=queues.__getitem__), min(queues, key=queues.__getitem__)
+        if queues[longest] > LONG_SHARE_OF_OBJECTIVE * self._objective and queues[shortest] < IDLE_SECONDS:
+            self._uneven += 1
+            self._longest[longest] += 1
+            self._idle[shortest] += 1
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        share = self._uneven / self._looks if self._looks else 0.0
+        if self._looks >= LOOKS_MIN and share > UNEVEN_SHARE_MAX:
+            bound = LONG_SHARE_OF_OBJECTIVE * self._objective
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"for {share:.0%} of the busy time one queue was longer than {bound:.1f} s while another was empty",
+                evidence=[f"longest: {name}, {count / self._uneven:.0%} of that time" for name, count in self._longest.most_common(3)]
+                + [f"idle: {name}, {count / self._uneven:.0%} of that time" for name, count in self._idle.most_common(3)],
+                advice="`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it.",
+            )  # fmt: skip

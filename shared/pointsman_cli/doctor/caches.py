@@ -1,0 +1,227 @@
+"""Caches: is what the index says of each engine's cache right, how long was it in doubt, what was lost for good, and did that
+heal?"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceProbed, InstanceReported
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance, Knowledge
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity, number, times
+
+AREA = "caches"
+HEALED_WALL_SECONDS = 5.0
+"""A doubt should not last longer."""
+DECAYED_WALL_SECONDS = 60.0
+"""By then nothing is believed any more that was stored before a loss and not confirmed since."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    """What one instance has lost of its engine's events since its cache was last known."""
+
+    at: Seconds
+    """When it last did."""
+    gaps: int = 0
+    missed: int = 0
+    reason: str = ""
+
+
+class Caches(Examiner):
+    """Losses, doubts and how they ended, resyncs, failed probes, engine events that nobody understood."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._lost: dict[InstanceId, _Loss] = {}
+        self._healed: list[str] = []
+        self._resyncs: Counter[InstanceId] = Counter()
+        self._doubts: Counter[InstanceId] = Counter()
+        self._doubted_since: dict[InstanceId, tuple[Seconds, str]] = {}
+        self._longest: dict[InstanceId, tuple[Seconds, str]] = {}
+        self._undecodable: dict[InstanceId, int] = {}
+        self._disparity: dict[InstanceId, str] = {}
+
+    @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        for instance in state.fleet.instances:
+            if instance.cache == "unknown":
+                self._lose(instance.id, state.last_at, instance.knowledge_reason)
+            if instance.parity is False:
+                self._disparity[instance.id] = "a probe before this log's beginning failed"
+            if instance.doubt:
+                self._watch_doubt(instance.id, state.last_at, state)
+
+    @override
+    def after(self, event: LogEvent, state: State) -> None:
+        if not isinstance(event, CacheEvent | FleetEvent):
+            return
+        match event:
+            case CacheGap():
+                loss = self._lose(event.instance, event.at, event.reason)
+                loss.gaps += 1
+                loss.missed += event.missed
+            case CacheCleared():
+                self._heal(event.instance, event.at, "the engine cleared its cache")
+            case CacheSnapshot():
+                self._resyncs[event.instance] += 1
+            case InstanceReported():
+                if event.undecodable:
+                    self._undecodable[event.instance] = event.undecodable
+            case InstanceProbed():
+                self._note_probe(event, state.fleet.get(event.instance))
+            case InstanceJoined():
+                self._note_join(event, state.fleet.get(event.instance))
+            case _:
+                pass
+        self._watch_doubt(event.instance, event.at, state)
+
+    def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
+        """A verdict on a life that is over says nothing."""
+        if present is None or present.epoch != event.epoch:
+            return
+        if event.parity:
+            self._disparity.pop(event.instance, None)
+        else:
+            self._disparity[event.instance] = event.detail
+
+    def _note_join(self, event: InstanceJoined, present: Instance | None) -> None:
+        if present is None or present.epoch != event.epoch:
+            return
+        self._disparity.pop(event.instance, None)
+        if event.cache == "unknown":
+            self._lose(event.instance, event.at, event.cache_detail or "its first events were missed")
+        else:
+            self._heal(event.instance, event.at, "the engine began anew")
+
+    def _lose(self, name: InstanceId, at: Seconds, reason: str) -> _Loss:
+        loss = self._lost.setdefault(name, _Loss(at))
+        loss.at, loss.reason = at, reason
+        return loss
+
+    def _heal(self, name: InstanceId, at: Seconds, how: str) -> None:
+        loss = self._lost.pop(name, None)
+        if loss is not None:
+            self._healed.append(f"{name}: {_told(loss)}; known again after {self.wall(at - loss.at):.1f} s: {how}")
+
+    def _watch_doubt(self, name: InstanceId, at: Seconds, state: State) -> None:
+        instance = state.fleet.get(name)
+        doubt = instance.doubt if instance else ""
+        since = self._doubted_since.get(name)
+        if doubt and since is None:
+            self._doubted_since[name] = at, doubt
+            self._doubts[name] += 1
+        elif not doubt and since is not None:
+            del self._doubted_since[name]
+            lasted = self.wall(at - since[0])
+            if lasted > self._longest.get(name, (0.0, ""))[0]:
+                self._longest[name] = lasted, since[1]
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        yield from self._wrong_keys()
+        yield from self._unhealed(state)
+        yield from self._doubted()
+        if self._undecodable:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"engine events that were not understood: {sum(self._undecodable.values()):,}",
+                evidence=[f"{name}: {count:,}" for name, count in sorted(self._undecodable.items())],
+                advice="The engine's version may be newer than what the worker knows; look into the worker's log.",
+            )
+        yield from self._not_known(state)
+
+    def _wrong_keys(self) -> Iterator[Finding]:
+        if self._disparity:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"the keys of prompts are not those of the engine's events on {', '.join(sorted(self._disparity))}",
+                evidence=[f"{name}: {detail}" for name, detail in sorted(self._disparity.items())],
+                advice="No hit is found there. Tokenizer, chat template, block size or secret differ (docs/operations.md).",
+            )
+
+    def _unhealed(self, state: State) -> Iterator[Finding]:
+        lasting = {
+            name: (self.wall(state.last_at - at), doubt)
+            for name, (at, doubt) in self._doubted_since.items()
+            if self.wall(state.last_at - at) > HEALED_WALL_SECONDS and name in state.fleet
+        }
+        if lasting:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"what {', '.join(sorted(lasting))} holds is in doubt, and nothing has healed it",
+                evidence=[
+                    f"{name}: for {seconds:.1f} s: {doubt}" for name, (seconds, doubt) in sorted(lasting.items())
+                ],
+                advice="The worker should answer a resync within a second: look into its log, or restart it.",
+            )
+
+    def _doubted(self) -> Iterator[Finding]:
+        if self._doubts:
+            slow = [name for name, (seconds, _) in self._longest.items() if seconds > HEALED_WALL_SECONDS]
+            lasting = f", {len(self._doubted_since)} of them to the end" if self._doubted_since else ", and healed"
+            yield Finding(
+                severity=Severity.WARNING if slow else Severity.NOTE,
+                area=AREA,
+                what=f"what the log says of caches was out of step {times(self._doubts.total())}{lasting}",
+                evidence=[
+                    f"{name}: doubted {times(self._doubts[name])}, for {self._longest[name][0]:.1f} s at most, "
+                    f"{number(self._resyncs[name], 'snapshot')}: {self._longest[name][1]}"
+                    for name in sorted(self._longest)
+                ],
+            )
+        if self._healed:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"engine events were lost for good {times(len(self._healed))}, and that has healed",
+                evidence=self._healed,
+                advice="Gaps mean the engine's publisher drops: raise its buffer and give it a replay endpoint.",
+            )
+
+    def _not_known(self, state: State) -> Iterator[Finding]:
+        """Caches of which at the end more or less is believed than there is, or may be."""
+        uncertain = [
+            instance
+            for instance in sorted(state.fleet.instances, key=lambda instance: instance.id)
+            if instance.knowledge is Knowledge.BLIND or instance.doubt or not instance.relied_on
+        ]
+        if not uncertain:
+            return
+        lost = any(instance.id in self._lost and self._lost[instance.id].gaps for instance in uncertain)
+        contradicted = any(instance.contradicted for instance in uncertain)
+        yield Finding(
+            severity=Severity.WARNING if lost or contradicted else Severity.NOTE,
+            area=AREA,
+            what=f"the caches of {', '.join(instance.id for instance in uncertain)} are not known exactly",
+            evidence=[self._why(instance, state) for instance in uncertain],
+            advice="KV events need --kv-events-config at the engine, with a replay endpoint (docs/cache-path.md).",
+        )
+
+    def _why(self, instance: Instance, state: State) -> str:
+        since = self.wall(state.last_at - instance.known_since)
+        said = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
+        loss = self._lost.get(instance.id)
+        if loss is None or instance.knowledge is Knowledge.BLIND:
+            return said
+        if not instance.certain:
+            return f"{said}; every block is given up that nothing confirms for 45 s"
+        if self.wall(state.last_at - loss.at) > DECAYED_WALL_SECONDS:
+            return f"{said}; {_told(loss)}: what was believed before is confirmed or given up, the engine may hold more"
+        return f"{said}; {_told(loss)}: not healed yet"
+
+
+def _told(loss: _Loss) -> str:
+    """How much is lost."""
+    if not loss.gaps:
+        return loss.reason
+    return f"{number(loss.gaps, 'gap')}, {loss.missed:,} missed: {loss.reason}"

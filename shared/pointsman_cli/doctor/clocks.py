@@ -1,0 +1,127 @@
+"""Clocks: do the processes agree on what time it is, and do events come when they happen?
+
+Entries carry the time of who wrote them, and stand in the order in which they were stored. So what stands between two
+entries of the scheduler was written between them: how far its time is from the middle of theirs is how far the clocks
+are apart, give or take half the time between the two. The median of many is the skew.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+
+from typing_extensions import override
+
+from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected, RequestRejected
+from pointsman.contracts.fleet import FleetEvent, InstanceProbed
+from pointsman.contracts.requests import RequestArrived, RequestEvent
+from pointsman.primitives import RequestId, Seconds
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.samples import Sample
+
+AREA = "clocks"
+SKEW_WALL_SECONDS = 0.5
+SKEW_SERIOUS_WALL_SECONDS = 1.5
+"""Half of the silence after which an instance is suspected."""
+
+BRACKETS_MIN = 10
+BRACKET_WALL_SECONDS_MAX = 1.0
+"""Between two entries of the scheduler; what stands between others tells nothing."""
+
+LATE_WALL_SECONDS = 2.0
+LATE_SHARE_MAX = 0.01
+WRITERS_MAX = 256
+INGRESSES_REMEMBERED_MAX = 50_000
+LEADER = "scheduler"
+
+
+class Clocks(Examiner):
+    """Every process against the scheduler, which is told most often; and events that stand behind much later ones."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._ingress_of: dict[RequestId, str] = {}
+        self._leader_at: Seconds | None = None
+        self._open: dict[str, Seconds] = {}
+        """Who has written since the scheduler last did, and at what time of theirs."""
+        self._skews: dict[str, Sample[Seconds]] = {}
+        self._newest: Seconds = 0.0
+        self._late: Counter[str] = Counter()
+        self._latest: dict[str, Seconds] = {}
+        self._events: Counter[str] = Counter()
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        writer = self._writer(event)
+        if writer is None:
+            return
+        self._note_lateness(event, writer)
+        if writer == LEADER:
+            self._close_brackets(event.at)
+            self._leader_at = event.at
+        elif len(self._open) < WRITERS_MAX:
+            self._open.setdefault(writer, event.at)
+
+    def _note_lateness(self, event: LogEvent, writer: str) -> None:
+        name = f"{type(event).__name__} of {writer}"
+        lateness = self.wall(self._newest - event.at)
+        if len(self._events) < 8 * WRITERS_MAX or name in self._events:
+            self._events[name] += 1
+            if lateness > LATE_WALL_SECONDS:
+                self._late[name] += 1
+                self._latest[name] = max(lateness, self._latest.get(name, 0.0))
+        self._newest = max(self._newest, event.at)
+
+    def _close_brackets(self, now: Seconds) -> None:
+        before, self._open, found = self._leader_at, {}, self._open
+        if before is None or not 0 <= self.wall(now - before) <= BRACKET_WALL_SECONDS_MAX:
+            return
+        for writer, at in found.items():
+            if writer in self._skews or len(self._skews) < WRITERS_MAX:
+                self._skews.setdefault(writer, Sample(512)).add(self.wall(at - (before + now) / 2))
+
+    def _writer(self, event: LogEvent) -> str | None:
+        """Which process wrote it; None where that cannot be told."""
+        if event.stamp is not None or isinstance(event, LeaderElected | RequestRejected):
+            if isinstance(event, RequestArrived):
+                self._ingress_of[event.request] = event.ingress
+                if len(self._ingress_of) > INGRESSES_REMEMBERED_MAX:
+                    del self._ingress_of[next(iter(self._ingress_of))]
+            return LEADER
+        if isinstance(event, InstanceProbed):
+            return None
+        if isinstance(event, CacheEvent | FleetEvent):
+            return f"worker {event.instance}"
+        if isinstance(event, RequestEvent):
+            return self._ingress_of.get(event.request)
+        return None
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        skews = {w: median(sample.values) for w, sample in self._skews.items() if sample.seen >= BRACKETS_MIN}
+        far = {writer: skew for writer, skew in skews.items() if abs(skew) > SKEW_WALL_SECONDS}
+        if far:
+            worst = max(abs(skew) for skew in far.values())
+            yield Finding(
+                severity=Severity.SERIOUS if worst > SKEW_SERIOUS_WALL_SECONDS else Severity.WARNING,
+                area=AREA,
+                what=f"clocks differ from the scheduler's by up to {worst:.1f} s",
+                evidence=[f"{w} is {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for w, s in sorted(far.items())],
+                advice="Synchronise the machines' clocks (NTP). Silence, objectives and TTFT are all measured across them.",
+            )
+        yield from self._lateness()
+
+    def _lateness(self) -> Iterator[Finding]:
+        if not self._late:
+            return
+        share = self._late.total() / max(1, self._events.total())
+        yield Finding(
+            severity=Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
+            area=AREA,
+            what=f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
+            evidence=[f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
+            advice="Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
+        )

@@ -1,0 +1,178 @@
+"""Instances: who was silent, left, started again or went up and down, did not fit the pool, or reports without having
+joined."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported, InstanceSuspected
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Status
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.history.restarts import Restarts
+
+AREA = "fleet"
+FLAPS_MIN = 3
+FLAP_WALL_SECONDS = 300.0
+"""An instance flaps when it goes away so often within that time."""
+
+
+class FleetHealth(Examiner):
+    """Silence, departures, restarts, flapping, misfits."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._suspected: Counter[InstanceId] = Counter()
+        self._silent_for: dict[InstanceId, Seconds] = {}
+        self._left: dict[InstanceId, list[str]] = {}
+        self._stopped: set[InstanceId] = set()
+        """Whose worker said goodbye itself: stopped on purpose."""
+        self._restarts = Restarts()
+        self._restarted: Counter[InstanceId] = Counter()
+        self._down: Counter[InstanceId] = Counter()
+        self._away_at: dict[InstanceId, deque[Seconds]] = {}
+        self._flaps: Counter[InstanceId] = Counter()
+        self._serving: dict[InstanceId, bool] = {}
+        self._blind = False
+        self._unschedulable: dict[InstanceId, str] = {}
+        """Who did not fit the pool, and why."""
+
+    @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        self._blind = blind
+        self._serving = {instance.id: instance.serving for instance in state.fleet.instances}
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case InstanceSuspected():
+                self._suspected[event.instance] += 1
+                silent = self.wall(event.silent_seconds)
+                self._silent_for[event.instance] = max(silent, self._silent_for.get(event.instance, 0.0))
+                self._went_away(event.instance, event.at)
+            case InstanceLeft():
+                self._left.setdefault(event.instance, []).append(event.reason or "no reason given")
+                del self._left[event.instance][:-3]
+                if event.stamp is None:
+                    self._stopped.add(event.instance)
+                else:
+                    self._went_away(event.instance, event.at)
+            case InstanceJoined():
+                self._stopped.discard(event.instance)
+                known = state.fleet.get(event.instance)
+                self._note_restart(
+                    self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
+                )
+            case CacheEvent():
+                self._note_restart(self._restarts.take(event, was_there=True))
+            case InstanceReported():
+                reporter = state.fleet.get(event.instance)
+                if reporter is not None and reporter.unschedulable:
+                    self._unschedulable[event.instance] = reporter.unschedulable
+                if self._serving.get(event.instance, True) and not event.serving:
+                    self._down[event.instance] += 1
+                    self._went_away(event.instance, event.at)
+                self._serving[event.instance] = event.serving
+            case _:
+                pass
+
+    def _note_restart(self, joined: InstanceJoined | None) -> None:
+        if joined is not None:
+            self._restarted[joined.instance] += 1
+            self._went_away(joined.instance, joined.at)
+
+    def _went_away(self, instance: InstanceId, at: Seconds) -> None:
+        times = self._away_at.setdefault(instance, deque(maxlen=FLAPS_MIN))
+        times.append(at)
+        if len(times) == FLAPS_MIN and self.wall(times[-1] - times[0]) < FLAP_WALL_SECONDS:
+            self._flaps[instance] += 1
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        for joined in self._restarts.open():
+            self._note_restart(joined)
+        if self._flaps:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{', '.join(self._flaps)} went away and came back again and again",
+                evidence=[self._history_of(instance) for instance in self._flaps],
+                advice="Take it out (drain it) until its worker's and its engine's logs say why.",
+            )
+        if self._unschedulable:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
+                evidence=[f"{instance}: {reason}" for instance, reason in self._unschedulable.items()],
+                advice="Start its engine with the pool's model (--served-model-name), or its worker with another --pool.",
+            )
+        yield from self._gone(state)
+        yield from self._troubled()
+        if state.strangers and not self._blind:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{', '.join(sorted(state.strangers))} reports without having joined, as far as this log tells",
+                advice="A leader asks it to join again. If that goes on, restart its worker.",
+            )
+
+    def _gone(self, state: State) -> Iterator[Finding]:
+        ready = state.fleet.ready
+        gone = [name for name in self._left if name not in state.fleet and name not in self._stopped]
+        unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
+        unknown = self._blind and state.strangers
+        if not ready and not unknown and (gone or unwell):
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what="at the end of the log no instance takes requests",
+                evidence=[self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
+                advice="Start the engines and their workers; requests are refused with no_instance until then.",
+            )
+        elif gone or unwell:
+            names = list(dict.fromkeys((*gone, *unwell)))
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
+                + (f", of {len(state.strangers)} that is not known" if unknown else ""),
+                evidence=[self._history_of(name) for name in names],
+                advice="Look at its engine and its worker: nobody stopped it in order.",
+            )
+
+    def _troubled(self) -> Iterator[Finding]:
+        """Who was away and is back."""
+        silent = [name for name in self._suspected if name not in self._flaps]
+        if silent:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"the workers of {', '.join(silent)} fell silent",
+                evidence=[self._history_of(name) for name in silent],
+                advice="Its process or its way to nats-server stood still; a busy machine does that too.",
+            )
+        restarted = [name for name in (*self._restarted, *self._down) if name not in self._flaps]
+        if restarted:
+            yield Finding(
+                severity=Severity.NOTE,
+                area=AREA,
+                what=f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
+                evidence=[self._history_of(name) for name in dict.fromkeys(restarted)],
+            )
+
+    def _history_of(self, name: InstanceId) -> str:
+        told = [
+            (self._suspected[name], f"suspected {times(self._suspected[name])} (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
+            (self._down[name], f"its engine stopped answering {times(self._down[name])}"),
+            (self._restarted[name], f"joined anew {times(self._restarted[name])}"),
+            (name in self._left, f"left: {'; '.join(self._left.get(name, []))}"),
+        ]  # fmt: skip
+        return (
+            f"{name}: {', '.join(words for happened, words in told if happened) or 'since before this reading begins'}"
+        )

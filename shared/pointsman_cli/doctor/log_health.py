@@ -1,0 +1,181 @@
+"""The log itself: is all of it there, can it be read, who led, and did everybody's writes arrive?"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected, WritesLost
+from pointsman.ports import LogEntry
+from pointsman.primitives import Seconds, Sequence, Term
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity, times
+
+AREA = "log"
+EVIDENCE_MAX = 5
+LEADERLESS_WALL_SECONDS = 2.0
+"""A takeover should not take longer."""
+
+TERMS_A_HOUR_MAX = 6
+
+
+class LogHealth(Examiner):
+    """Holes, dead letters, lost writes, terms."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._blind = False
+        self._first: Sequence = 0
+        self._last: Sequence = 0
+        self._holes: list[tuple[Sequence, Sequence]] = []
+        self._missing = 0
+        self._undecodable: list[str] = []
+        self._undecodables = 0
+        self._lost: Counter[str] = Counter()
+        self._lost_reasons: dict[str, str] = {}
+        self._leaders: list[LeaderElected] = []
+        self._changes = 0
+        self._fenced_before = 0
+        self._rivals: list[str] = []
+        self._decided_at: Seconds = 0.0
+        self._leaderless: list[tuple[Term, Seconds]] = []
+
+    @override
+    def begin(self, state: State, *, blind: bool) -> None:
+        self._blind = blind
+        self._last = state.sequence
+        self._fenced_before = state.fenced
+
+    @override
+    def read(self, entry: LogEntry) -> None:
+        if self._last and entry.sequence != self._last + 1:
+            self._missing += entry.sequence - self._last - 1
+            if len(self._holes) < EVIDENCE_MAX:
+                self._holes.append((self._last + 1, entry.sequence - 1))
+        self._first = self._first or entry.sequence
+        self._last = entry.sequence
+        if entry.event is None:
+            self._undecodables += 1
+            if len(self._undecodable) < EVIDENCE_MAX:
+                self._undecodable.append(f"entry {entry.sequence:,} on {entry.subject}: {entry.problem}")
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        if isinstance(event, WritesLost):
+            self._lost[event.writer] += event.count
+            self._lost_reasons[event.writer] = event.reason
+        elif isinstance(event, LeaderElected):
+            self._elect(event, state)
+        elif event.stamp is not None:
+            self._decided_at = max(self._decided_at, event.at)
+
+    def _elect(self, event: LeaderElected, state: State) -> None:
+        known = next((leader for leader in self._leaders if leader.term == event.term), None)
+        if known is not None:
+            if known.scheduler != event.scheduler:
+                self._rivals.append(f"term {event.term}: {known.scheduler} and {event.scheduler}")
+            return
+        self._changes += state.term > 0
+        if self._decided_at and state.workload.requests:
+            self._leaderless.append((event.term, self.wall(event.at - self._decided_at)))
+        self._leaders = [*self._leaders, event][-EVIDENCE_MAX:]
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        yield from self._incomplete(state)
+        yield from self._unreadable()
+        yield from self._unapplied(state)
+        yield from self._lost_writes()
+        yield from self._leadership(state)
+
+    def _incomplete(self, state: State) -> Iterator[Finding]:
+        if self._blind:
+            yield Finding(
+                severity=Severity.NOTE,
+                area=AREA,
+                what=f"what was known before entry {self._first:,} is missing: findings are of what began behind it",
+                evidence=[
+                    f"{name} joined before: its cost model, cache, queue and pace are not known"
+                    for name in sorted(state.strangers)
+                ],
+                advice="The recorder's archive has all (--from .pointsman/archive.sqlite).",
+            )
+        if self._missing:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{self._missing:,} entries are missing",
+                evidence=[f"entries {first:,} to {last:,}" for first, last in self._holes],
+                advice="A stream has no holes: this copy is damaged, or was cut together. Read the live log or the archive.",
+            )
+
+    def _unreadable(self) -> Iterator[Finding]:
+        """Dead letters: entries without an effect."""
+        if self._undecodables:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{self._undecodables:,} entries do not decode",
+                evidence=self._undecodable,
+                advice="Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
+                "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
+                "rights to publish keep strangers out.",
+            )
+
+    def _unapplied(self, state: State) -> Iterator[Finding]:
+        letters = state.dead_letters
+        if letters.unapplied:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{letters.unapplied:,} entries could not be applied",
+                evidence=[
+                    f"entry {letter.sequence:,}, {letter.what}: {letter.reason}"
+                    for letter in letters.newest
+                    if letter.decoded
+                ][-EVIDENCE_MAX:],
+                advice="The fold has a defect, or an entry says what cannot be. All processes passed over it alike; what is "
+                "known of the instances and requests in it may be wrong until they join or end. Export this log and report it.",
+            )
+
+    def _lost_writes(self) -> Iterator[Finding]:
+        if self._lost:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{self._lost.total():,} writes were lost for good",
+                evidence=[f"{n:,} of {w}: {self._lost_reasons[w]}" for w, n in self._lost.most_common(EVIDENCE_MAX)],
+                advice="The log is incomplete there. Look at nats-server: a full disk, a stream at its bound, or down for long.",
+            )
+
+    def _leadership(self, state: State) -> Iterator[Finding]:
+        if self._rivals:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what="two schedulers led in one term",
+                evidence=self._rivals[:EVIDENCE_MAX],
+                advice="The lease did not fence them. Export this log and report it.",
+            )
+        if self._changes:
+            slow = [(term, gap) for term, gap in self._leaderless if gap > LEADERLESS_WALL_SECONDS]
+            hours = max(1.0, self.wall(state.last_at - self._leaders[0].at) / 3600)
+            often = self._changes > TERMS_A_HOUR_MAX * hours
+            yield Finding(
+                severity=Severity.WARNING if slow or often else Severity.NOTE,
+                area=AREA,
+                what=f"the leader changed {times(self._changes)}",
+                evidence=[f"term {leader.term}: {leader.scheduler}" for leader in self._leaders]
+                + [f"before term {term} nothing was decided for {gap:.1f} s" for term, gap in slow[:EVIDENCE_MAX]],
+                advice="Look into the logs of the schedulers for why they ended; a second one (--schedulers 2) shortens the gap.",
+            )
+        fenced = state.fenced - self._fenced_before
+        if fenced:
+            yield Finding(
+                severity=Severity.NOTE,
+                area=AREA,
+                what=f"{fenced:,} decisions of deposed leaders came late and were passed over",
+                advice="That is the fence at work. Their requests were placed again.",
+            )

@@ -1,0 +1,231 @@
+"""Predictions: was the time to first token, and what the cache would have, what was predicted at placement?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Request, Stage
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.terminal import wall_time
+
+AREA = "predictions"
+ANSWERS_MIN = 20
+BIAS_SHARE_MAX = 0.3
+"""Of the mean time to first token."""
+
+BIAS_WALL_SECONDS_MIN = 0.05
+SLOW_FACTOR = 1.5
+"""An instance is slow whose prefills, over what its cost model says, take so many times what those of the others do."""
+
+SLOW_SERIOUS_FACTOR = 2.5
+SPELL_PREFILLS_MIN = 3
+SPELL_FACTOR = 3.0
+SPELL_SHARE_OF_OBJECTIVE = 0.1
+"""A slow spell: so many prefills in a row that each took so many times what the cost model says, and longer by so much.
+Policies avoid a slow engine, so few may be all there are."""
+
+SPELL_GAP_WALL_SECONDS = 5.0
+"""Two spells with less between them are one."""
+
+SPELLS_MAX = 100
+SPELL_PACES_MAX = 1000
+SPELLS_SHOWN = 5
+MISPREDICTED_SHARE_MAX = 0.1
+"""Of the prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A prefill that took much longer than it should, and was over at `at`."""
+
+    at: Seconds
+    pace: float
+    took: Seconds
+    request: RequestId
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Slow prefills in a row. `paces` of them, of many the first ones; which of them took `longest`."""
+
+    begun: Seconds
+    ended: Seconds
+    prefills: int
+    paces: list[float]
+    longest: tuple[Seconds, RequestId]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What one instance was predicted and what it did. Seconds are engine seconds."""
+
+    real_ttft: Sample[Seconds] = field(default_factory=Sample)
+    errors: Sample[Seconds] = field(default_factory=Sample)
+    paces: Sample[float] = field(default_factory=Sample)
+    in_a_row: list[_Held] = field(default_factory=list)
+    """The slow prefills since the last one that was not."""
+    spells: list[_Spell] = field(default_factory=list)
+    answers: int = 0
+    prompt_tokens: Tokens = 0
+    missing_tokens: Tokens = 0
+    unexpected_tokens: Tokens = 0
+
+
+class Predictions(Examiner):
+    """Bias of TTFT, pace of prefills, and hits that were not what was predicted, by instance."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._records: dict[InstanceId, _Record] = {}
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case PrefillFinished():
+                self._first_token(event, state)
+            case RequestFinished():
+                self._answer(event, state)
+            case _:
+                pass
+
+    def _first_token(self, event: PrefillFinished, state: State) -> None:
+        request = state.workload.requests.get(event.request)
+        if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
+            return
+        record = self._record(event.instance)
+        held = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
+        if held is not None:
+            record.in_a_row = [*record.in_a_row, held][-SPELLS_MAX:]
+            return
+        self._end_spell(record)
+        record.real_ttft.add(event.at - request.placed_at)
+        record.errors.add(event.at - request.placed_at - request.predicted_ttft)
+
+    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
+        """Whether it was held up, which nobody could have predicted, and which says nothing of predictions."""
+        took = at - request.granted_at
+        pace = took / request.engine_seconds
+        record.paces.add(pace)
+        slow = pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft
+        return _Held(at, pace, took, request.id) if slow else None
+
+    def _end_spell(self, record: _Record) -> None:
+        slow, record.in_a_row = record.in_a_row, []
+        if len(slow) < SPELL_PREFILLS_MIN:
+            return
+        longest = max((held.took, held.request) for held in slow)
+        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [held.pace for held in slow], longest)
+        before = record.spells[-1] if record.spells else None
+        if before and self.wall(spell.begun - before.ended) < SPELL_GAP_WALL_SECONDS:
+            before.ended, before.prefills = spell.ended, before.prefills + spell.prefills
+            before.paces = (before.paces + spell.paces)[:SPELL_PACES_MAX]
+            before.longest = max(before.longest, spell.longest)
+        elif len(record.spells) < SPELLS_MAX:
+            record.spells.append(spell)
+
+    def _told(self, spell: _Spell) -> str:
+        begun, ended = (wall_time(at, self.settings.speed) for at in (spell.begun, spell.ended))
+        took, request = spell.longest
+        return (
+            f"{begun:%H:%M:%S} to {ended:%H:%M:%S}: {spell.prefills} slow prefills took {median(spell.paces):.1f} times what the cost model says, "
+            f"the longest {took:.2f} s (request {request})"
+        )
+
+    def _answer(self, event: RequestFinished, state: State) -> None:
+        request = state.workload.requests.get(event.request)
+        if request is None or event.cached_tokens < 0 or request.instance != event.instance:
+            return
+        record = self._record(event.instance)
+        missing = request.prompt_tokens - request.uncached_tokens - event.cached_tokens
+        record.answers += 1
+        record.prompt_tokens += request.prompt_tokens
+        record.missing_tokens += max(0, missing)
+        record.unexpected_tokens += max(0, -missing)
+
+    def _record(self, instance: InstanceId) -> _Record:
+        return self._records.setdefault(instance, _Record())
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        yield from self._slow()
+        yield from self._spells()
+        yield from self._biased(state)
+        yield from self._missed()
+
+    def _slow(self) -> Iterator[Finding]:
+        paces = {n: median(r.paces.values) for n, r in self._records.items() if r.paces.seen >= ANSWERS_MIN}
+        for name, pace in sorted(paces.items()):
+            others = [value for other, value in paces.items() if other != name]
+            usual = median(others) if others else 1.0
+            if pace < SLOW_FACTOR * max(1.0, usual):
+                continue
+            yield Finding(
+                severity=Severity.SERIOUS if pace > SLOW_SERIOUS_FACTOR * max(1.0, usual) else Severity.WARNING,
+                area=AREA,
+                what=f"{name} is slow: its prefills take {pace:.1f} times what its cost model says, others {usual:.1f} times",
+                evidence=[f"{other}: {value:.2f} times, median of {self._records[other].paces.seen:,}" for other, value in sorted(paces.items())],
+                advice="Compare its machine with the others' (clock rate, neighbours, other tenants); drain it if need be.",
+            )  # fmt: skip
+
+    def _spells(self) -> Iterator[Finding]:
+        for record in self._records.values():
+            self._end_spell(record)
+        spells = {name: record.spells for name, record in sorted(self._records.items()) if record.spells}
+        if spells:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"slow for a while: {', '.join(spells)}",
+                evidence=[f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
+                advice="Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
+            )
+
+    def _biased(self, state: State) -> Iterator[Finding]:
+        biased = {}
+        for name, record in sorted(self._records.items()):
+            if record.errors.seen < ANSWERS_MIN:
+                continue
+            bias, real = fmean(record.errors.values), fmean(record.real_ttft.values)
+            if abs(bias) > BIAS_SHARE_MAX * real and self.wall(abs(bias)) > BIAS_WALL_SECONDS_MIN:
+                how = "hopeful" if bias > 0 else "gloomy"
+                biased[name] = (
+                    f"{name}: {abs(bias):.2f} s too {how} on average, real mean {real:.2f} s, {record.errors.seen:,} answers"
+                )
+                off = state.prediction_error(name)
+                biased[name] += f"; the newest prefills alone off by {off:.0%} (median)" if off is not None else ""
+        if biased:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"TTFT is predicted wrongly on {', '.join(biased)}",
+                evidence=list(biased.values()),
+                advice="The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and tell the workers (--engine-calibration).",
+            )
+
+    def _missed(self) -> Iterator[Finding]:
+        wrong = {}
+        for name, record in sorted(self._records.items()):
+            tokens = max(1, record.prompt_tokens)
+            missing, unexpected = record.missing_tokens / tokens, record.unexpected_tokens / tokens
+            if record.answers >= ANSWERS_MIN and max(missing, unexpected) > MISPREDICTED_SHARE_MAX:
+                wrong[name] = (
+                    f"{name}: {missing:.1%} of the prompt tokens were predicted to be cached and were not, "
+                    f"{unexpected:.1%} were cached unexpectedly"
+                )
+        if wrong:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"cache hits are predicted wrongly on {', '.join(wrong)}",
+                evidence=list(wrong.values()),
+                advice="Missing: blocks are evicted while requests wait (more KV cache, shorter queues), or events are lost. "
+                "Unexpected: events come late, or the contents were unknown.",
+            )

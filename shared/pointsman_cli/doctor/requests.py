@@ -1,0 +1,205 @@
+"""Requests: does each have exactly one end, and which ends were no answers?"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.requests import (
+    ENGINE_IDLE,
+    GIVEN_UP,
+    INGRESS_SILENT,
+    NEVER_ENDED,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import RequestId, Seconds
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Request, Stage
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity
+
+AREA = "requests"
+OVERDUE_WALL_SECONDS = 60.0
+ORPHAN_WALL_SECONDS = 600.0
+"""No ingress waits for a request any longer."""
+
+LONGEST_FACTOR = 5.0
+"""A request is overdue when it is so many times as old as any that ended."""
+
+REJECTED_SHARE_MAX = 0.10
+FAILED_SHARE_MAX = 0.01
+SHOWN_MAX = 8
+ADVICE = {
+    INGRESS_SILENT: "The ingress died, stood still or lost its way to NATS. Its log, or its machine's, says why.",
+    ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that still stands.",
+    NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
+}
+
+
+class Requests(Examiner):
+    """Orphans, second ends, failures, refusals, requests that no scheduler placed."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._arrived = 0
+        self._finished = 0
+        self._longest: Seconds = 0.0
+        self._rejected: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        """The first that was rejected or failed so, by the reason."""
+        self._cancelled: Counter[str] = Counter()
+        self._ingress: dict[RequestId, str] = {}
+        """Of requests that have no end yet."""
+        self._given_up: dict[str, Counter[str]] = {reason: Counter() for reason in GIVEN_UP}
+        """How many requests of each ingress, or at each instance, the leader gave up for that reason."""
+        self._doubted: dict[RequestId, str] = {}
+        """Those that it gave up, and why; their ingress may live."""
+        self._ended_after_all: Counter[str] = Counter()
+        """Of those, how many ended by their ingress, by the reason."""
+        self._twice: list[str] = []
+        self._second_ends = 0
+        self._alone = 0
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case RequestArrived():
+                self._arrived += 1
+                self._ingress.setdefault(event.request, event.ingress)
+            case RequestGranted():
+                self._alone += event.stamp is None
+            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+                self._end(event, state)
+            case _:
+                pass
+
+    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected, state: State) -> None:
+        earlier = state.workload.end_of(event.request)
+        ingress = self._ingress.pop(event.request, "")
+        if earlier is not None and event.request not in state.workload.requests:
+            if event.request in self._doubted and event.stamp is None:
+                self._ended_after_all[self._doubted[event.request]] += 1
+                return
+            self._second_ends += 1
+            if len(self._twice) < SHOWN_MAX:
+                self._twice.append(f"{event.request}: {earlier}, then {type(event).__name__}")
+            return
+        match event:
+            case RequestFinished():
+                self._finished += 1
+                self._longest = max(self._longest, event.e2e)
+            case RequestFailed():
+                self._failed[event.reason] += 1
+                self._examples.setdefault(event.reason, event.request)
+            case RequestRejected():
+                self._rejected[event.reason] += 1
+                self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
+            case RequestCancelled():
+                if event.stamp is not None and event.reason in self._given_up:
+                    self._doubted[event.request] = event.reason
+                    self._given_up[event.reason][event.instance if event.reason == ENGINE_IDLE else ingress] += 1
+                else:
+                    self._cancelled[event.reason] += 1
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        yield from self._orphans(state)
+        if self._second_ends:
+            yield Finding(
+                severity=Severity.SERIOUS,
+                area=AREA,
+                what=f"{self._second_ends:,} requests ended twice",
+                evidence=self._twice,
+                advice="The second end changes nothing in any state, but a client may have been told both. Export the log.",
+            )
+        ends = self._finished + self._failed.total() + self._rejected.total()
+        yield from self._shares(ends)
+        yield from self._lost()
+        if self._alone:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{self._alone:,} requests were placed by ingresses alone, because no scheduler answered",
+                advice="Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
+            )
+
+    def _lost(self) -> Iterator[Finding]:
+        """Requests that the leader gave up because nobody else would have ended them."""
+        for reason, of in self._given_up.items():
+            if not of:
+                continue
+            where = "at" if reason == ENGINE_IDLE else "of"
+            evidence = [
+                f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)
+            ]
+            if alive := self._ended_after_all[reason]:
+                why = (
+                    "their ingress had only stood still" if reason == INGRESS_SILENT else "their ingress still had them"
+                )
+                evidence.append(f"{alive:,} of them ended after all: {why}")
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{of.total():,} requests were given up: {reason}",
+                evidence=evidence,
+                advice=ADVICE[reason],
+            )
+
+    def _orphans(self, state: State) -> Iterator[Finding]:
+        bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)
+        overdue = [r for r in state.workload.requests.values() if state.last_at - r.arrived_at > bound]
+        if not overdue:
+            return
+        overdue.sort(key=lambda request: request.arrived_at)
+        oldest = self.wall(state.last_at - overdue[0].arrived_at)
+        granted = sum(r.stage in (Stage.PREFILL, Stage.DECODING) for r in overdue)
+        yield Finding(
+            severity=Severity.SERIOUS if oldest > ORPHAN_WALL_SECONDS else Severity.WARNING,
+            area=AREA,
+            what=f"{len(overdue):,} requests have no end, {granted:,} of them were granted; the oldest is {oldest:.0f} s old",
+            evidence=[self._orphan(request, state) for request in overdue[:SHOWN_MAX]],
+            advice="Their ingress died, or the end was lost. A leader gives them up after 3 s, as soon as one leads.",
+        )
+
+    def _orphan(self, request: Request, state: State) -> str:
+        where = f" on {request.instance}" if request.instance else ""
+        return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
+
+    def _told(self, reasons: Counter[str]) -> list[str]:
+        return [
+            f"{count:,} {reason}, for example request {self._examples[reason]}"
+            for reason, count in reasons.most_common(SHOWN_MAX)
+        ]
+
+    def _shares(self, ends: int) -> Iterator[Finding]:
+        if self._rejected:
+            share = self._rejected.total() / max(1, ends)
+            yield Finding(
+                severity=Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
+                area=AREA,
+                what=f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
+                evidence=self._told(self._rejected),
+                advice="Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
+            )
+        if self._failed:
+            share = self._failed.total() / max(1, ends)
+            yield Finding(
+                severity=Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
+                area=AREA,
+                what=f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
+                evidence=self._told(self._failed),
+                advice="`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
+            )
+        if self._cancelled:
+            yield Finding(
+                severity=Severity.NOTE,
+                area=AREA,
+                what=f"{self._cancelled.total():,} requests were cancelled",
+                evidence=[f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
+            )

@@ -1,0 +1,223 @@
+"""Service: who gets the first token in time, by instance, tenant, prompt length and prefix, and who does not.
+
+Of all requests that ended otherwise than by their client's wish; rejected and failed ones count as late.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Tenant, Tokens
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Request
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity, number
+from pointsman_cli.doctor.samples import Heavy, Sample, Share
+from pointsman_cli.doctor.timeline import Stretch, Timeline
+from pointsman_cli.terminal import wall_time
+
+AREA = "service"
+TARGET = 0.9
+SERIOUS_BELOW = 0.5
+GROUP_MIN = 30
+GROUP_BEHIND = 0.15
+"""A group is worse served when so much less of it is in time than of all."""
+
+TENANTS_MAX = 1000
+PREFIXES_MAX = 256
+DECILES = 10
+SHOWN_MAX = 8
+STRETCH_WALL_SECONDS = 5.0
+STRETCHES_SHOWN = 5
+
+
+@dataclass(slots=True)
+class _Prefix:
+    on_time: Share = field(default_factory=Share)
+    example: str = ""
+    instances: set[InstanceId] = field(default_factory=set)
+
+
+class Service(Examiner):
+    """Attainment of the TTFT objective, and hot prefixes."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
+        self._all = Share()
+        self._turned_away = 0
+        self._timeline = Timeline(STRETCH_WALL_SECONDS * settings.speed)
+        self._ttfts: Sample[Seconds] = Sample()
+        self._instances: dict[InstanceId, Share] = {}
+        self._tenants: dict[Tenant, Share] = {}
+        self._lengths: Sample[tuple[Tokens, bool]] = Sample(4096)
+        self._heavy: Heavy[BlockKey] = Heavy(PREFIXES_MAX)
+        self._prefixes: dict[BlockKey, _Prefix] = {}
+        self._arrivals = 0
+        self._instances_most = 0
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case RequestFinished():
+                request = state.workload.requests.get(event.request)
+                if request is not None:
+                    self._ttfts.add(event.ttft)
+                    self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
+            case RequestRejected() | RequestFailed():
+                request = state.workload.requests.get(event.request)
+                if request is not None:
+                    self._turned_away += 1
+                    self._count(request, request.instance, on_time=False)
+            case _:
+                pass
+
+    @override
+    def after(self, event: LogEvent, state: State) -> None:
+        if not isinstance(event, RequestArrived):
+            return
+        request = state.workload.requests.get(event.request)
+        self._arrivals += 1
+        self._instances_most = max(self._instances_most, len(state.fleet.ready))
+        if request is not None and request.keys:
+            forgotten = self._heavy.add(self._prefix_of(request))
+            if forgotten is not None:
+                self._prefixes.pop(forgotten, None)
+
+    def _count(self, request: Request, instance: InstanceId, *, on_time: bool) -> None:
+        self._all.count(hit=on_time)
+        self._timeline.count(request.arrived_at, hit=on_time)
+        self._lengths.add((request.prompt_tokens, on_time))
+        if instance:
+            self._instances.setdefault(instance, Share()).count(hit=on_time)
+        if request.tenant in self._tenants or len(self._tenants) < TENANTS_MAX:
+            self._tenants.setdefault(request.tenant, Share()).count(hit=on_time)
+        if request.keys and (key := self._prefix_of(request)) in self._heavy.counts:
+            prefix = self._prefixes.setdefault(key, _Prefix())
+            prefix.on_time.count(hit=on_time)
+            if not (on_time and prefix.example):
+                prefix.example = request.id
+            if instance:
+                prefix.instances.add(instance)
+
+    def _prefix_of(self, request: Request) -> BlockKey:
+        return request.keys[min(self._level, len(request.keys)) - 1]
+
+    @override
+    def summary(self) -> Iterator[str]:
+        if not self._all.whole:
+            yield "no request was answered, refused or failed"
+            return
+        said = f"{number(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
+        ttfts = sorted(self._ttfts.values)
+        if ttfts:
+            p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
+            said += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
+        yield said
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        yield from self._late()
+        yield from self._behind("instance", self._instances)
+        yield from self._behind("tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()})
+        yield from self._short_changed()
+        yield from self._hot(self._instances_most)
+
+    def _late(self) -> Iterator[Finding]:
+        whole = self._all
+        on_the_whole = whole.whole >= GROUP_MIN and whole.value < TARGET
+        stretches = self._timeline.below(TARGET, least=GROUP_MIN)
+        if not on_the_whole and not stretches:
+            return
+        late = whole.whole - whole.part
+        turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected or failed"] * bool(
+            self._turned_away
+        )
+        yield Finding(
+            severity=Severity.SERIOUS if on_the_whole and whole.value < SERIOUS_BELOW else Severity.WARNING,
+            area=AREA,
+            what=f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should"
+            if on_the_whole
+            else f"for a while fewer than {TARGET:.0%} of the requests had their first token in time",
+            evidence=[self._told_of(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
+            + turned_away
+            + (self._worst_of(self._instances.items()) if on_the_whole else []),
+            advice="`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+        )
+
+    def _told_of(self, stretch: Stretch) -> str:
+        begun, ended = (wall_time(at, self.settings.speed) for at in (stretch.begun, stretch.ended))
+        return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
+
+    def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
+        worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]
+        if worse and len(groups) > 1:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what=f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
+                if what == "tenant"
+                else f"{', '.join(str(name) for name, _ in worse[:3])} is late more often than the others",
+                evidence=self._worst_of(groups.items()),
+                advice="A fair ordering (--order vtc, fair_edf) shares what there is."
+                if what == "tenant"
+                else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
+            )
+
+    def _is_behind(self, share: Share) -> bool:
+        return share.whole >= GROUP_MIN and share.value < min(TARGET, self._all.value - GROUP_BEHIND)
+
+    def _worst_of(self, groups: "Iterable[tuple[str, Share]]") -> list[str]:
+        ordered = sorted(groups, key=lambda item: item[1].value)
+        return [f"{name}: {share.value:.1%} of {share.whole:,} in time" for name, share in ordered[:SHOWN_MAX]]
+
+    def _short_changed(self) -> Iterator[Finding]:
+        """Prompt lengths that pay for the others."""
+        ordered = sorted(self._lengths.values)
+        bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
+        told, worse = [], False
+        for band in bands:
+            if len(band) < GROUP_MIN:
+                return
+            share = Share(sum(on_time for _, on_time in band), len(band))
+            told.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
+            worse = worse or self._is_behind(share)
+        if worse:
+            yield Finding(
+                severity=Severity.WARNING,
+                area=AREA,
+                what="some prompt lengths are served worse than the others",
+                evidence=told,
+                advice="Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
+            )
+
+    def _hot(self, instances: int) -> Iterator[Finding]:
+        """Prefixes that draw more than an instance's even share. Trouble only where their requests come late."""
+        hot = [
+            (key, count)
+            for key, count in self._heavy.counts.most_common(SHOWN_MAX)
+            if instances > 1 and self._arrivals >= GROUP_MIN and count > self._arrivals / instances
+        ]
+        if not hot:
+            return
+        late = [key for key, _ in hot if key in self._prefixes and self._is_behind(self._prefixes[key].on_time)]
+        yield Finding(
+            severity=Severity.WARNING if late else Severity.NOTE,
+            area=AREA,
+            what=f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
+            evidence=[self._told(key, count) for key, count in hot],
+            advice="Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
+            if late
+            else "",
+        )
+
+    def _told(self, key: BlockKey, count: int) -> str:
+        prefix = self._prefixes.get(key, _Prefix())
+        served = f"{prefix.on_time.value:.1%} in time, on {number(len(prefix.instances), 'instance')}"
+        example = f", for example request {prefix.example}" if prefix.example else ""
+        tokens = self._level * self.settings.block_tokens
+        return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"

@@ -1,0 +1,368 @@
+"""Why a request took as long as it did, in sentences with numbers: what a person would conclude from its story.
+
+Each finding looks at one cause and is silent where that was none. Bounds for what is worth a sentence stand at the top;
+shares are of the time to first token.
+"""
+
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.latency_model import CORRECTION_MAX
+from pointsman_cli.explain.timeline import NOT_KNOWN, GrantTold, Meanwhile, Story, Weighed
+
+PHASE_SHARE_MIN = 0.2
+"""A stretch that took less of the time to first token explains nothing."""
+
+SLOW_FACTOR_MIN = 1.5
+"""An engine is called slow when its prefills take so many times what the cost model says, or what others take."""
+
+HOT_IN_FAIR_SHARES = 1.0
+"""A prefix is hot when it draws more than one instance's even share of the arrivals (as `state.hotness` has it)."""
+
+HOT_ARRIVALS_MIN = 24
+STUCK_FACTOR_MIN = 3.0
+"""An engine is behind when its first prefill is inside for so many times what it should take."""
+
+OTHERS_MIN = 3
+"""Fewer prefills of others tell nothing."""
+
+MISSED_TOKENS_SHARE = 0.1
+"""Of the prompt: fewer tokens cached than predicted by this much are worth telling."""
+
+OFF_SECONDS_MIN = 0.05
+OFF_SHARE_MIN = 0.25
+WAY_SHARE_MIN = 0.1
+NAMES_MAX = 3
+
+
+def reasons(story: Story) -> list[str]:
+    """The findings, most decisive first; none for a request that nothing is to be said about."""
+    findings: tuple[Callable[[Story], Iterator[str]], ...] = (
+        _refusal,
+        _held_up,
+        _failed_attempts,
+        _retries,
+        _out,
+        _queue,
+        _slow_engine,
+        _alternative,
+        _hot_prefix,
+        _missed_hit,
+        _way,
+        _prediction,
+        _doubt,
+        _no_end,
+    )
+    return [sentence for finding in findings for sentence in finding(story)]
+
+
+def headline(story: Story) -> str:
+    """How it ended, and whether in time."""
+    end, ttft = story.end, story.ttft
+    where = f" on {instance}" if (instance := _instance(story)) else ""
+    match end:
+        case None:
+            age = story.last_at - story.arrived_at
+            return f"not ended{where}: {seconds(age)} old at the end of the log"
+        case RequestRejected():
+            return f"rejected ({end.reason}) after {seconds(end.at - story.arrived_at)}"
+        case RequestFailed():
+            return f"failed{where} ({end.reason}, HTTP {end.status}) after {seconds(end.at - story.arrived_at)}"
+        case RequestCancelled():
+            return f"cancelled{where} ({end.reason}) after {seconds(end.at - story.arrived_at)}"
+        case RequestFinished():
+            out = f"; {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "; the whole answer"
+            return f"finished{where}: {_punctuality(story, ttft or 0.0)}{out} in {seconds(end.e2e)}"
+
+
+def seconds(value: Seconds) -> str:
+    return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
+
+
+def _instance(story: Story) -> InstanceId:
+    ended_at = getattr(story.end, "instance", "") if story.end else ""
+    if ended_at:
+        return InstanceId(ended_at)
+    placement = story.placement
+    return placement.instance if placement else InstanceId("")
+
+
+def _punctuality(story: Story, ttft: Seconds) -> str:
+    arrival = story.arrival
+    what = "first token" if arrival is None or arrival.streaming else "answer"
+    if arrival is None:
+        return f"{what} after {seconds(ttft)}"
+    late = ttft - arrival.slo_ttft
+    verdict = f"{seconds(late)} too late" if late > 0 else f"in time ({seconds(arrival.slo_ttft)})"
+    return f"{what} after {seconds(ttft)}, {verdict}"
+
+
+def _refusal(story: Story) -> Iterator[str]:
+    rejected = next((d for d in story.decisions if d.kind == "rejected"), None)
+    if rejected is None:
+        return
+    best = min(rejected.candidates, key=lambda c: c.predicted_ttft, default=None)
+    yield f"admission {rejected.settings.get('admission', '')} refused it: {rejected.detail or rejected.reason}"
+    if best is not None:
+        yield (
+            f"the least predicted anywhere was {seconds(best.predicted_ttft)}, on {best.instance}; "
+            f"{seconds(rejected.budget_seconds)} of its objective were left"
+        )
+
+
+def _held_up(story: Story) -> Iterator[str]:
+    arrival = story.arrival
+    if arrival is not None and arrival.held_up > OFF_SECONDS_MIN:
+        yield f"no scheduler answered for {seconds(arrival.held_up)}: for admission its objective was longer by that"
+
+
+FAILURES = {
+    "connect_failure": "no connection to it could be made",
+    "http_5xx": "it answered with an error",
+    "stream_reset": "its answer broke off",
+    "first_byte_timeout": "its first byte did not come in time",
+    "chunk_timeout": "the next part of its answer did not come in time",
+}
+
+
+def _failed_attempts(story: Story) -> Iterator[str]:
+    for event in story.failed:
+        told = event.what if event.what != event.failure else ""
+        yield (
+            f"{event.instance} failed it {seconds(event.at - story.arrived_at)} after its arrival (attempt {event.attempt}): "
+            f"{FAILURES[event.failure]}{f', {told}' if told else ''}"
+        )
+
+
+def _out(story: Story) -> Iterator[str]:
+    """Who was ejected and so no candidate, when it was placed last."""
+    placement = story.placement
+    for candidate in placement.candidates if placement is not None else ():
+        if candidate.why_out and candidate.chosen:
+            yield f"it was to try {candidate.instance} after its ejection, which was {candidate.why_out}"
+        elif candidate.why_out and not candidate.weighed:
+            yield f"{candidate.instance} was no candidate: {candidate.why_out}"
+
+
+def _retries(story: Story) -> Iterator[str]:
+    for decision in story.decisions:
+        if decision.excluded:
+            failed = ", ".join(decision.excluded)
+            yield f"{failed} failed it: placed again after {seconds(decision.after_seconds)} (attempt {decision.attempt})"
+        if decision.kind == "moved":
+            yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
+    if story.refused:
+        last = story.refused[-1]
+        often = f", {len(story.refused)} times" if len(story.refused) > 1 else ""
+        yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
+
+
+def _queue(story: Story) -> Iterator[str]:
+    waited, decision = _spent(story, "queue"), story.placement
+    if decision is None or not _is_telling(story, waited):
+        return
+    work = sum(ahead.uncached_tokens for ahead in decision.ahead)
+    share = _share_of_wait(story, waited)
+    said = (
+        f"it waited {seconds(waited)} in the queue of {decision.instance}{share}: when it was placed, "
+        f"{_requests(len(decision.ahead))} with {work:,} tokens to compute {_were(len(decision.ahead))} before it"
+    )
+    overtaken = next((g.overtaken_by for g in story.grants if g.instance == decision.instance), [])
+    yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
+
+
+def _alternative(story: Story) -> Iterator[str]:
+    """What else there was, and why it was not taken."""
+    decision = story.placement
+    if decision is None or not (_is_telling(story, _spent(story, "queue")) or _took_long_inside(story)):
+        return
+    chosen = next((c for c in decision.candidates if c.chosen), None)
+    others = [c for c in decision.candidates if not c.chosen and c.status == "ready"]
+    if chosen is None or not others:
+        return
+    best = min(others, key=lambda c: c.predicted_ttft)
+    said = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
+    if best.predicted_ttft >= chosen.predicted_ttft:
+        yield f"nothing better was predicted: {said}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
+    elif best.weighed:
+        yield f"{said}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
+    else:
+        yield f"{said}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
+
+
+def _numbers(weighed: Weighed) -> str:
+    return f"queue {seconds(weighed.queue_seconds)}, {weighed.uncached_tokens:,} tokens to compute"
+
+
+def _slow_engine(story: Story) -> Iterator[str]:
+    grant, first = (story.grants[-1] if story.grants else None), story.first_token
+    if grant is None or first is None or (factor := _factor(story)) is None:
+        return
+    if _is_telling(story, first.prefill):
+        others = (
+            f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
+            if grant.in_engine
+            else ""
+        )
+        yield (
+            f"{seconds(first.prefill)} passed inside {grant.instance}{_share_of_wait(story, first.prefill)}{others}: "
+            f"{grant.work_tokens:,} tokens of work, {seconds(grant.work_seconds)} by its cost model"
+            + (f"; it took {factor:.1f} times as long" if factor >= SLOW_FACTOR_MIN else "")
+        )
+    if grant.instance_known:
+        yield from _pace(grant, factor)
+    if _took_long_inside(story):
+        yield from _others(story.meanwhile, grant)
+
+
+def _factor(story: Story) -> float | None:
+    """How many times as long its prefill took as the work inside the engine should; None where that is not told."""
+    grant, first = (story.grants[-1] if story.grants else None), story.first_token
+    if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
+        return None
+    return first.prefill / grant.work_seconds
+
+
+def _took_long_inside(story: Story) -> bool:
+    factor, first = _factor(story), story.first_token
+    return factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(story, first.prefill)
+
+
+def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
+    """Whether the instance was slow as such."""
+    usual = _usual_elsewhere(grant)
+    if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
+        yield (
+            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {_or_more(grant)}what its cost "
+            f"model says, those of the others {usual:.1f} times"
+        )
+        return
+    first = grant.in_engine[0] if grant.in_engine else None
+    if first is not None and first.inside_seconds > STUCK_FACTOR_MIN * max(first.prefill_seconds, OFF_SECONDS_MIN):
+        yield (
+            f"{grant.instance} was behind already: the first of its prefills, {seconds(first.prefill_seconds)} of work, had "
+            f"been there for {seconds(first.inside_seconds)}"
+        )
+    elif factor >= 2 * max(SLOW_FACTOR_MIN, grant.correction):
+        load = f", with {_requests(grant.decoding)} decoding beside it" if grant.decoding else ""
+        yield f"that was unusual for {grant.instance}, whose prefills had been taking {grant.correction:.1f} times{load}"
+
+
+def _others(meanwhile: Meanwhile | None, grant: GrantTold) -> Iterator[str]:
+    """Whether it was that engine, or everything."""
+    if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
+        return
+    usual = _usual_elsewhere(grant)
+    was = "was" if meanwhile.pace < SLOW_FACTOR_MIN * max(1.0, usual) else "was not"
+    yield (
+        f"it {was} {grant.instance} alone: {meanwhile.prefills} prefills that ended elsewhere meanwhile took "
+        f"{meanwhile.pace:.1f} times what their cost models say, where {usual:.1f} times was usual"
+    )
+
+
+def _usual_elsewhere(grant: GrantTold) -> float:
+    """How long prefills had been taking on the other instances, over what their cost models say."""
+    others = [value for name, value in grant.corrections.items() if name != grant.instance]
+    return median(others) if others else 1.0
+
+
+def _or_more(grant: GrantTold) -> str:
+    return "or more " if grant.correction >= CORRECTION_MAX else ""
+
+
+def _hot_prefix(story: Story) -> Iterator[str]:
+    decision = story.placement or (story.decisions[-1] if story.decisions else None)
+    prefix = decision.prefix if decision else None
+    if prefix is None or prefix.window < HOT_ARRIVALS_MIN:
+        return
+    share = prefix.arrivals / prefix.window
+    if share * max(1, prefix.ready) > HOT_IN_FAIR_SHARES and prefix.ready > 1:
+        held = ", ".join(prefix.holders[:NAMES_MAX]) or "none"
+        more = "" if len(prefix.holders) <= NAMES_MAX else " and others"
+        yield (
+            f"its prefix was hot: {share:.0%} of the last {prefix.window:,} arrivals began with the same "
+            f"{prefix.tokens:,} tokens (even would be {1 / prefix.ready:.0%} an instance); held by {held}{more}"
+        )
+
+
+def _missed_hit(story: Story) -> Iterator[str]:
+    end, decision = story.end, story.placement
+    if not isinstance(end, RequestFinished) or decision is None or end.cached_tokens < 0:
+        return
+    missing = decision.predicted_cached_tokens - end.cached_tokens
+    if missing <= MISSED_TOKENS_SHARE * max(1, end.prompt_tokens):
+        return
+    chosen = next((c for c in decision.candidates if c.chosen), None)
+    promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
+    why = f"; {promised} of the blocks were only promised by prompts placed there before it" if promised > 0 else ""
+    grant = story.grants[-1] if story.grants else None
+    when = (
+        f"; when it was granted the log knew of {grant.held_tokens:,}"
+        if grant and grant.instance_known and grant.held_tokens < decision.predicted_cached_tokens
+        else ""
+    )
+    yield f"{missing:,} tokens that were predicted to be cached had to be computed{why}{when}"
+
+
+def _way(story: Story) -> Iterator[str]:
+    spent = _spent(story, "way")
+    if story.ttft and spent > WAY_SHARE_MIN * story.ttft:
+        yield (
+            f"{seconds(spent)} went by between the processes ({seconds(spent / story.speed)} on the wall): "
+            "ingress, scheduler or network were busy, or nobody led"
+        )
+
+
+def _prediction(story: Story) -> Iterator[str]:
+    decision, ttft = story.placement, story.ttft
+    if decision is None or decision.predicted_ttft is None or ttft is None or story.first_token is None:
+        return
+    off = ttft - decision.predicted_ttft
+    if abs(off) > max(OFF_SECONDS_MIN, OFF_SHARE_MIN * ttft):
+        how = "longer" if off > 0 else "shorter"
+        yield f"it took {seconds(abs(off))} {how} than predicted ({seconds(decision.predicted_ttft)})"
+
+
+def _doubt(story: Story) -> Iterator[str]:
+    decision = story.placement
+    chosen = next((c for c in decision.candidates if c.chosen), None) if decision else None
+    if chosen is None:
+        return
+    if chosen.doubt:
+        yield f"what {chosen.instance} held was in doubt: {chosen.doubt}"
+    if story.arrival is not None and not story.arrival.exact:
+        yield "its tokens had to be guessed, so no hit could be predicted for sure"
+
+
+def _no_end(story: Story) -> Iterator[str]:
+    if story.end is None and story.phases:
+        phase = story.phases[-1]
+        yield f"since {seconds(phase.since_seconds)} after its arrival it is {phase.name}, for {seconds(phase.seconds)}"
+
+
+def _spent(story: Story, kind: str) -> Seconds:
+    return sum(phase.seconds for phase in story.phases if phase.kind == kind)
+
+
+def _until_first_token(story: Story) -> Seconds:
+    return sum(phase.seconds for phase in story.phases if phase.kind != "decoding")
+
+
+def _is_telling(story: Story, spent: Seconds) -> bool:
+    return spent > PHASE_SHARE_MIN * _until_first_token(story) and spent > 0
+
+
+def _share_of_wait(story: Story, spent: Seconds) -> str:
+    whole = _until_first_token(story)
+    return f" ({min(1.0, spent / whole):.0%} of the time to the first token)" if whole else ""
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

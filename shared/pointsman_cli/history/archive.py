@@ -1,0 +1,218 @@
+"""The log as the recorder archived it in SQL.
+
+The recorder keeps every entry with its sequence and its payload as it was: decoded ones in `events`, others in
+`dead_letters`, by the name of the history they belong to (docs/operations.md). When a stream lost its tail and went on
+differently, that is a history of its own (`...#2`) that begins where the other one was left; what lies before it is
+read from there, as the followers of that time did.
+
+SQLite is read directly; any other database through its asynchronous driver, which is what the recorder needs too.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import dataclass
+from heapq import merge
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from sqlalchemy import Select, TableClause, column, create_engine, func, select, table, union_all
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+from typing_extensions import override
+
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman_cli.history.entries import Header, History
+from pointsman_cli.history.errors import HistoryError
+
+BATCH_ENTRIES = 2000
+SEQUENCE_MAX = 2**62
+
+_logs = table("logs", column("log"), column("identity"), column("branch"))
+_columns = ("log", "sequence", "subject", "payload")
+_events = table("events", *(column(name) for name in _columns))
+_dead_letters = table("dead_letters", *(column(name) for name in _columns))
+_gaps = table("gaps", column("log"), column("sequence"), column("after_log"), column("after_sequence"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one history contributes: its entries up to `last`."""
+
+    log: str
+    last: Sequence
+
+
+class ArchiveHistory(History):
+    """One archived history; without `log`, the newest. Raises HistoryError."""
+
+    def __init__(self, url: str, *, log: str | None = None) -> None:
+        self._url = _parsed(url)
+        self.origin = f"the archive {_shown(self._url)}"
+        found: dict[str, Any] = {}
+        for name, statement in _catalogue().items():
+            found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
+        chosen = self._chosen([row[0] for row in found["logs"]], log)
+        self.origin += f" (log {chosen})"
+        self._parts = _parts(chosen, found["gaps"], dict(found["firsts"]))
+        first, last, entries, subject = self._extent()
+        self.header = Header(
+            pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
+        )
+
+    @override
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
+        for part in self._parts:
+            last = min(part.last, self.header.last)
+            kept = (self._kept_in(name, part.log, start, last) for name in (_events, _dead_letters))
+            yield from merge(*kept, key=_sequence)
+
+    def _kept_in(self, where: TableClause, log: str, start: Sequence, last: Sequence) -> Iterator[LogEntry]:
+        columns = where.c
+        statement = (
+            select(columns.sequence, columns.subject, columns.payload)
+            .where(columns.log == log, columns.sequence.between(start, last))
+            .order_by(columns.sequence)
+        )
+        for batch in self._rows(statement):
+            for sequence, subject, payload in batch:
+                yield LogEntry.read(sequence, subject, payload if isinstance(payload, bytes) else str(payload).encode())
+
+    def _chosen(self, known: list[str], wanted: str | None) -> str:
+        if wanted is not None and wanted not in known:
+            msg = f"{self.origin} has no log {wanted}; it has: {', '.join(known) or 'none'}"
+            raise HistoryError(msg)
+        if not known:
+            msg = f"{self.origin} holds no log: the recorder has written nothing into it yet"
+            raise HistoryError(msg)
+        return wanted or known[-1]
+
+    def _extent(self) -> tuple[Sequence, Sequence, int, str]:
+        """First and last sequence, how many there are, and the subject of any."""
+        first, last, entries, subject = 0, 0, 0, ""
+        for part in self._parts:
+            for batch in self._rows(_extent_of(part)):
+                for low, high, count, any_subject in batch:
+                    if count:
+                        first, last, entries, subject = first or low, max(last, high), entries + count, any_subject
+        return first, last, entries, subject
+
+    def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
+        """Rows in batches. Raises HistoryError."""
+        try:
+            if _is_sqlite(self._url):
+                yield from _rows_of_sqlite(self._url, statement)
+            else:
+                yield from _rows_of_server(self._url, statement)
+        except (SQLAlchemyError, OSError) as error:
+            reason = str(getattr(error, "orig", None) or error)
+            msg = f"{self.origin} cannot be read: {reason}"
+            raise HistoryError(msg) from error
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        msg = f"{url} is no SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
+        raise HistoryError(msg) from error
+    return _read_only(parsed) if _is_sqlite(parsed) else parsed
+
+
+def _read_only(url: URL) -> URL:
+    """A file that is there already, never a new one."""
+    file = Path(url.database or "").absolute()
+    if not file.is_file():
+        msg = f"there is no archive {file}; `pointsman up` keeps one in its data directory, as archive.sqlite"
+        raise HistoryError(msg)
+    return URL.create("sqlite", database=f"file:{quote(str(file))}", query={"mode": "ro", "uri": "true"})
+
+
+def _is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def _catalogue() -> dict[str, Select[Any]]:
+    """The histories there are, oldest first, where each was left for another, and where each begins."""
+    by_age = select(_logs.c.log).order_by(_logs.c.identity, _logs.c.branch)
+    forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
+    everything = union_all(*(select(kept.c.log, kept.c.sequence) for kept in (_events, _dead_letters))).subquery()
+    firsts = select(everything.c.log, func.min(everything.c.sequence)).group_by(everything.c.log)
+    return {"logs": by_age, "gaps": forks, "firsts": firsts}
+
+
+def _shown(url: URL) -> str:
+    """The file, or the URL without its password."""
+    if _is_sqlite(url):
+        return unquote(str(url.database)).removeprefix("file:")
+    return url.render_as_string(hide_password=True)
+
+
+def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], firsts: dict[str, Sequence]) -> list[_Part]:
+    """The history, and before it those of the same stream that it went on from."""
+    parts = [_Part(chosen, SEQUENCE_MAX)]
+    while (first := firsts.get(parts[0].log, 1)) > 1:
+        before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")
+        known = {part.log for part in parts}
+        if not before or before in known or _stream(before) != _stream(chosen):
+            break
+        parts.insert(0, _Part(before, first - 1))
+    return parts
+
+
+def _stream(log: str) -> str:
+    return log.partition("#")[0]
+
+
+def _sequence(entry: LogEntry) -> Sequence:
+    return entry.sequence
+
+
+def _extent_of(part: _Part) -> Select[Any]:
+    both = union_all(
+        *(
+            select(kept.c.sequence, kept.c.subject).where(kept.c.log == part.log, kept.c.sequence <= part.last)
+            for kept in (_events, _dead_letters)
+        )
+    ).subquery()
+    first, last = func.min(both.c.sequence), func.max(both.c.sequence)
+    extent: Select[Any] = select(first, last, func.count(both.c.sequence), func.max(both.c.subject))  # type: ignore[assignment]
+    return extent
+
+
+def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
+    engine: Engine = create_engine(url)
+    try:
+        connection: Connection
+        with engine.connect() as connection:
+            for batch in connection.execution_options(yield_per=BATCH_ENTRIES).execute(statement).partitions():
+                yield [tuple(row) for row in batch]
+    finally:
+        engine.dispose()
+
+
+def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
+    with asyncio.Runner() as runner:
+        batches = _batches(url, statement)
+        try:
+            while batch := runner.run(anext(batches, [])):
+                yield batch
+        finally:
+            runner.run(batches.aclose())
+
+
+async def _batches(url: URL, statement: Select[Any]) -> AsyncGenerator[list[Any], None]:
+    try:
+        engine = create_async_engine(url)
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        msg = f"{url.drivername}: {error}; name an asynchronous driver that is installed, as for the recorder"
+        raise HistoryError(msg) from error
+    try:
+        async with engine.connect() as connection:
+            result = await connection.stream(statement, execution_options={"yield_per": BATCH_ENTRIES})
+            async for batch in result.partitions():
+                yield [tuple(row) for row in batch]
+    finally:
+        await engine.dispose()

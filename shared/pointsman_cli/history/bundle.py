@@ -1,0 +1,227 @@
+"""A log in one portable file: gzip over JSON lines, a header before them and a count behind them.
+
+A line in between is what `pointsman tap --json` prints: sequence, subject and the event as it was in the log, byte for
+byte; what does not decode, or would not fit a line, is kept as base64. The header names the pool, the log's identity
+and what its fold is told; beside it stands the checkpoint to begin with, where the log has lost its beginning. No prompt is in it: the log has keys and counts only (docs/events.md).
+
+The count tells a whole file from one that was cut off. Without header and count, as `tap` prints them, lines can be
+read too; then nobody knows whether they are all.
+"""
+
+import gzip
+import io
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Generator, Iterable, Iterator
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman.simulation.replay import Known
+from pointsman.simulation.replay.folding import recorded_pool_settings
+from pointsman.state.state import PoolSettings
+from pointsman_cli.history.checkpoint import KeptCheckpoint, proven
+from pointsman_cli.history.entries import Header, History
+from pointsman_cli.history.errors import HistoryError
+
+FORMAT = "pointsman-log"
+FORMAT_VERSION = 1
+COMPRESSION_LEVEL = 6
+GZIP_MAGIC = b"\x1f\x8b"
+BUFFER_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
+"""One entry: its payload in base64, and what stands around it."""
+FIRST_LINE_BYTES_MAX = 1024**3
+"""The header with its checkpoint, which is mostly keys and does not compress: of a packed file it may have at most
+EXPANSION_MAX times the file's own size."""
+EXPANSION_MAX = 16
+
+
+class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first line of a bundle."""
+
+    format: str
+    version: int
+    header: Header
+    checkpoint: KeptCheckpoint | None = None
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry. `event` is its payload, where that is one line of JSON; else `payload` is."""
+
+    sequence: Sequence
+    subject: str
+    event: msgspec.Raw = msgspec.Raw(b"")
+    payload: str = ""
+    problem: str = ""
+
+
+class _Last(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of a bundle."""
+
+    entries: int
+    last: Sequence
+
+
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding a line of a stranger may raise."""
+
+_encoder = msgspec.json.Encoder()
+_lines = msgspec.json.Decoder(_Line)
+
+
+class BundleHistory(History):
+    """A file that `pointsman export` or `pointsman tap --json` wrote. Raises HistoryError."""
+
+    def __init__(self, file: Path, *, origin: str = "") -> None:
+        self._file = file
+        self.origin = origin or f"the file {file}"
+        with self._opened() as stream:
+            first = _first_line(next(self._lines_of(stream), b""), self.origin)
+        self._bare = isinstance(first, _Line)
+        self._checkpoint = None if isinstance(first, _Line) else first.checkpoint
+        self.header = Header(first=first.sequence) if isinstance(first, _Line) else first.header
+
+    @override
+    @cached_property
+    def known(self) -> Known | None:
+        return None if self._checkpoint is None else proven(self, self._checkpoint)
+
+    @override
+    @cached_property
+    def settings(self) -> PoolSettings:
+        told = self.header.pool_settings
+        try:
+            return recorded_pool_settings(told) if told else super().settings
+        except ValueError as error:
+            msg = f"{self.origin} names settings of its pool that cannot be: {short_reason(error)}"
+            raise HistoryError(msg) from error
+
+    @override
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
+        with self._opened() as stream:
+            if not self._bare:
+                next(self._lines_of(stream))
+            yield from self._read(stream, start)
+
+    def _read(self, stream: IO[bytes], start: Sequence) -> Iterator[LogEntry]:
+        decode = _lines.decode
+        count = 0
+        for line in self._lines_of(stream):
+            try:
+                read = decode(line)
+                payload = bytes(read.event) or b64decode(read.payload, validate=True)
+            except UNREADABLE as error:
+                if not self._bare and self._is_count(line, count):
+                    return
+                msg = f"{self.origin}, line {count + 2 - self._bare}, is no log entry: {short_reason(error)}"
+                raise HistoryError(msg) from error
+            count += 1
+            if read.sequence >= start:
+                yield LogEntry.read(read.sequence, read.subject, payload)
+        if not self._bare:
+            msg = f"{self.origin} ends after {count} entries without saying so: it was cut off; export it again"
+            raise HistoryError(msg)
+
+    def _is_count(self, line: bytes, count: int) -> bool:
+        """Whether this is the last line. Raises HistoryError where it counts differently."""
+        try:
+            last = msgspec.json.decode(line, type=_Last)
+        except UNREADABLE:
+            return False
+        if last.entries != count:
+            msg = f"{self.origin} has {count} entries and says {last.entries}: it is damaged; export it again"
+            raise HistoryError(msg)
+        return True
+
+    def _lines_of(self, stream: IO[bytes]) -> Iterator[bytes]:
+        bytes_max = self._first_line_bytes_max()
+        try:
+            while line := stream.readline(bytes_max + 1):
+                if len(line) > bytes_max:
+                    msg = f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is no log of ours"
+                    raise HistoryError(msg)
+                yield line
+                bytes_max = LINE_BYTES_MAX
+        except (OSError, EOFError, zlib.error) as error:
+            msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
+            raise HistoryError(msg) from error
+
+    def _first_line_bytes_max(self) -> int:
+        try:
+            size = self._file.stat().st_size
+        except OSError:
+            size = 0
+        return min(FIRST_LINE_BYTES_MAX, max(LINE_BYTES_MAX, EXPANSION_MAX * size))
+
+    def _opened(self) -> IO[bytes]:
+        try:
+            with self._file.open("rb") as file:
+                packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            return io.BufferedReader(gzip.open(self._file), BUFFER_BYTES) if packed else self._file.open("rb")
+        except OSError as error:
+            msg = f"{self.origin} cannot be opened: {error.strerror}"
+            raise HistoryError(msg) from error
+
+
+def write_bundle(
+    file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: KeptCheckpoint | None = None
+) -> int:
+    """Write a bundle, whole or not at all, and say how many entries it has. Raises OSError, HistoryError."""
+    draft = file.with_name(f".{file.name}.part")
+    try:
+        with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:
+            sink = io.BufferedWriter(packed, BUFFER_BYTES)
+            header = msgspec.structs.replace(header, pointsman=version("pointsman"))
+            count = _write(
+                sink, _First(format=FORMAT, version=FORMAT_VERSION, header=header, checkpoint=checkpoint), entries
+            )
+            sink.flush()
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return count
+
+
+def _write(sink: IO[bytes], first: _First, entries: Iterable[LogEntry]) -> int:
+    sink.write(_encoder.encode(first) + b"\n")
+    count, last = 0, 0
+    for entry in entries:
+        sink.write(_encoder.encode(_line(entry)) + b"\n")
+        count, last = count + 1, entry.sequence
+    sink.write(_encoder.encode(_Last(entries=count, last=last)) + b"\n")
+    return count
+
+
+def _line(entry: LogEntry) -> _Line:
+    payload = entry.payload
+    if entry.event is not None and b"\n" not in payload:
+        return _Line(sequence=entry.sequence, subject=entry.subject, event=msgspec.Raw(payload))
+    packed = b64encode(payload).decode()
+    return _Line(sequence=entry.sequence, subject=entry.subject, payload=packed, problem=entry.problem)
+
+
+def _first_line(line: bytes, origin: str) -> _First | _Line:
+    """The header, or the entry with which the file begins. Raises HistoryError where it begins with neither."""
+    try:
+        first = msgspec.json.decode(line, type=_First)
+    except UNREADABLE:
+        try:
+            return _lines.decode(line)
+        except UNREADABLE as error:
+            msg = (
+                f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
+                " of `pointsman tap --all --no-follow --json`"
+            )
+            raise HistoryError(msg) from error
+    if first.format != FORMAT or first.version != FORMAT_VERSION:
+        msg = f"{origin} has format {first.format} {first.version}; this version reads {FORMAT} {FORMAT_VERSION}"
+        raise HistoryError(msg)
+    return first

@@ -1,0 +1,66 @@
+"""A state of the fold that is kept beside a log which has lost its beginning, in its store or in an exported bundle.
+
+It is proven to be of this log and of this version's fold, or it is not used.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
+from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
+from pointsman.simulation.replay import Known
+from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state
+from pointsman.state.state import State
+from pointsman_cli.history.entries import History
+
+
+class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `CheckpointLabel` says, without the identity of a log, and the state as bytes."""
+
+    as_of: Sequence
+    entry: str
+    form: str
+    content: bytes
+
+
+def proven(history: History, kept: KeptCheckpoint) -> Known | None:
+    """What is known from this checkpoint; None where it is of another log or of another fold. Raises HistoryError."""
+    with closing(history.entries(kept.as_of)) as entries:
+        entry = next(entries, None)
+        if entry is None or entry.sequence != kept.as_of or entry_digest(entry) != kept.entry:
+            return None
+        try:
+            state = decode_state(kept.content)
+            policies = _policies_in(entries)
+        except (UnreadableStateError, UnknownPolicyError):
+            return None
+    return Known(state, policies) if _form(state, policies) == kept.form else None
+
+
+def kept_from(history: History, known: Known) -> KeptCheckpoint | None:
+    """What proves to a reader elsewhere what is known here; None where its entry is gone by now. Raises HistoryError."""
+    as_of = known.state.sequence
+    with closing(history.entries(as_of)) as entries:
+        entry = next(entries, None)
+    if entry is None or entry.sequence != as_of:
+        return None
+    form = _form(known.state, known.policies)
+    return KeptCheckpoint(as_of=as_of, entry=entry_digest(entry), form=form, content=encode_state(known.state))
+
+
+def _form(state: State, policies: PolicySet) -> str:
+    return checkpoint_form(State(state.settings, policies.memories()))
+
+
+def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:
+    """Those that the next decision on a placement names; where there is none, the default ones. Raises
+    UnknownPolicyError."""
+    for entry in entries:
+        if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected):
+            return recorded_policy_set(entry.event.policy, entry.event.settings)
+    return policy_set()

@@ -1,0 +1,178 @@
+"""The log of a running fleet, read from JetStream up to what is its end now.
+
+Readers here are plain iterators, and the log's reader is asynchronous: each reading has an event loop of its own, which
+runs while a batch is fetched and rests while the batch is folded. The adapter survives that: it reads by sequence.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack
+from functools import cached_property
+from typing import TypeVar
+
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.ports import (
+    CheckpointLabel,
+    Checkpoints,
+    Link,
+    LogEntry,
+    LogExtent,
+    LogMissingError,
+    LogReset,
+    LogUnavailableError,
+    StoreUnavailableError,
+)
+from pointsman.primitives import Sequence
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import FleetSettings
+from pointsman.simulation.replay import Known
+from pointsman_cli.history.checkpoint import KeptCheckpoint, proven
+from pointsman_cli.history.entries import Header, History
+from pointsman_cli.history.errors import HistoryError
+
+T = TypeVar("T")
+
+CONNECT_SECONDS_MAX = 5.0
+CONNECT_POLL_SECONDS = 0.05
+BATCH_ENTRIES = 1000
+SAFE_SHARE = 0.02
+"""Of what a log holds that has lost its beginning: a checkpoint of so early an entry may be lost while it is used."""
+
+SILENCE_SECONDS_MAX = 10.0
+"""How long the next entry may take to come before the reading is given up."""
+
+
+class LiveHistory(History):
+    """The stream of one pool. Opening it looks once for its extent; raises HistoryError."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self._settings = settings
+        self.origin = f"the log of pool '{settings.pool}' at {settings.nats_shown}"
+        with asyncio.Runner() as runner:
+            extent = runner.run(self._extent())
+        self.header = Header(
+            pool=settings.pool,
+            identity=extent.identity,
+            first=extent.first,
+            last=extent.last,
+            entries=max(0, extent.last - extent.first + 1),
+        )
+
+    @override
+    def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
+        header = self.header
+        if not header.entries:
+            return
+        with asyncio.Runner() as runner:
+            batches = _batches(self._settings, self.origin, start, header)
+            try:
+                while batch := runner.run(anext(batches, [])):
+                    yield from batch
+            finally:
+                runner.run(batches.aclose())
+
+    @override
+    @cached_property
+    def known(self) -> Known | None:
+        """From the oldest checkpoint that can be proven to be of this log and of this version's fold."""
+        if self.header.first <= 1:
+            return None
+        with asyncio.Runner() as runner:
+            labels = runner.run(self._in_store(lambda store: store.labels()))
+            for label in self._fitting(labels):
+                content = runner.run(self._in_store(lambda store, label=label: store.load(label)))  # type: ignore[misc]
+                if content is None:
+                    continue
+                kept = KeptCheckpoint(as_of=label.as_of, entry=label.entry, form=label.form, content=content)
+                if (known := proven(self, kept)) is not None:
+                    return known
+        return None
+
+    def _fitting(self, labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
+        """Those of entries that the log still has, the oldest first; what it may lose at any moment comes last."""
+        first, last = self.header.first, self.header.last
+        safe = first + SAFE_SHARE * (last - first)
+        found = [known for known in labels if known.identity == self.header.identity and first <= known.as_of <= last]
+        return sorted(found, key=lambda label: (label.as_of < safe, label.as_of))
+
+    async def _in_store(self, asked: Callable[[Checkpoints], Awaitable[T]]) -> T:
+        """Raises HistoryError."""
+        async with AsyncExitStack() as stack:
+            store = (await _linked(stack, self._settings)).checkpoints
+            try:
+                return await asked(store)
+            except StoreUnavailableError as error:
+                msg = f"the checkpoints of {self.origin} cannot be read: {error}"
+                raise HistoryError(msg) from error
+
+    async def _extent(self) -> LogExtent:
+        async with AsyncExitStack() as stack:
+            link = await _linked(stack, self._settings)
+            try:
+                return await link.log.extent()
+            except LogMissingError as error:
+                msg = f"{self.origin} is not there; `pointsman fleet` says which pool a running fleet serves"
+                raise HistoryError(msg) from error
+            except LogUnavailableError as error:
+                raise _no_log(self.origin, error) from error
+
+
+async def _batches(
+    settings: FleetSettings, origin: str, start: Sequence, header: Header
+) -> AsyncGenerator[list[LogEntry], None]:
+    """A log at its bound loses its head all the time: who wants all of it gets what is left when the reading begins. One that
+    was whole is refused then: who read it before took it for whole."""
+    async with AsyncExitStack() as stack:
+        link = await _linked(stack, settings)
+        following = max(start, header.first)
+        reading = link.log.read(following)
+        begun = start > header.first or header.first <= 1
+        batch: list[LogEntry] = []
+        while following <= header.last:
+            entry = await _next(reading, origin)
+            if isinstance(entry, LogReset):
+                if begun or entry.first_sequence <= following:
+                    msg = f"{origin} changed while it was read: {entry.reason}; read it again, or from the recorder's archive"
+                    raise HistoryError(msg)
+                following = entry.first_sequence
+                continue
+            begun = True
+            if entry.sequence < following:
+                continue
+            batch.append(entry)
+            following = entry.sequence + 1
+            if len(batch) == BATCH_ENTRIES:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+async def _next(reading: AsyncIterator[LogEntry | LogReset], origin: str) -> LogEntry | LogReset:
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS_MAX):
+            return await anext(reading)
+    except (TimeoutError, LogMissingError, LogUnavailableError) as error:
+        raise _no_log(origin, error) from error
+
+
+async def _linked(stack: AsyncExitStack, settings: FleetSettings) -> Link:
+    link = await stack.enter_async_context(
+        open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="history", only_reads=True)
+    )
+    deadline = time.monotonic() + CONNECT_SECONDS_MAX
+    while not link.commands.connected:
+        if time.monotonic() > deadline:
+            msg = f"no nats-server answers at {settings.nats_shown}; say where the log is with --from, --nats or --data"
+            raise HistoryError(msg)
+        await asyncio.sleep(CONNECT_POLL_SECONDS)
+    return link
+
+
+def _no_log(origin: str, error: Exception) -> HistoryError:
+    reason = str(error) or f"it says nothing for {SILENCE_SECONDS_MAX:g} s"
+    return HistoryError(f"{origin} cannot be read: {reason}")

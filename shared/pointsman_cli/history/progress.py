@@ -1,0 +1,69 @@
+"""How far a reading has come: a bar on a terminal, a line every few seconds elsewhere, nothing where it is over at once."""
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman_cli.history.entries import History
+
+STEP_ENTRIES = 2000
+QUIET_SECONDS = 5.0
+"""Between two lines where the output is no terminal."""
+
+
+class Reading:
+    """A history that shows how far it is read, each time that it is. Re-readable like the history itself."""
+
+    def __init__(self, history: History, console: Console, what: str, start: Sequence) -> None:
+        self._history = history
+        self._start = start
+        self._console = console
+        self._what = what
+        self._shown = False
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        if self._shown:  # a second cursor over the same log: one bar is enough
+            return self._history.entries(self._start)
+        self._shown = True
+        return self._with_bar() if self._console.is_terminal else self._with_lines()
+
+    @property
+    def _total(self) -> int:
+        """Entries to come; 0 where nobody knows."""
+        header = self._history.header
+        return header.entries and header.entries - max(0, self._start - header.first)
+
+    def _with_bar(self) -> Iterator[LogEntry]:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} entries"),
+            TimeRemainingColumn(),
+        )
+        total = self._total or None
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task(self._what, total=total)
+            for read, entry in enumerate(self._history.entries(self._start), 1):
+                yield entry
+                if read % STEP_ENTRIES == 0:
+                    progress.update(task, completed=read)
+
+    def _with_lines(self) -> Iterator[LogEntry]:
+        total = self._total
+        due = time.monotonic() + QUIET_SECONDS
+        for read, entry in enumerate(self._history.entries(self._start), 1):
+            yield entry
+            if read % STEP_ENTRIES == 0 and time.monotonic() > due:
+                due = time.monotonic() + QUIET_SECONDS
+                of = f" of {total:,}" if total else ""
+                self._console.print(f"{self._what}: {read:,}{of} entries", markup=False)
+
+
+def shown(history: History, console: Console, what: str, start: Sequence = 1) -> Reading:
+    """The history's entries from `start` on, with progress on `console` (best the one of standard error)."""
+    return Reading(history, console, what, start)

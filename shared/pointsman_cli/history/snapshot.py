@@ -1,0 +1,87 @@
+"""The fleet as a State knows it, as plain data: for `pointsman state`, and for whoever wants to compare two moments."""
+
+from typing import Any
+
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.state import State
+from pointsman.state.workload import Line, Request, Stage
+from pointsman_cli.terminal import wall_time
+
+_NO_LINE = Line()
+
+
+def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
+    """Everything worth seeing at engine time `now`; without it, at the time of the newest event."""
+    now = state.last_at if now is None else now
+    requests = state.workload.requests.values()
+    return {
+        "as_of": state.sequence,
+        "at": now,
+        "wall_time": wall_time(now, state.settings.speed).isoformat(timespec="milliseconds"),
+        "quiet_seconds": max(0.0, now - state.last_at),
+        "term": state.term,
+        "speed": state.settings.speed,
+        "block_tokens": state.settings.block_tokens,
+        "writes_lost": state.writes_lost,
+        "instances": [_instance(state, instance, now) for instance in state.fleet.instances],
+        "departed_with_requests": _departed(state),
+        "strangers": sorted(state.strangers),
+        "requests": {str(stage): sum(request.stage is stage for request in requests) for stage in Stage},
+        "placements": state.placements,
+        "prefixes_counted": len(state.hotness),
+        "prefixes_hot": state.hotness.extended,
+        "queues": [_request(request, now) for request in requests],
+    }
+
+
+def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
+    line = state.workload.lines.get(instance.id, _NO_LINE)
+    return {
+        "instance": instance.id,
+        "url": instance.url,
+        "epoch": instance.epoch,
+        "status": str(instance.status),
+        "knowledge": str(instance.knowledge),
+        "doubt": instance.doubt,
+        "unschedulable": instance.unschedulable,
+        "ejection": state.why_out(instance),
+        "knowledge_reason": instance.knowledge_reason,
+        "suspected": instance.suspected,
+        "silent_seconds": now - instance.heard_at,
+        "pending": len(line.pending),
+        "in_prefill": len(line.prefill),
+        "decoding": len(line.decoding),
+        "pending_tokens": line.pending_tokens,
+        "prefill_tokens": line.prefill_tokens,
+        "queue_seconds": state.expected_seconds(instance.id, *line.queue(now)),
+        "blocks": state.index.blocks(instance.id),
+        "digest": f"{state.index.digest(instance.id):016x}",
+        "promised_blocks": state.speculation.blocks(instance.id),
+        "cache_sequence": instance.sequence,
+        "kv_usage": instance.kv_usage,
+        "engine_running": instance.running,
+        "engine_waiting": instance.waiting,
+        "correction": state.correction(instance.id),
+    }
+
+
+def _departed(state: State) -> list[InstanceId]:
+    """Who is not in the fleet and still has requests."""
+    return [name for name, line in state.workload.lines.items() if line.requests and name not in state.fleet]
+
+
+def _request(request: Request, now: Seconds) -> dict[str, Any]:
+    return {
+        "request": request.id,
+        "stage": str(request.stage),
+        "instance": request.instance,
+        "tenant": request.tenant,
+        "age_seconds": now - request.arrived_at,
+        "left_seconds": request.deadline - now,
+        "prompt_tokens": request.prompt_tokens,
+        "uncached_tokens": request.uncached_tokens,
+        "hit_blocks": request.hit_blocks,
+        "predicted_ttft": request.predicted_ttft,
+        "attempt": request.attempt,
+    }

@@ -1,0 +1,55 @@
+"""Where a fold of a log begins: at its first entry or, where retention has dropped that, at a checkpoint."""
+
+from dataclasses import dataclass
+
+from pointsman.primitives import Sequence
+from pointsman.simulation.replay import Known
+from pointsman.state.state import State
+from pointsman_cli.history.entries import History
+from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.time_options import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """`known` is None where the fold begins empty. `note`: what people should know about it; nothing where the log is whole."""
+
+    known: Known | None
+    note: str
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether entries are gone, and nothing is known of what they said."""
+        return self.known is None and bool(self.note)
+
+    @property
+    def state(self) -> State | None:
+        return self.known.state if self.known is not None else None
+
+    @property
+    def start(self) -> Sequence:
+        """The first entry to fold."""
+        return self.known.state.sequence + 1 if self.known is not None else 1
+
+
+def beginning_of(history: History, moment: Moment | None = None) -> Beginning:
+    """For a fold up to `moment`, or to the end. Raises HistoryError."""
+    first = history.header.first
+    if first <= 1:
+        return Beginning(None, "")
+    gone = f"the log begins at entry {first:,}"
+    if moment is not None and moment.sequence is not None and moment.sequence < first - 1:
+        msg = f"{gone}; what came before is gone. The recorder's archive keeps everything: name it with --from"
+        raise HistoryError(msg)
+    known = history.known
+    if known is None:
+        return Beginning(
+            None,
+            f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing",
+        )
+    as_of = known.state.sequence
+    if moment is not None and moment.is_behind(known.state):
+        return Beginning(
+            None, f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing"
+        )
+    return Beginning(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")

@@ -1,0 +1,37 @@
+"""A click group whose commands are imported only when they run, so that `--help` starts at once."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+from typing_extensions import override
+
+
+class LazyGroup(click.Group):
+    """Commands by name, each with its module, attribute and the line that `--help` shows."""
+
+    def __init__(
+        self, *args: object, commands_by_name: Mapping[str, tuple[str, str, str]], **attributes: object
+    ) -> None:
+        super().__init__(*args, **attributes)  # type: ignore[arg-type]
+        self._found = commands_by_name
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._found)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._found:
+            return None
+        module, attribute, _ = self._found[cmd_name]
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, click.Command):
+            message = f"{module}.{attribute} is no command"
+            raise TypeError(message)
+        return found
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, _, help_line) in self._found.items()])

@@ -1,0 +1,226 @@
+"""One cell of an experiment, and how many of them share the cores.
+
+A cell is a variant at a rate with a seed. It is a plain value, so that a process of a pool can run it: each process
+reads the workload for itself and keeps it. Cells know nothing of each other, so their order changes no number.
+"""
+
+import multiprocessing
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation import workload
+from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
+from pointsman.simulation.metrics import Report, effective_capacity, summarise
+from pointsman.simulation.outcome import LoadSample, Outcome
+from pointsman.simulation.simulator import Scenario, simulate
+from pointsman.simulation.workload import ARRIVALS, GENERATORS, LONGER_PREFIXES, MORE_REQUESTS, WorkloadRequest
+from pointsman_cli.simulate.variants import Variant
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+GENERATED_RATE = 4.0
+"""Requests a second at which a generator is asked; every cell then re-times the same requests to its own rate."""
+
+MISBEHAVING = {"_s1": MORE_REQUESTS, "_s2": LONGER_PREFIXES}
+"""Who misbehaves in the generators whose names end so."""
+
+SAMPLES_KEPT_MAX = 600
+"""Load samples that go back for the plots; more than a picture has columns is of no use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the requests come from: a trace, else a generator."""
+
+    trace: Path | None
+    generator: str
+    requests: int
+    input_tokens_max: Tokens
+    arrivals: str = "timestamps"
+    """How they are re-timed to a rate; see `workload.ARRIVALS`."""
+    halved_after: float | None = None
+    """Share of the requests after which they come at half the rate: the load that a fleet shrinks under."""
+
+    @property
+    def name(self) -> str:
+        return self.trace.stem if self.trace else self.generator
+
+    @property
+    def misbehaving(self) -> frozenset[str]:
+        """The clients of a generated workload that take more than their share."""
+        for suffix, clients in MISBEHAVING.items():
+            if self.trace is None and self.generator.endswith(suffix):
+                return frozenset(clients.tenants()[: clients.misbehaving])
+        return frozenset()
+
+    @property
+    def is_reconstruction(self) -> bool:
+        """Whether the trace says of itself that it was put together from what was known of a real one."""
+        return self.trace is not None and "reconstructed" in self.trace.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run: `scenario` holds the variant and the seed. `warmup` requests are not counted."""
+
+    source: Source
+    variant: Variant
+    scenario: Scenario
+    qps: float
+    warmup: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One counted request, as much as plots need. `ttft`: None where no first token came."""
+
+    at: Seconds
+    ttft: Seconds | None
+    on_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What happened over time. Samples are thinned to SAMPLES_KEPT_MAX."""
+
+    arrivals: tuple[Arrival, ...]
+    samples: tuple[LoadSample, ...]
+    instance_changes: tuple[tuple[Seconds, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """A cell and its numbers."""
+
+    cell: Cell
+    report: Report
+    series: Series
+
+
+def requests_of(source: Source, seed: int) -> list[WorkloadRequest]:
+    """The requests at their own rate; equal seeds give equal ones. Raises TraceError."""
+    return list(_requests_of(source, seed))
+
+
+@lru_cache(maxsize=4)
+def _requests_of(source: Source, seed: int) -> tuple[WorkloadRequest, ...]:
+    chance = random.Random(seed)
+    if source.trace:
+        return tuple(
+            workload.read_trace(
+                source.trace, limit=source.requests, chance=chance, input_tokens_max=source.input_tokens_max
+            )
+        )
+    generated = GENERATORS[source.generator](source.requests, rate=GENERATED_RATE, chance=chance)
+    return tuple(workload.input_capped(generated, source.input_tokens_max))
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Simulate it. Deterministic but for the time that deciding took."""
+    requests = _at_rate(cell, cell.qps)
+    outcome = simulate(cell.scenario, requests)
+    report = summarise(
+        outcome,
+        warmup=cell.warmup,
+        hit_bound=_hit_bound(requests, outcome, cell.warmup),
+        misbehaving=cell.source.misbehaving,
+    )
+    return CellResult(cell, report, _series(outcome, cell.warmup))
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputSearch:
+    """Find the goodput of the cell's variant and seed, beginning at its rate or with what is `known` already."""
+
+    cell: Cell
+    known: tuple[RatePoint, ...] = ()
+
+
+def search_key(cell: Cell) -> tuple[str, int]:
+    """What goodput is counted by: the variant and the seed."""
+    return cell.variant.key, cell.scenario.seed
+
+
+def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
+    """One for each variant and seed, with what the sweep has already found."""
+    found: dict[tuple[str, int], GoodputSearch] = {}
+    for result in results:
+        key = search_key(result.cell)
+        search = found.get(key, GoodputSearch(result.cell))
+        if result.report.effective_capacity is not None:
+            point = RatePoint(result.cell.qps, result.report.effective_capacity)
+            search = replace(search, known=(*search.known, point))
+        found[key] = search
+    return list(found.values())
+
+
+def run_search(search: GoodputSearch) -> tuple[GoodputSearch, Goodput]:
+    """A bounded number of simulations, one after the other."""
+    cell = search.cell
+
+    def capacity_at(qps: float) -> float:
+        outcome = simulate(cell.scenario, _at_rate(cell, qps))
+        return effective_capacity(outcome.rows[cell.warmup :]) or 0.0
+
+    return search, find_goodput(capacity_at, start_qps=cell.qps, known=search.known)
+
+
+def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> Iterator[R]:
+    """The results in the order in which they come, from up to `processes` processes; from this one where that is 1.
+
+    Raises whatever `function` raises, and BrokenProcessPool when a process dies. Leaving the iteration early lets
+    runs that have begun end, and begins no other.
+    """
+    if min(processes, len(jobs)) <= 1:
+        yield from map(function, jobs)
+        return
+    # Spawned, not forked: the progress bar has a thread.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(jobs)), context, initializer=_die_of_interrupt) as pool:
+        try:
+            for future in as_completed([pool.submit(function, job) for job in jobs]):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _die_of_interrupt() -> None:
+    """Ctrl-C reaches every process of the terminal; those of the pool have nothing to say about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:
+    requests = _requests_of(cell.source, cell.scenario.seed)
+    timed = ARRIVALS[cell.source.arrivals](requests, rate=qps, chance=random.Random(cell.scenario.seed))
+    share = cell.source.halved_after
+    return timed if share is None else _slower_after(timed, int(share * len(timed)))
+
+
+def _slower_after(requests: Sequence[WorkloadRequest], number: int) -> list[WorkloadRequest]:
+    """The same arrivals at half the pace from this one on."""
+    turn = requests[number].arrival_s
+    return [replace(r, arrival_s=r.arrival_s + max(0.0, r.arrival_s - turn)) for r in requests]
+
+
+def _hit_bound(requests: Sequence[WorkloadRequest], outcome: Outcome, warmup: int) -> float:
+    """Of the requests that were served: who refuses what is not in any cache must not seem to beat the bound."""
+    served = [row.number for row in outcome.rows if row.first_token_at is not None]
+    not_counted = sum(number < warmup for number in served)
+    return workload.infinite_cache_hit_share([requests[number] for number in served], warmup=not_counted)
+
+
+def _series(outcome: Outcome, warmup: int) -> Series:
+    stride = -(-len(outcome.samples) // SAMPLES_KEPT_MAX) or 1
+    return Series(
+        arrivals=tuple(Arrival(row.arrived_at, row.ttft, row.on_time) for row in outcome.rows[warmup:]),
+        samples=tuple(outcome.samples[::stride]),
+        instance_changes=tuple(outcome.instance_changes),
+    )

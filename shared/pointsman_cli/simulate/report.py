@@ -1,0 +1,346 @@
+"""What a person or a program gets to read: tables in the terminal, JSON for everything else.
+
+Where several seeds were run, tables show their mean and how far the furthest is from it; JSON has each run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
+from pointsman.simulation.metrics import Report
+from pointsman.simulation.simulator import Scenario
+from pointsman_cli.formatting import count, milliseconds, ratio, share
+from pointsman_cli.output_file import json_of
+from pointsman_cli.simulate.experiment import Cell, CellResult, Source, search_key
+from pointsman_cli.simulate.variants import Variant
+
+RECONSTRUCTION_NOTE = (
+    "is a reconstruction of a trace that was not to be had, not the real one: its numbers are indications."
+)
+
+
+class LengthShare(msgspec.Struct, kw_only=True):
+    """Attainment of a tenth of the requests, by prompt length."""
+
+    tokens_min: Tokens
+    tokens_max: Tokens
+    requests: int
+    attainment: float
+
+
+class TenantShare(msgspec.Struct, kw_only=True):
+    """Attainment of one client."""
+
+    requests: int
+    attainment: float
+
+
+class RunRow(msgspec.Struct, kw_only=True):
+    """One run, as `--json` writes it. Null where there was nothing to measure."""
+
+    workload: str
+    policy: str
+    ordering: str
+    admission: str
+    eviction: str
+    instances: int
+    qps: float
+    seed: int
+    effective_capacity: float | None
+    goodput_qps: float | UnsetType = UNSET
+    ttft_p50_s: Seconds | None
+    ttft_p90_s: Seconds | None
+    ttft_p99_s: Seconds | None
+    tpot_p90_s: Seconds | None
+    e2e_p50_s: Seconds | None
+    hit_rate: float | None
+    load_cv: float | None
+    migrations: int
+    rejections: int
+    jain: float | None
+    requests: int
+    finished: int
+    failures: int
+    unfinished: int
+    tpot_p50_s: Seconds | None
+    e2e_p90_s: Seconds | None
+    well_behaved_ttft_p50_s: Seconds | None
+    well_behaved_ttft_p90_s: Seconds | None
+    hit_share_of_bound: float | None
+    jain_of_amounts: float | None
+    service_per_s: float | None
+    prediction_error_p50_s: Seconds | None
+    prediction_error_p90_s: Seconds | None
+    prediction_bias_s: Seconds | None
+    decision_us: float | None
+    attainment_by_length: list[LengthShare]
+    attainment_by_tenant: dict[str, TenantShare]
+    goodput_at_least: bool | UnsetType = UNSET
+    goodput_points: list[RatePoint] | UnsetType = UNSET
+    scenario: Scenario
+    """Everything that was simulated, so that the run can be made again."""
+    arrivals: str
+    warmup: int
+    reconstruction: bool
+    """Whether the trace is not the real one."""
+
+
+class SimulationReport(msgspec.Struct, kw_only=True):
+    """What `--json` writes."""
+
+    runs: list[RunRow]
+
+
+Goodputs = Mapping[tuple[str, int], Goodput]
+"""By `Variant.key` and seed; see `search_key`."""
+
+
+def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
+    """One run for the JSON."""
+    cell, report = result.cell, result.report
+    scenario = cell.scenario
+    goodput = goodputs.get(search_key(cell))
+    return RunRow(
+        workload=cell.source.name,
+        policy=cell.variant.policy,
+        ordering=scenario.ordering,
+        admission=scenario.admission,
+        eviction=scenario.eviction,
+        instances=scenario.instances,
+        qps=cell.qps,
+        seed=scenario.seed,
+        effective_capacity=report.effective_capacity,
+        goodput_qps=goodput.qps if goodput else UNSET,
+        ttft_p50_s=report.ttft.p50_s,
+        ttft_p90_s=report.ttft.p90_s,
+        ttft_p99_s=report.ttft.p99_s,
+        tpot_p50_s=report.tpot.p50_s,
+        tpot_p90_s=report.tpot.p90_s,
+        e2e_p50_s=report.e2e.p50_s,
+        e2e_p90_s=report.e2e.p90_s,
+        hit_rate=report.hit_rate,
+        hit_share_of_bound=report.hit_share_of_bound,
+        load_cv=report.load_cv,
+        migrations=report.migrations,
+        rejections=report.rejections,
+        jain=report.jain,
+        jain_of_amounts=report.jain_of_amounts,
+        service_per_s=report.service_per_s,
+        requests=report.requests,
+        finished=report.finished,
+        failures=report.failures,
+        unfinished=report.unfinished,
+        well_behaved_ttft_p50_s=report.well_behaved_ttft.p50_s,
+        well_behaved_ttft_p90_s=report.well_behaved_ttft.p90_s,
+        prediction_error_p50_s=report.prediction_error_p50_s,
+        prediction_error_p90_s=report.prediction_error_p90_s,
+        prediction_bias_s=report.prediction_bias_s,
+        decision_us=report.decision_us,
+        attainment_by_length=[
+            LengthShare(
+                tokens_min=band.tokens_min,
+                tokens_max=band.tokens_max,
+                requests=band.attainment.requests,
+                attainment=band.attainment.share,
+            )
+            for band in report.by_length
+        ],
+        attainment_by_tenant={
+            tenant: TenantShare(requests=part.requests, attainment=part.share)
+            for tenant, part in report.by_tenant.items()
+        },
+        goodput_at_least=goodput.at_least if goodput else UNSET,
+        goodput_points=list(goodput.points) if goodput else UNSET,
+        scenario=scenario,
+        arrivals=cell.source.arrivals,
+        warmup=cell.warmup,
+        reconstruction=cell.source.is_reconstruction,
+    )
+
+
+def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
+    """The runs, readable."""
+    return json_of(SimulationReport(runs=[run_row(result, goodputs) for result in results]))
+
+
+# --- Tables ---
+
+
+def headline(result: CellResult, seeds: int) -> Text:
+    """What was simulated, for above the tables; `result` is any of the runs."""
+    cell, scenario = result.cell, result.cell.scenario
+    engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
+    if scenario.split != (0, 0):
+        engine = f"{scenario.split[0]} prefill, {scenario.split[1]} decode"
+    facts = [
+        f"{cell.source.name}: {cell.warmup + result.report.requests} requests, the first {cell.warmup} not counted",
+        f"{scenario.instances} instances of {scenario.profile} ({engine})",
+        f"TTFT objective {scenario.slo_ttft_s:g} s",
+    ]
+    if seeds > 1:
+        facts.append(f"mean of {seeds} seeds")
+    if scenario.load_lag_s:
+        facts.append(f"load lags by {scenario.load_lag_s:g} s")
+    return Text(", ".join(facts), style="bold")
+
+
+def reconstruction_note(source: Source) -> Text | None:
+    """A warning where the trace is not what its name suggests."""
+    return Text(f"{source.name} {RECONSTRUCTION_NOTE}", style="yellow") if source.is_reconstruction else None
+
+
+def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
+    """Effective capacity: a row for each variant, a column for each rate; the best of a column is bold."""
+    cells = _by_variant_and_rate(results)
+    rates = sorted({result.cell.qps for result in results})
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("effective capacity at requests/s:")
+    for rate in rates:
+        table.add_column(f"{rate:g}", justify="right")
+    if goodputs:
+        table.add_column(f"goodput at {TARGET:.0%}", justify="right")
+    best = {rate: _best(_mean(group, _capacity) for (_, qps), group in cells.items() if qps == rate) for rate in rates}
+    best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
+    for variant, label in labels(results):
+        row = [_capacity_cell(cells.get((variant.key, rate), []), best[rate]) for rate in rates]
+        if goodputs:
+            row.append(_goodput_cell(variant, goodputs, best_goodput))
+        table.add_row(label, *row)
+    return table
+
+
+END_TO_END = "e2e P50"
+Column = tuple[str, Callable[[Report], float | None], Callable[[float], str]]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:,.0f} us"
+
+
+def _capacity(report: Report) -> float | None:
+    return report.effective_capacity
+
+
+def worst_length(report: Report) -> float | None:
+    """Attainment of the tenth of the prompt lengths that is served worst."""
+    return min((band.attainment.share for band in report.by_length), default=None)
+
+
+def worst_tenant(report: Report) -> float | None:
+    """Attainment of the client that is served worst; None where there is only one."""
+    return min((part.share for part in report.by_tenant.values()), default=None) if len(report.by_tenant) > 1 else None
+
+
+COLUMNS: Sequence[Column] = (
+    ("TTFT P50", lambda r: r.ttft.p50_s, _seconds),
+    ("P90", lambda r: r.ttft.p90_s, _seconds),
+    ("P99", lambda r: r.ttft.p99_s, _seconds),
+    ("TPOT P90", lambda r: r.tpot.p90_s, milliseconds),
+    (END_TO_END, lambda r: r.e2e.p50_s, _seconds),
+    ("hit rate", lambda r: r.hit_rate, share),
+    ("of bound", lambda r: r.hit_share_of_bound, share),
+    ("load CV", lambda r: r.load_cv, ratio),
+    ("moved", lambda r: r.migrations, count),
+    ("rejected", lambda r: r.rejections, count),
+    ("failed", lambda r: r.failures, count),
+    ("Jain", lambda r: r.jain if len(r.by_tenant) > 1 else None, ratio),
+    ("worst length tenth", worst_length, share),
+    ("worst tenant", worst_tenant, share),
+    ("prediction off P50", lambda r: r.prediction_error_p50_s, _seconds),
+    ("decision", lambda r: r.decision_us, _microseconds),
+)
+
+
+def details_table(results: Sequence[CellResult], qps: float) -> Table:
+    """Everything else at one rate: a row for each variant. Columns that say nothing in any row are left out."""
+    at_rate = [result for result in results if result.cell.qps == qps]
+    shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
+    groups = _by_variant_and_rate(at_rate)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(f"at {qps:g} requests/s")
+    for heading, _, _ in shown:
+        table.add_column(heading, justify="right")
+    for variant, label in labels(results):
+        group = groups.get((variant.key, qps))
+        if group:
+            values = [(_mean(group, value_of), text) for _, value_of, text in shown]
+            table.add_row(label, *("-" if value is None else text(value) for value, text in values))
+    return table
+
+
+def _columns(results: Iterable[CellResult]) -> Sequence[Column]:
+    """Where answers end with their first token, end-to-end latency is TTFT once more."""
+    if all(result.cell.scenario.prefill_only for result in results):
+        return [column for column in COLUMNS if column[0] != END_TO_END]
+    return COLUMNS
+
+
+def labels(results: Iterable[CellResult]) -> list[tuple[Variant, str]]:
+    """The variants in the order of the command line, with what to call them."""
+    seen = {result.cell.variant.key: result.cell.variant for result in results}
+    return [(variant, variant.label(seen.values())) for variant in seen.values()]
+
+
+def in_order(results: Iterable[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
+    """Results come as they end; this puts them back as they were asked for."""
+    places = {_place(cell): number for number, cell in enumerate(cells)}
+    return sorted(results, key=lambda result: places[_place(result.cell)])
+
+
+def _place(cell: Cell) -> tuple[str, float, int]:
+    return cell.variant.key, cell.qps, cell.scenario.seed
+
+
+def _by_variant_and_rate(results: Iterable[CellResult]) -> dict[tuple[str, float], list[Report]]:
+    groups: dict[tuple[str, float], list[Report]] = {}
+    for result in results:
+        groups.setdefault((result.cell.variant.key, result.cell.qps), []).append(result.report)
+    return groups
+
+
+def _mean(group: Sequence[Report], value_of: Callable[[Report], float | None]) -> float | None:
+    values = [value for report in group if (value := value_of(report)) is not None]
+    return fmean(values) if values else None
+
+
+def _best(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _capacity_cell(group: Sequence[Report], best: float | None) -> Text:
+    values = [value for report in group if (value := report.effective_capacity) is not None]
+    return _with_spread(values, best, lambda value: f"{value:.3f}")
+
+
+def _goodput_cell(variant: Variant, goodputs: Goodputs, best: float | None) -> Text:
+    text = _with_spread(_goodput_rates(goodputs).get(variant.key, []), best, lambda value: f"{value:.2f}/s")
+    own = [goodput for (key, _), goodput in goodputs.items() if key == variant.key]
+    return Text("at least ") + text if any(goodput.at_least for goodput in own) else text
+
+
+def _goodput_rates(goodputs: Goodputs) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {}
+    for (key, _), goodput in goodputs.items():
+        rates.setdefault(key, []).append(goodput.qps)
+    return rates
+
+
+def _with_spread(values: Sequence[float], best: float | None, shown: Callable[[float], str]) -> Text:
+    if not values:
+        return Text("-")
+    mean = fmean(values)
+    text = Text(shown(mean), style="bold" if best is not None and mean >= best else "")
+    if len(values) > 1:
+        text.append(f" ±{max(abs(value - mean) for value in values):.3f}", style="dim")
+    return text

@@ -1,0 +1,245 @@
+"""One line for each event: what matters in it, in words and numbers.
+
+Keys are told as a number of blocks, unless they are asked for. Times within events are engine time; the clock at the
+beginning of a line is the wall's.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from rich.text import Text
+
+from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
+from pointsman.contracts.cache import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheGap,
+    CacheSnapshot,
+    Run,
+)
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    Candidate,
+    HandOverRefused,
+    LeaderElected,
+    MigrationRefused,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+    ScaleApplied,
+    ScaleDecided,
+    WritesLost,
+)
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceDraining,
+    InstanceEjected,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceProbed,
+    InstanceReported,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.ports import LogEntry, LogReset
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_cli.terminal import wall_time
+
+REQUEST_CHARS = 12
+"""As much of the end of a request's id is shown, which is enough for `--request`; `--json` shows it whole."""
+
+STYLES: dict[type, str] = {
+    RequestPlaced: "bold blue",
+    RequestMigrated: "bold blue",
+    RequestFinished: "green",
+    RequestRejected: "yellow",
+    MigrationRefused: "yellow",
+    RequestCancelled: "yellow",
+    RequestAttemptFailed: "bold red",
+    RequestFailed: "bold red",
+    CacheGap: "bold red",
+    WritesLost: "bold red",
+    InstanceSuspected: "bold red",
+    InstanceEjected: "bold red",
+    LeaderElected: "bold magenta",
+}
+
+
+def line(entry: LogEntry, *, speed: float, keys: bool) -> Text:
+    """An entry as a line: wall time, sequence, where, what, and what matters."""
+    event = entry.event
+    text = Text(no_wrap=True)
+    text.append(_clock(event.at, speed) if event else " " * 12, style="dim")
+    text.append(f" {entry.sequence:>8}", style="dim")
+    text.append(f"  {_short_subject(entry.subject):<21}")
+    if event is None:
+        return text.append(f"does not decode: {entry.problem}", style="bold red")
+    text.append(f" {type(event).__name__:<17}", style=_style(event))
+    return text.append(f" {details(event, keys=keys)}")
+
+
+def reset_line(reset: LogReset) -> Text:
+    return Text(f"--- the log starts again at {reset.first_sequence}: {reset.reason}", style="bold red")
+
+
+def details(event: LogEvent, *, keys: bool = False) -> str:
+    """What matters in an event, without its time, subject and type."""
+    match event:
+        case BlocksStored() | CacheSnapshot():
+            return f"{_runs(event.runs, keys=keys)}, seq {event.sequence}"
+        case BlocksRemoved():
+            return f"{_blocks(event.keys, keys=keys)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
+        case CacheCleared():
+            return f"seq {event.sequence}"
+        case CacheGap():
+            return f"{event.missed} engine events missed: {event.reason}"
+        case InstanceJoined():
+            return f"{event.url} {event.model}, {event.kv_capacity_tokens:,} tokens of KV, cache {event.cache}{f' ({event.cache_detail})' if event.cache_detail else ''}, epoch {event.epoch}"
+        case InstanceReported():
+            return _report(event)
+        case InstanceProbed():
+            return f"keys {'agree' if event.parity else 'differ'} {event.detail}".rstrip()
+        case InstanceSuspected():
+            return f"silent for {_seconds(event.silent_seconds)}"
+        case InstanceDraining() | InstanceLeft():
+            return event.reason
+        case InstanceEjected():
+            return f"for {_seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
+        case InstanceUnejected():
+            return "one request at a time may try it" if event.half_open else "it has proved well"
+        case InstanceUndrained():
+            return ""
+        case RequestArrived():
+            return _arrival(event, keys=keys)
+        case RequestPlaced():
+            return _placement(event)
+        case RequestGranted():
+            return f"-> {event.instance}{_attempt(event.attempt)}"
+        case HandOverRefused():
+            return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
+        case RequestHandedOver():
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}: {event.reason}"
+        case RequestMigrated():
+            out = f" out of its engine, {_seconds(event.wasted)} wasted" if event.rebound else ""
+            return f"{event.source} -> {event.instance}{out}  TTFT {_seconds(event.predicted_ttft)}: {event.reason}"
+        case MigrationRefused():
+            return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
+        case RequestRejected():
+            return f"{event.reason}: {event.detail}, retry after {_seconds(event.retry_after)}  {_others(event.candidates)}".rstrip()
+        case PrefillFinished():
+            return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
+        case RequestFinished():
+            return _finish(event)
+        case RequestAttemptFailed():
+            return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
+        case RequestFailed():
+            return f"{event.status} {event.reason}  {event.instance}".rstrip()
+        case RequestCancelled():
+            return f"{event.reason}  {event.instance}".rstrip()
+        case LeaderElected():
+            return f"{event.scheduler}, term {event.term}, state as of {event.as_of}"
+        case WritesLost():
+            return f"{event.count} of {event.writer}: {event.reason}"
+        case ScaleDecided():
+            return f"{event.current} -> {event.wanted} by {event.policy}: {event.reason}"
+        case ScaleApplied():
+            return f"{event.current} of {event.wanted} {event.detail}".rstrip()
+        case _:
+            assert_never(event)
+
+
+def _placement(event: RequestPlaced) -> str:
+    chosen = (
+        f"-> {event.instance}{_attempt(event.attempt)}  hit {event.hit_blocks} blocks, {event.uncached_tokens} tokens to compute, "
+        f"TTFT {_seconds(event.predicted_ttft)} (queue {_seconds(event.queue_seconds)}, prefill {_seconds(event.prefill_seconds)})  "
+        f"{event.policy}: {event.reason}"
+    )
+    if event.decode:
+        chosen += f"  decoded at {event.decode}: {event.decode_reason}"
+    return f"{chosen}  {_others(event.candidates, event.instance)}".rstrip()
+
+
+def _others(candidates: Sequence[Candidate], chosen: InstanceId | None = None) -> str:
+    """The candidates that were not chosen, with what speaks for them."""
+    told = ", ".join(
+        f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in candidates if c.instance != chosen
+    )
+    return f"| {told}" if told else ""
+
+
+def _arrival(event: RequestArrived, *, keys: bool) -> str:
+    session = f", session {event.session}" if event.session else ""
+    guessed = "" if event.exact else ", tokens guessed"
+    guessed += f", held up {_seconds(event.held_up)}" if event.held_up else ""
+    return (
+        f"{event.prompt_tokens} tokens in {_blocks(event.keys, keys=keys)}, up to {event.max_output_tokens} out, "
+        f"{event.tenant or 'anonymous'}{session}{guessed}"
+    )
+
+
+def _finish(event: RequestFinished) -> str:
+    cached = f" ({event.cached_tokens} cached)" if event.cached_tokens >= 0 else ""
+    return (
+        f"{event.instance}  {event.prompt_tokens} tokens{cached}, {event.completion_tokens} out, "
+        f"TTFT {_seconds(event.ttft)}, TPOT {event.tpot * 1000:.1f} ms, end-to-end {_seconds(event.e2e)}"
+    )
+
+
+def _report(event: InstanceReported) -> str:
+    undecodable = f", {event.undecodable} undecodable" if event.undecodable else ""
+    serving = "" if event.serving else "not serving, "
+    return (
+        f"{serving}{event.running} running, {event.waiting} waiting, KV {event.kv_usage:.0%}, "
+        f"{event.blocks} blocks as of seq {event.sequence}{undecodable}"
+    )
+
+
+def _runs(runs: Sequence[Run], *, keys: bool) -> str:
+    blocks = _blocks(b"".join(run.keys for run in runs), keys=keys)
+    return blocks if len(runs) == 1 else f"{blocks} in {len(runs)} runs"
+
+
+def _blocks(packed: bytes, *, keys: bool) -> str:
+    count = len(packed) // KEY_BYTES
+    told = f"{count} block" + "s" * (count != 1)
+    return f"{told} [{' '.join(f'{key:016x}' for key in unpack_keys(packed))}]" if keys else told
+
+
+def _attempt(attempt: int) -> str:
+    return f" (attempt {attempt})" if attempt > 1 else ""
+
+
+def _seconds(value: Seconds) -> str:
+    return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
+
+
+def _clock(at: Seconds, speed: float) -> str:
+    """The wall's time of day when engine time was `at`."""
+    return wall_time(at, speed).strftime("%H:%M:%S.%f")[:-3]
+
+
+def _short_subject(subject: str) -> str:
+    """Without root and pool; of a long request id only the end, where ids of one ingress differ."""
+    kind, *rest = subject.split(".")[2:]
+    if kind == "request" and rest and len(rest[0]) > REQUEST_CHARS:
+        return f"{kind}.…{rest[0][-REQUEST_CHARS:]}"
+    return ".".join([kind, *rest])
+
+
+def _style(event: LogEvent) -> str:
+    """By what it is, else by what it is about."""
+    about = "cyan" if isinstance(event, CacheEvent) else "magenta" if isinstance(event, FleetEvent) else ""
+    return STYLES.get(type(event), about)

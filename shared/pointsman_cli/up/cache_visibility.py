@@ -1,0 +1,96 @@
+"""After the start: whether Pointsman really sees into the caches of engines that are not its own.
+
+A worker that dials a socket where nobody publishes looks exactly like one beside an idle engine. What settles it is the
+probe that every ingress sends to every new engine: its keys must come back in the engine's events. This follows the log
+until each engine has its verdict, and tells people, with what to do where it is a bad one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from pointsman.adapters.clocks import ScaledClock, engine_time_of
+from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
+from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import FleetSettings
+from pointsman.runtime.telemetry import configure_logging
+
+VERDICT_SECONDS_MAX: Seconds = 180.0
+"""How long verdicts may take; a probe on a slow engine takes its time, and is tried again when the engine is busy."""
+
+Tell = Callable[[str, str], None]
+"""Is given a line for people, and its colour."""
+
+
+async def tell_what_is_known(
+    settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, tell: Tell
+) -> None:
+    """Tell of each engine (its name, and its URL) how well its cache is known, once that is clear. `since`: Unix seconds;
+    what the log says from before is of an earlier fleet. Ends by itself."""
+    configure_logging("error", "text")
+    open_cases = dict(engines)
+    try:
+        async with asyncio.timeout(VERDICT_SECONDS_MAX):
+            await _follow(settings, open_cases, engine_time_of(since, settings.speed), tell)
+    except TimeoutError:
+        for instance, url in open_cases.items():
+            tell(
+                f"? {instance} ({url}): no probe came back within {VERDICT_SECONDS_MAX:g} s; see pointsman fleet",
+                "yellow",
+            )
+    except (LogUnavailableError, LogMissingError) as error:
+        tell(f"? how well the engines' caches are known is not known: {error}", "yellow")
+
+
+async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], since: Seconds, tell: Tell) -> None:
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="up") as link:
+        kinds = tuple(f"fleet.{instance}" for instance in open_cases)
+        certain: dict[InstanceId, bool] = {}
+        async for entry in link.log.read(1, kinds=kinds):
+            if not isinstance(entry, LogEntry):
+                continue
+            event = entry.event
+            if (
+                not isinstance(event, InstanceJoined | InstanceProbed)
+                or event.at < since
+                or event.instance not in open_cases
+            ):
+                continue
+            if isinstance(event, InstanceJoined):
+                certain[event.instance] = event.certain
+            verdict = _verdict(event, open_cases[event.instance], certain=certain.get(event.instance, True))
+            if verdict is not None:
+                tell(*verdict)
+                del open_cases[event.instance]
+            if not open_cases:
+                return
+
+
+def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:
+    """A line and its colour, or None where another event will tell. `certain`: as the instance has said when it joined."""
+    match event:
+        case InstanceJoined() if not event.completes:
+            return (
+                f"✓ {event.instance} ({url}) makes vectors: it is placed by load, and its cache need not be known",
+                "green",
+            )
+        case InstanceJoined() if event.cache == "no_events":
+            return (
+                f"✗ {event.instance} ({url}) is blind: no endpoint of KV events was named; docs/engines.md says how",
+                "red",
+            )
+        case InstanceJoined():
+            return None
+        case InstanceProbed() if event.parity and not certain:
+            text = f"! {event.instance} ({url}): {event.detail}, but no replay socket answers, so its cache is never known exactly"
+            return f"{text}; docs/engines.md has more", "yellow"
+        case InstanceProbed() if event.parity:
+            return f"✓ {event.instance} ({url}): {event.detail}, so its cache is known", "green"
+        case InstanceProbed():
+            text = f"✗ {event.instance} ({url}) is served, but its cache is not known: {event.detail}; docs/engines.md has more"
+            return text, "red"
+        case _:
+            assert_never(event)

@@ -1,0 +1,195 @@
+"""The life of one child process: logged to its own file, out of the terminal's reach, never outliving us.
+
+A child has its own process group, so that a Ctrl-C in the terminal reaches only `up`, which then stops the fleet in
+its order; and the kernel kills it when `up` dies, however it dies (on Linux).
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from http import HTTPStatus
+from pathlib import Path
+
+from typing_extensions import override
+
+from pointsman.runtime.backoff import Backoff
+from pointsman.runtime.embedded_nats import NatsStartError, start_nats
+from pointsman.runtime.parent_death import lifeline
+from pointsman_cli.up.plan import ProcessPlan
+from pointsman_cli.up.ports import LOOPBACK
+from pointsman_cli.up.probe import NoAnswerError, http_get
+from pointsman_cli.up.scripts import MissingScriptError, console_script
+
+POLL_SECONDS = 0.05
+READY_PROBE_SECONDS = 2.0
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+LAST_WORDS_MAX = 100
+
+
+START_ERRORS = (MissingScriptError, NatsStartError, OSError)
+"""What starting a process may raise."""
+
+
+class ChildProcess(ABC):
+    """One process of the fleet. Not started until `start`."""
+
+    def __init__(self, *, name: str, role: str, url: str, log_file: Path) -> None:
+        self.name = name
+        self.role = role
+        self.url = url
+        self.log_file = log_file
+        self.waiting_for = ""
+        """What it last said that it still needs before it is ready."""
+
+        self._process: subprocess.Popen[bytes] | None = None
+        self._backoff = Backoff()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Run it. Raises START_ERRORS."""
+
+    @abstractmethod
+    async def is_ready(self) -> bool:
+        """Whether it can do its work, and lacks nothing."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and before it was started."""
+        return self._process.poll() if self._process else None
+
+    async def exited(self) -> int:
+        """Wait until it has ended and return its exit code; negative is the signal that killed it. What it started and
+        left running (a script its engine, for instance) is then ended, too."""
+        while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
+            await asyncio.sleep(POLL_SECONDS)
+        self._kill_group()
+        return code
+
+    def restart_wait(self) -> float:
+        """Seconds to wait before it is started once more, now that it has ended."""
+        return self._backoff.wait(time.monotonic())
+
+    def stop(self) -> None:
+        """Ask it to stop because the whole fleet does."""
+        self._signal(signal.SIGTERM)
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        if self._process and self._process.poll() is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def log_tail(self) -> list[str]:
+        """The last lines that it logged."""
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+        return lines[-TAIL_LINES:]
+
+
+class ServiceProcess(ChildProcess):
+    """A process that is run from its console script and answers on its `ready_path`."""
+
+    def __init__(self, plan: ProcessPlan, logs: Path) -> None:
+        super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
+        self._plan = plan
+
+    @override
+    async def start(self) -> None:
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        foreign = self._plan.foreign
+        program = self._plan.script if foreign else str(console_script(self._plan.script))
+        with self.log_file.open("ab") as output:
+            process = subprocess.Popen(
+                [program, *self._plan.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self._plan.environment,
+                process_group=0,
+                preexec_fn=lifeline(signal.SIGTERM) if foreign else lifeline(),
+            )
+        os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
+        return process
+
+    @override
+    async def is_ready(self) -> bool:
+        try:
+            status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
+        except NoAnswerError:
+            self.waiting_for = self._last_words() if self._plan.foreign else ""
+            return False
+        lacks = lacks_told(body)
+        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in lacks.items())
+        if status != HTTPStatus.OK:
+            self.waiting_for = self.waiting_for or "not ready"
+        return status == HTTPStatus.OK and not lacks
+
+    @override
+    def stop(self) -> None:
+        """A service takes SIGINT as the end of all of it: an ingress then plays no lame duck, and a worker's instance
+        leaves."""
+        self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
+
+    def _last_words(self) -> str:
+        """What an engine, which says nothing over HTTP before it serves, last wrote to its log."""
+        said = [line for line in self.log_tail() if line.strip()]
+        return said[-1].strip()[:LAST_WORDS_MAX] if said else ""
+
+
+class NatsProcess(ChildProcess):
+    """The fleet's own nats-server, at the same port and with the same store each time it is started."""
+
+    def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
+        super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
+        self._port = port
+        self._store = store
+        self._sync_interval = sync_interval
+
+    @override
+    async def start(self) -> None:
+        self._process = (await start_nats(self._store, self._port, sync_interval=self._sync_interval)).process
+
+    @override
+    async def is_ready(self) -> bool:
+        return self.exit_code is None  # start_nats returns when it answers
+
+
+def described_exit(code: int) -> str:
+    """An exit code as people read it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def lacks_told(body: bytes) -> dict[str, str]:
+    """What an answer of /readyz says is missing or degraded, with the reasons; nothing where it is no such answer."""
+    try:
+        told = json.loads(body)
+        return {**told["missing"], **told["degraded"]}
+    except (ValueError, KeyError, TypeError):
+        return {}

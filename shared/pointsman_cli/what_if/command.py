@@ -1,0 +1,234 @@
+"""`pointsman what-if`: reads what is to be different, and shows what would have been."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from pointsman.contracts.codec import short_reason
+from pointsman.contracts.decisions import Settings
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.dispatch import UnknownPolicyError
+from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.runtime.telemetry import configure_logging
+from pointsman_cli.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
+from pointsman_cli.history.progress import shown
+from pointsman_cli.history.sources import History, HistoryError, Source, source_options
+from pointsman_cli.history.start_point import beginning_of
+from pointsman_cli.history.time_options import HELP, moment_in
+from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.what_if.calibration import Calibration
+from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of
+from pointsman_cli.what_if.recorded_traffic import Record, read_record
+from pointsman_cli.what_if.runs import Change, Twin
+
+SLOW_BELOW = 0.9
+SPEEDS_SHOWN = 8
+INTERRUPTED_EXIT_CODE = 130
+
+
+@click.command("what-if", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@source_options
+@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Another routing policy.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of the routing policy; admission.NAME or order.NAME for the other two. Repeatable.",
+)
+@click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Another order of granting.")
+@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Another admission policy.")
+@click.option("--instances", type=click.IntRange(min=1, max=1000), metavar="N", help="Another number of engines.")
+@click.option("--since", metavar="MOMENT", help=f"Count requests from here on; earlier ones warm the caches: {HELP}.")
+@click.option("--to", metavar="MOMENT", help="And up to here.")
+@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw pictures into this directory.")
+@json_option
+def what_if_command(
+    source: Source,
+    policy: str | None,
+    settings: Sequence[str],
+    order: str | None,
+    admission: str | None,
+    instances: int | None,
+    since: str | None,
+    to: str | None,
+    plot: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Run recorded traffic again in virtual time, under another policy or with another number of engines.
+
+    \b
+      pointsman what-if --policy round_robin                       the running fleet's traffic, otherwise routed
+      pointsman what-if --from incident.pmlog --instances 6        would two engines more have been enough?
+      pointsman what-if --from incident.pmlog --admission none --order edf --since 08:01:30 --plot pictures
+      pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set ttft_slo_threshold=2 --json run.json
+
+    Three columns: what the log says, the same policy simulated again (how far the simulator can be believed), and the
+    change. Requests come when they came, with their prefixes, lengths, tenants and objectives. Engines are calibrated
+    by the recorded prefills, each instance by its own. Failures, restarts and drains are not simulated.
+    """
+    configure_logging("error", "text")
+    change = Change(
+        policy=policy, settings=_settings(settings), ordering=order, admission=admission, instances=instances
+    )
+    if change.is_none:
+        msg = "say what is to be different: --policy, --set, --order, --admission or --instances"
+        raise click.UsageError(msg)
+    draw = _plots() if plot else None
+    console = console_for(json_file)
+    with source.open() as history:
+        record = _read(history, since, to)
+        try:
+            sides, calibration = _simulated(record, change)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED_EXIT_CODE)
+        if json_file is None or str(json_file) != STANDARD_OUTPUT:
+            _show(console, record, sides, calibration)
+        if json_file:
+            write_json(json_file, _json(record, sides, calibration))
+    if draw and plot:
+        for picture in _drawn(draw, cells(sides, record, _name_of(history)), plot):
+            console.print(f"drew {picture}", soft_wrap=True, markup=False)
+
+
+def _settings(texts: Sequence[str]) -> Settings:
+    found: Settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            msg = f"--set {text}: write NAME=VALUE"
+            raise click.UsageError(msg)
+        found[name] = value
+    return found
+
+
+def _read(history: History, since: str | None, to: str | None) -> Record:
+    entries = shown(history, progress_console(), "reading the record")
+    end = moment_in(history, to)
+    return read_record(
+        entries,
+        origin=history.origin,
+        settings=history.settings,
+        beginning=beginning_of(history, end),
+        since=moment_in(history, since),
+        to=end,
+    )
+
+
+def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
+    """The three columns. Raises click.UsageError for a policy or a setting that there is not, HistoryError for what cannot
+    be simulated."""
+    try:
+        twin = Twin(record)
+        changed_scenario = twin.changed(change)
+    except UnknownPolicyError as error:
+        raise click.UsageError(str(error)) from error
+    with _progress(record) as said:
+        said("calibrating the engines (run 1 of 3)")
+        try:
+            calibration = twin.calibrate()
+            said("the same policy again (run 2 of 3)")
+            again = twin.as_recorded()
+            said("the change (run 3 of 3)")
+            changed = twin.with_change(change)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            msg = f"{record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
+            raise HistoryError(msg) from error
+    recorded = side("recorded", record.outcome, twin.scenario, record)
+    return (
+        recorded,
+        side("re-simulated", again, twin.scenario, record),
+        side(str(change), changed, changed_scenario, record),
+    ), calibration
+
+
+@contextmanager
+def _progress(record: Record) -> Iterator[Callable[[str], None]]:
+    console = progress_console()
+    what = f"simulating {len(record.requests):,} requests"
+    if not console.is_terminal:
+        yield lambda said: console.print(f"{what}: {said}", markup=False)
+        return
+    with console.status(what) as status:
+        yield lambda said: status.update(f"{what}: {said}")
+
+
+def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> None:
+    recorded, again, changed = sides
+    scenario = recorded.scenario
+    console.print(record.origin, style="dim", markup=False, soft_wrap=True)
+    warmed = f", after {record.warmup:,} that warm the caches" if record.warmup else ""
+    console.print(
+        f"{recorded.report.requests:,} requests{warmed}; {scenario.instances} instances, {record.policy}, order "
+        f"{scenario.ordering}, admission {scenario.admission}",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_calibrated(calibration), markup=False, soft_wrap=True)
+    for note in record.notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    console.print(table_of(recorded, again, changed))
+    well, said = fidelity(recorded.report, again.report)
+    console.print(said, style="" if well else "yellow", markup=False, soft_wrap=True)
+
+
+def _calibrated(calibration: Calibration) -> str:
+    slow = [(n, s) for n, s in calibration.speeds.items() if s < SLOW_BELOW or s > 1 / SLOW_BELOW]
+    shown_speeds = ", ".join(f"{name} at {speed:.2f} times" for name, speed in slow[:SPEEDS_SHOWN])
+    more = ", ..." if len(slow) > SPEEDS_SHOWN else ""
+    pace = f"{shown_speeds}{more} the speed of its cost model" if slow else "engines as fast as their cost models say"
+    return (
+        f"calibrated by {len(calibration.ways):,} prefills: {pace}; {calibration.way_seconds:.3f} s in other processes"
+    )
+
+
+def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> dict[str, Any]:
+    recorded, again, changed = sides
+    well, said = fidelity(recorded.report, again.report)
+    return {
+        "origin": record.origin,
+        "requests": recorded.report.requests,
+        "warmup": record.warmup,
+        "notes": record.notes,
+        "calibration": {
+            "speeds": calibration.speeds,
+            "way_seconds": calibration.way_seconds,
+            "prefills": len(calibration.ways),
+        },
+        "reproduced": well,
+        "fidelity": said,
+        "recorded": as_json(recorded, record.warmup),
+        "resimulated": as_json(again, record.warmup),
+        "changed": as_json(changed, record.warmup),
+    }
+
+
+Plots = Callable[[Sequence[CellResult], Path], list[Path]]
+
+
+def _plots() -> Plots:
+    """What draws, asked for before anything is simulated."""
+    try:
+        from pointsman_cli.what_if.pictures import draw
+    except ImportError as error:
+        msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
+        raise click.ClickException(msg) from error
+    return draw
+
+
+def _drawn(draw: Plots, results: Sequence[CellResult], directory: Path) -> list[Path]:
+    try:
+        return draw(results, directory)
+    except OSError as error:
+        msg = f"cannot draw into {directory}: {error.strerror}"
+        raise HistoryError(msg) from error
+
+
+def _name_of(history: History) -> str:
+    return f"log of {history.header.pool}" if history.header.pool else "recorded log"

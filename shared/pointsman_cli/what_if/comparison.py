@@ -1,0 +1,153 @@
+"""The record, its re-simulation and the change side by side: as a table, as JSON, and for the plots of `simulate`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.primitives import InstanceId
+from pointsman.simulation.metrics import Report, percentile, summarise
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import Scenario
+from pointsman.simulation.workload import mean_rate
+from pointsman_cli.formatting import count, milliseconds, ratio, share
+from pointsman_cli.simulate.experiment import SAMPLES_KEPT_MAX, Arrival, Cell, CellResult, Series, Source
+from pointsman_cli.simulate.variants import Variant
+from pointsman_cli.what_if.recorded_traffic import Record
+
+CAPACITY_OFF_MAX = 0.1
+P90_OFF_SHARE_MAX = 0.35
+
+Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
+"""Heading, value, how it is written, and whether more is better (None: neither)."""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s"
+
+
+ROWS: Sequence[Row] = (
+    ("effective capacity", lambda r: r.effective_capacity, share, True),
+    ("TTFT P50", lambda r: r.ttft.p50_s, _seconds, False),
+    ("TTFT P90", lambda r: r.ttft.p90_s, _seconds, False),
+    ("TTFT P99", lambda r: r.ttft.p99_s, _seconds, False),
+    ("TPOT P50", lambda r: r.tpot.p50_s, milliseconds, False),
+    ("hit rate", lambda r: r.hit_rate, share, True),
+    ("rejections", lambda r: r.rejections, count, False),
+    ("failures", lambda r: r.failures + r.unfinished, count, False),
+    ("moved", lambda r: r.migrations, count, None),
+    ("load CV", lambda r: r.load_cv, ratio, False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the three. `note` tells it from the others in pictures."""
+
+    note: str
+    outcome: Outcome
+    scenario: Scenario
+    report: Report
+
+
+def side(note: str, outcome: Outcome, scenario: Scenario, record: Record) -> Side:
+    return Side(note=note, outcome=outcome, scenario=scenario, report=summarise(outcome, warmup=record.warmup))
+
+
+def table_of(recorded: Side, again: Side, changed: Side) -> Table:
+    """A row a figure; the last column is what the change changes, against the re-simulation."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for heading in ("recorded", "re-simulated", changed.note):
+        table.add_column(heading, justify="right")
+    table.add_column("change", justify="right")
+    for heading, value_of, text, more_is_better in ROWS:
+        values = [value_of(one.report) for one in (recorded, again, changed)]
+        if any(values):
+            cells = ["-" if value is None else text(value) for value in values]
+            table.add_row(heading, *cells, _change(values[1], values[2], text, more_is_better))
+    return table
+
+
+def _change(
+    before: float | None, after: float | None, text: Callable[[float], str], more_is_better: bool | None
+) -> str | Text:
+    if before is None or after is None:
+        return "-"
+    change = after - before
+    told = ("+" if change >= 0 else "-") + text(abs(change))
+    if more_is_better is None or told[1:] == text(0.0):
+        return told if told[1:] != text(0.0) else "same"
+    better = (change > 0) == more_is_better
+    return Text(told, style="green" if better else "red")
+
+
+def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
+    """Whether the simulator reproduces the record well enough to be believed, and in words."""
+    capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
+    real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
+    off = (simulated - real) / real if real else 0.0
+    well = abs(capacity) <= CAPACITY_OFF_MAX and abs(off) <= P90_OFF_SHARE_MAX
+    said = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
+    if well:
+        return True, f"the simulator reproduces the record: {said}"
+    return False, f"the simulator does not reproduce the record well ({said}): read the change only, and with care"
+
+
+def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
+    """For the plots."""
+    rate = round(mean_rate(record.requests[record.warmup :]), 2)
+    source = Source(trace=None, generator=name, requests=len(record.requests), input_tokens_max=0)
+    return [
+        CellResult(_cell(one, source, rate, record), one.report, _series(one.outcome, record.warmup)) for one in sides
+    ]
+
+
+def _cell(one: Side, source: Source, rate: float, record: Record) -> Cell:
+    scenario = one.scenario
+    variant = Variant(
+        policy=one.note,
+        routing=scenario.routing,
+        ordering=scenario.ordering,
+        admission=scenario.admission,
+    )
+    return Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=record.warmup)
+
+
+def _series(outcome: Outcome, warmup: int) -> Series:
+    stride = -(-len(outcome.samples) // SAMPLES_KEPT_MAX) or 1
+    return Series(
+        arrivals=tuple(Arrival(row.arrived_at, row.ttft, row.on_time) for row in outcome.rows[warmup:]),
+        samples=tuple(outcome.samples[::stride]),
+        instance_changes=tuple(outcome.instance_changes),
+    )
+
+
+def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any]]:
+    """Requests, punctuality and TTFT of each instance."""
+    groups: dict[InstanceId, list[Any]] = {}
+    for row in outcome.rows[warmup:]:
+        if row.instance:
+            groups.setdefault(row.instance, []).append(row)
+    return {
+        name: {
+            "requests": len(rows),
+            "on_time": sum(row.on_time for row in rows) / len(rows),
+            "ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90),
+        }
+        for name, rows in sorted(groups.items())
+    }
+
+
+def as_json(one: Side, warmup: int) -> dict[str, Any]:
+    """One column, with everything that was simulated."""
+    return {
+        "note": one.note,
+        "report": msgspec.to_builtins(one.report),
+        "by_instance": by_instance(one.outcome, warmup),
+        "scenario": msgspec.to_builtins(one.scenario, str_keys=True),
+    }

@@ -1,0 +1,26 @@
+"""Pictures of a what-if, by the drawings of `simulate`. Importing this needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.simulate.plots import (
+    Drawing,
+    attainment_by_length,
+    draw_plot,
+    pending_over_time,
+    timeline,
+    ttft_distribution,
+)
+
+DRAWINGS: dict[str, Drawing] = {
+    "ttft_cdf": ttft_distribution,
+    "pending_heatmap": pending_over_time,
+    "timeline": timeline,
+    "prompt_lengths": attainment_by_length,
+}
+
+
+def draw(results: Sequence[CellResult], directory: Path) -> list[Path]:
+    """As PNG. Returns the files. Raises OSError."""
+    return [draw_plot(drawing, results, directory / f"{name}.png") for name, drawing in DRAWINGS.items()]

@@ -1,0 +1,388 @@
+"""A log as a workload, and as an outcome: what came in, and what became of it, in the simulator's own terms.
+
+Requests keep their arrival, keys, tenant, session, objective and prompt; they generate as many tokens as they did. One
+that was refused or failed never generated any: it asks for what the others generated at the median, and for no more
+than it was allowed. Requests that the client gave up or that have no end are left out, since nobody knows how they
+would have gone on; those that failed stay in, and count as late.
+
+Everything before `since` is part of the workload too, because it filled the caches; it is just not counted. Neither is
+what a log that has lost its beginning has before the checkpoint: what fleet there was is known from there on.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import CacheEvent
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+    Settings,
+)
+from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
+from pointsman.ports import LogEntry
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
+from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
+from pointsman.simulation.replay import take_in
+from pointsman.simulation.replay.folding import copy_of
+from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
+from pointsman.simulation.workload.requests import blocks_for
+from pointsman.state.fleet import Instance
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import Line
+from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.restarts import Restarts
+from pointsman_cli.history.start_point import Beginning
+from pointsman_cli.history.time_options import Moment
+
+ANSWERS_MIN = 30
+"""Fewer answered requests in the span say nothing about a policy."""
+
+SAMPLE_SECONDS = 1.0
+_NO_LINE = Line()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRequest(WorkloadRequest):
+    """A request of a log. `keys` are its pool keys, packed; what the engines hashed follows from them."""
+
+    number: int
+    keys: bytes
+    way_s: Seconds | None
+    """What it took from client to leader and from the grant to the engine; None where it got to none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a log tells, made for running it again. Times count from the first arrival."""
+
+    origin: str
+    settings: PoolSettings
+    policy: str
+    policy_settings: Settings
+    """As decisions carry them: of all three policies, with the bounds."""
+    requests: list[RecordedRequest]
+    outcome: Outcome
+    warmup: int
+    """How many of the requests came before the span that is counted."""
+    instances: list[InstanceId]
+    joins: dict[InstanceId, InstanceJoined]
+    notes: list[str]
+
+
+def read_record(
+    entries: Iterable[LogEntry],
+    *,
+    origin: str,
+    settings: PoolSettings,
+    beginning: Beginning,
+    since: Moment,
+    to: Moment,
+) -> Record:
+    """Read the log once, all of it. Raises HistoryError where there is too little in the span."""
+    reader = _Reader(settings, beginning, since, to)
+    for entry in entries:
+        reader.take(entry)
+    return reader.record(origin)
+
+
+def recorded_keys(request: WorkloadRequest, _block_tokens: Tokens) -> list[BlockKey]:
+    """The simulator's `keys_of` for recorded requests."""
+    assert isinstance(request, RecordedRequest)
+    return unpack_keys(request.keys)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One request as it is read."""
+
+    arrival: RequestArrived
+    counted: bool
+    row: RequestRow
+    way: Seconds | None = None
+    output_tokens: Tokens = -1
+    """As the engine told; -1 where it did not."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    settings: PoolSettings
+    beginning: Beginning
+    since: Moment
+    to: Moment
+    _term: int = 0
+    _state: State = field(init=False)
+    _lives: dict[RequestId, _Life] = field(default_factory=dict)
+    _joins: dict[InstanceId, InstanceJoined] = field(default_factory=dict)
+    _samples: list[LoadSample] = field(default_factory=list)
+    _ready: Counter[tuple[InstanceId, ...]] = field(default_factory=Counter)
+    _policies: Counter[str] = field(default_factory=Counter)
+    _policy: str = ""
+    _policy_settings: Settings = field(default_factory=dict)
+    _since_passed: bool = False
+    _to_passed: bool = False
+    _first: int = 0
+    _restarts: Restarts = field(default_factory=Restarts)
+    _restarted: int = 0
+    _ejected: int = 0
+    _due: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        known = self.beginning.known
+        self._state = State(self.settings) if known is None else copy_of(known.state)
+        self._joins = {instance.id: _join_of(instance, self.settings) for instance in self._state.fleet.instances}
+        if known is not None:
+            self._policy, self._policy_settings = known.policies.routing.name, known.policies.settings
+
+    def take(self, entry: LogEntry) -> None:
+        event = entry.event
+        self._first = self._first or entry.sequence
+        self._to_passed = self._to_passed or self.to.is_before(entry)
+        fleet_known = entry.sequence >= self.beginning.start
+        since_all = self.since == Moment()
+        self._since_passed = self._since_passed or (fleet_known and (since_all or self.since.is_before(entry)))
+        if event is not None and not (event.stamp is not None and event.stamp.term < self._term):
+            self._note(event)
+        if not fleet_known:
+            return
+        if event is not None:
+            self._note_fleet(event)
+        take_in(self._state, entry)
+        if event is not None and self._lives and not self._to_passed and event.at >= self._due:
+            self._due = event.at + SAMPLE_SECONDS
+            self._sample(event.at)
+
+    def _note(self, event: LogEvent) -> None:
+        match event:
+            case LeaderElected():
+                self._term = max(self._term, event.term)
+                if event.policy and not self._policy:
+                    self._policy, self._policy_settings = event.policy, event.settings
+            case RequestArrived():
+                if not self._to_passed and event.request not in self._lives:
+                    self._lives[event.request] = _life(event, counted=self._since_passed)
+            case RequestPlaced() | RequestRejected() | RequestMigrated() | RequestGranted() | PrefillFinished():
+                if life := self._lives.get(event.request):
+                    self._step(life, event)
+            case RequestFinished() | RequestFailed():
+                if (life := self._lives.get(event.request)) and life.row.end == "unfinished":
+                    _end(life, event)
+            case _:
+                pass
+
+    def _note_fleet(self, event: LogEvent) -> None:
+        if isinstance(event, InstanceJoined | CacheEvent):
+            self._restarted += self._restarts.take(event, was_there=event.instance in self._joins) is not None
+        if isinstance(event, InstanceJoined):
+            self._joins[event.instance] = event
+        self._ejected += isinstance(event, InstanceEjected)
+
+    def _step(
+        self,
+        life: _Life,
+        event: RequestPlaced | RequestRejected | RequestMigrated | RequestGranted | PrefillFinished,
+    ) -> None:
+        row, arrived_at = life.row, life.arrival.arrived_at
+        match event:
+            case RequestPlaced():
+                self._policies[event.policy] += life.counted
+                self._policy, self._policy_settings = event.policy, event.settings
+                row.instance = event.instance
+                row.predicted_ttft = event.at - arrived_at + event.predicted_ttft
+                row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
+                row.retries = event.attempt - 1
+            case RequestMigrated():
+                row.instance = event.instance
+                row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
+                row.migrations += 1
+            case RequestGranted():
+                row.instance, row.granted_at = event.instance, event.at
+            case PrefillFinished():
+                if event.stamp is None:
+                    sent_at = event.at - event.prefill
+                    life.way = max(0.0, life.arrival.at - arrived_at) + max(0.0, sent_at - (row.granted_at or sent_at))
+                    row.granted_at = sent_at
+                row.first_token_at = event.at
+            case RequestRejected():
+                row.end, row.reason, row.ended_at = "rejected", event.reason, event.at
+
+    def _sample(self, now: Seconds) -> None:
+        lines, instances = self._state.workload.lines, self._state.fleet.ready
+        pending = tuple(lines.get(name, _NO_LINE).load_tokens for name in instances)
+        running = tuple(len(lines.get(name, _NO_LINE).decoding) for name in instances)
+        self._samples.append(LoadSample(now, pending, running, instances))
+        if instances:
+            self._ready[instances] += 1
+
+    def record(self, origin: str) -> Record:
+        lives = sorted(
+            (life for life in self._lives.values() if life.row.end != "unfinished"),
+            key=lambda life: life.arrival.arrived_at,
+        )
+        self._require_enough(lives)
+        start = lives[0].arrival.arrived_at
+        warmup = next(number for number, life in enumerate(lives) if life.counted)
+        size = len(self._ready.most_common(1)[0][0])
+        outcome = Outcome(
+            [_row(life.row, number, start) for number, life in enumerate(lives)],
+            samples=[_moved(sample, start) for sample in self._samples],
+            migrations=sum(life.row.migrations for life in lives),
+            virtual_seconds=max(life.row.ended_at or 0.0 for life in lives) - start,
+            instance_changes=[(0.0, size)],
+        )
+        usual = _usual_output(lives)
+        return Record(
+            origin=origin,
+            settings=self.settings,
+            policy=self._policy,
+            policy_settings=self._policy_settings,
+            requests=[_request(life, number, start, usual, self.settings) for number, life in enumerate(lives)],
+            outcome=outcome,
+            warmup=warmup,
+            instances=self._usual_instances(size),
+            joins=self._joins,
+            notes=self._notes(lives),
+        )
+
+    def _usual_instances(self, size: int) -> list[InstanceId]:
+        """As many as took requests most of the time: those that did so longest, in the order they joined."""
+        looks: Counter[InstanceId] = Counter()
+        for instances, count in self._ready.items():
+            looks.update(dict.fromkeys(instances, count))
+        longest = {name for name, _ in looks.most_common(size)}
+        return [name for name in self._joins if name in longest]
+
+    def _require_enough(self, lives: list[_Life]) -> None:
+        answered = sum(life.counted and life.row.end == "finished" for life in lives)
+        if answered < ANSWERS_MIN:
+            msg = (
+                f"{answered} answered requests in this span are too few to compare policies by; {ANSWERS_MIN} is the "
+                "least. Take a longer span, or run more traffic (pointsman bench)"
+            )
+            raise HistoryError(msg)
+        strangers = {life.row.instance for life in lives if life.counted and life.row.instance} - self._joins.keys()
+        if strangers:
+            msg = (
+                f"{', '.join(sorted(strangers))} took requests and joined before the log begins: what engines they are is not "
+                "in it. Use the archive, or count from when they joined again (--since)"
+            )
+            raise HistoryError(msg)
+        if not self._ready:
+            msg = "no instance took requests in this span, as far as the log tells"
+            raise HistoryError(msg)
+
+    def _notes(self, lives: list[_Life]) -> list[str]:
+        left_out = [life for life in self._lives.values() if life.row.end == "unfinished"]
+        restarts = self._restarted + len(self._restarts.open())
+        sizes = {len(instances) for instances in self._ready}
+        failed = sum(life.row.end == "failed" for life in lives)
+        untold = sum(not life.arrival.streaming for life in lives)
+        notes = {
+            f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
+            f"{failed:,} requests failed; failures are not simulated": bool(failed),
+            f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
+            f"{restarts} times an instance started anew; that is not simulated": bool(restarts),
+            f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
+            f"{untold:,} requests are not streamed: their first token is only assumed": bool(untold),
+            f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
+            f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
+            f"requests are counted from entry {self.beginning.start:,} on; earlier ones warm the caches": self.beginning.start > 1,
+        }  # fmt: skip
+        return [note for note, applies in notes.items() if applies]
+
+
+def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
+    """As what it joined, of one that was there before the log begins."""
+    return InstanceJoined(
+        at=instance.joined_at,
+        instance=instance.id,
+        epoch=instance.epoch,
+        url=instance.url,
+        model=instance.model,
+        block_tokens=instance.block_tokens,
+        engine_block_tokens=instance.engine_block_tokens,
+        kv_capacity_tokens=instance.kv_capacity_tokens,
+        max_model_len=instance.max_model_len,
+        prefill=instance.cost,
+        speed=settings.speed,
+    )
+
+
+def _life(event: RequestArrived, *, counted: bool) -> _Life:
+    row = RequestRow(
+        number=0,
+        tenant=event.tenant,
+        arrived_at=event.arrived_at,
+        prompt_tokens=event.prompt_tokens,
+        output_tokens=0,
+        slo_ttft=event.slo_ttft,
+    )
+    return _Life(event, counted, row)
+
+
+def _end(life: _Life, event: RequestFinished | RequestFailed) -> None:
+    row = life.row
+    match event:
+        case RequestFinished():
+            row.end, row.ended_at, row.instance = "finished", event.at, event.instance
+            row.cached_tokens = event.cached_tokens if event.cached_tokens >= 0 else row.predicted_cached_tokens
+            life.output_tokens = event.completion_tokens
+            row.output_tokens = max(1, event.completion_tokens)
+            if row.first_token_at is None:
+                row.first_token_at = row.arrived_at + event.ttft
+        case RequestFailed():
+            row.end, row.reason, row.ended_at, row.first_token_at = "failed", event.reason, event.at, None
+
+
+def _usual_output(lives: list[_Life]) -> Tokens:
+    """What an answer had at the median; 1 where no engine told."""
+    told = [life.output_tokens for life in lives if life.output_tokens > 0]
+    return median_low(told) if told else 1
+
+
+def _request(life: _Life, number: int, start: Seconds, usual: Tokens, settings: PoolSettings) -> RecordedRequest:
+    arrival = life.arrival
+    output = life.output_tokens if life.output_tokens > 0 else min(usual, arrival.max_output_tokens)
+    return RecordedRequest(
+        arrival_s=arrival.arrived_at - start,
+        block_ids=_block_ids(arrival, number, settings),
+        input_length=arrival.prompt_tokens,
+        output_tokens=max(1, output),
+        tenant=arrival.tenant,
+        session=arrival.session,
+        slo_ttft_s=arrival.slo_ttft,
+        number=number,
+        keys=arrival.keys,
+        way_s=life.way,
+    )
+
+
+def _block_ids(arrival: RequestArrived, number: int, settings: PoolSettings) -> tuple[int, ...]:
+    """Each of the workload's larger blocks by the last key in it; one without a key is nobody else's."""
+    keys = unpack_keys(arrival.keys)
+    within = max(1, TRACE_BLOCK_TOKENS // settings.block_tokens)
+    blocks = range(blocks_for(arrival.prompt_tokens))
+    return tuple(
+        keys[min((block + 1) * within, len(keys)) - 1] if block * within < len(keys) else -number - 1
+        for block in blocks
+    )
+
+
+def _row(row: RequestRow, number: int, start: Seconds) -> RequestRow:
+    row.number = number
+    row.arrived_at -= start
+    for name in ("granted_at", "first_token_at", "ended_at"):
+        at = getattr(row, name)
+        setattr(row, name, None if at is None else at - start)
+    return row
+
+
+def _moved(sample: LoadSample, start: Seconds) -> LoadSample:
+    return LoadSample(sample.at - start, sample.pending_tokens, sample.running, sample.instances)

@@ -1,0 +1,168 @@
+"""The simulations: the recorded policy as it was, once to calibrate and once to show how well that works; then the change."""
+
+from dataclasses import dataclass, replace
+from statistics import median
+
+from typing_extensions import override
+
+from pointsman.contracts.decisions import Settings
+from pointsman.contracts.fleet import PrefillCost
+from pointsman.policies.dispatch import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
+from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import Likeness, Scenario, simulate
+from pointsman.simulation.workload import WorkloadRequest
+from pointsman.state.engine_profiles import EngineProfile
+from pointsman_cli.what_if.calibration import Calibration, calibrate, profile_of
+from pointsman_cli.what_if.recorded_traffic import Record, RecordedRequest, recorded_keys
+
+ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to be different. None: as recorded."""
+
+    policy: str | None = None
+    settings: Settings
+    """Of the routing policy; with `admission.` or `order.` before the name, of the other two."""
+    ordering: str | None = None
+    admission: str | None = None
+    instances: int | None = None
+
+    @property
+    def is_none(self) -> bool:
+        return not (self.policy or self.settings or self.ordering or self.admission or self.instances)
+
+    @override
+    def __str__(self) -> str:
+        told = [self.policy or "", *(f"{name}={value}" for name, value in self.settings.items())]
+        told += [
+            f"order {self.ordering}" if self.ordering else "",
+            f"admission {self.admission}" if self.admission else "",
+        ]
+        told.append(f"{self.instances} instances" if self.instances else "")
+        return ", ".join(part for part in told if part)
+
+
+class Twin:
+    """The recorded fleet in the simulator."""
+
+    def __init__(self, record: Record) -> None:
+        """Raises UnknownPolicyError where the recorded policies are not known here."""
+        self.record = record
+        self.profile = self._profile()
+        self.scenario = _scenario_of(record, self.profile)
+        self._usual_way = median([request.way_s for request in record.requests if request.way_s is not None] or [0.0])
+        self.calibration: Calibration | None = None
+
+    @property
+    def cost(self) -> PrefillCost:
+        return self.profile.prefill_cost
+
+    def calibrate(self) -> Calibration:
+        """Make the engines as fast as they were."""
+        outcome = self._run(self.scenario)
+        self.calibration = calibrate(self.record.outcome, outcome, self.cost, self.record.instances)
+        return self.calibration
+
+    def as_recorded(self) -> Outcome:
+        return self._run(self._paced(self.scenario))
+
+    def with_change(self, change: Change) -> Outcome:
+        return self._run(self._paced(self.changed(change)))
+
+    def changed(self, change: Change) -> Scenario:
+        """What is simulated for a change. Raises UnknownPolicyError."""
+        scenario = self.scenario
+        settings = dict(scenario.routing_settings)
+        for prefix, is_other in (
+            ("", change.policy is not None and change.policy != scenario.routing),
+            (ADMISSION_PREFIX, change.admission is not None and change.admission != scenario.admission),
+            (ORDERING_PREFIX, change.ordering is not None and change.ordering != scenario.ordering),
+        ):
+            if is_other:  # settings of another policy would be of no use
+                settings = {name: value for name, value in settings.items() if _prefix_of(name) != prefix}
+        changed = replace(
+            scenario,
+            routing=change.policy or scenario.routing,
+            ordering=change.ordering or scenario.ordering,
+            admission=change.admission or scenario.admission,
+            routing_settings=settings | change.settings,
+            instances=change.instances or scenario.instances,
+        )
+        _check(changed)
+        return changed
+
+    def _profile(self) -> EngineProfile:
+        """The engine of which there were most."""
+        profiles = [profile_of(self.record.joins[name]) for name in self.record.instances]
+        return max(profiles, key=profiles.count)
+
+    def _paced(self, scenario: Scenario) -> Scenario:
+        if self.calibration is None:
+            return scenario
+        speeds, usual = self.calibration.speeds, self.calibration.usual_speed
+        paced = {n: speeds.get(self._name_of(n), usual) for n in range(scenario.instances)}
+        return replace(scenario, slow_instances={n: speed for n, speed in paced.items() if speed != 1.0})
+
+    def _name_of(self, number: int) -> InstanceId:
+        known = self.record.instances
+        return known[number] if number < len(known) else InstanceId(f"extra-{number - len(known) + 1}")
+
+    def _way_of(self, request: WorkloadRequest) -> Seconds:
+        assert self.calibration is not None
+        assert isinstance(request, RecordedRequest)
+        between = self._usual_way if request.way_s is None else request.way_s
+        return between + self.calibration.ways.get(request.number, self.calibration.way_seconds)
+
+    def _run(self, scenario: Scenario) -> Outcome:
+        like = Likeness(
+            name_of=self._name_of,
+            keys_of=recorded_keys,
+            speed=self.record.settings.speed,
+            profile=self.profile,
+            way_of=self._way_of if self.calibration else None,
+        )
+        requests = [_within(request, self.profile.kv_capacity_tokens) for request in self.record.requests]
+        return simulate(scenario, requests, like=like)
+
+
+def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
+    settings = {name: value for name, value in record.policy_settings.items() if name not in ALL_KINDS}
+    scenario = Scenario(
+        instances=len(record.instances),
+        profile=profile.name,
+        routing=record.policy,
+        admission=str(settings.pop("admission", Scenario.admission)),
+        ordering=str(settings.pop("ordering", Scenario.ordering)),
+        routing_settings=settings,
+        prefill_only=False,
+        kv_capacity_tokens=profile.kv_capacity_tokens,
+        block_tokens=record.settings.block_tokens,
+        prefill_window_tokens=int(record.policy_settings.get("prefill_window_tokens", Scenario.prefill_window_tokens)),
+        hot_share=record.settings.hot_share,
+        cold_share=record.settings.cold_share,
+    )
+    _check(scenario)
+    return scenario
+
+
+def _check(scenario: Scenario) -> None:
+    """Raises UnknownPolicyError."""
+    policy_set(
+        routing=scenario.routing,
+        admission=scenario.admission,
+        ordering=scenario.ordering,
+        settings=scenario.routing_settings,
+    )
+
+
+def _prefix_of(name: str) -> str:
+    return next((prefix for prefix in (ADMISSION_PREFIX, ORDERING_PREFIX) if name.startswith(prefix)), "")
+
+
+def _within(request: RecordedRequest, capacity: Tokens) -> RecordedRequest:
+    """No engine generates more than fits its cache."""
+    room = capacity - request.input_length
+    return request if request.output_tokens <= room else replace(request, output_tokens=max(1, room))

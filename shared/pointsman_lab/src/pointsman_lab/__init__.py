@@ -1,0 +1,1 @@
+"""The laboratory: experiments of the authors. Production code never imports it."""

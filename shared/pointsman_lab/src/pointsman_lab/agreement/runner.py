@@ -1,0 +1,263 @@
+"""The same run twice: by a fleet that really runs, and by its twin in the simulator.
+
+Both get the same requests at the same times, the same policies with the same settings, the same engines, and where
+chance or names decide (hash rings, ties), the same names and block keys: the fleet is given a secret, and the twin
+chains its keys with it. What remains between them is what the simulator leaves out: processes, sockets, and the time
+that they take.
+
+No two runs of a fleet are alike to the millisecond, and close to saturation a millisecond decides who waits for whom.
+So the twin runs several times, with arrivals that differ by as much as those of a fleet do: that shows how far apart
+runs of the same fleet lie, and its median is what the fleet is held against.
+"""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, median
+
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.decisions import Settings
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.simulation import metrics
+from pointsman.simulation.simulator import Likeness, Scenario, simulate
+from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
+from pointsman_cli.bench.comparison import FreshFleets, Variant
+from pointsman_cli.bench.load import LoadGenerator, Tally, Target
+from pointsman_cli.bench.report import RunFacts, RunReport, summarise
+from pointsman_cli.discovery import FleetFile
+from pointsman_cli.up.plan import ENGINE_BLOCK_TOKENS, SIMULATED_MODEL
+from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, waited_for_cores, warnings_in
+
+TWINS = 9
+WAY_WALL_SECONDS = 0.01
+"""What the way through the processes takes for one request, about, on two cores that have nothing else to do."""
+
+WAY_SHARE_MAX = 0.025
+"""Of a median prefill: the speed is chosen so that the way takes no more."""
+
+SPEED_MIN, SPEED_MAX = 0.1, 20.0
+VOCAB_SIZE = 4000
+REQUESTS_REMEMBERED = 4096
+"""Prompts whose keys are kept: each is asked for when it arrives and again when it is granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What is run, in both worlds. Times are engine seconds."""
+
+    routing: str
+    settings: Settings = field(default_factory=dict)
+    """Of the routing policy; with `admission.` or `order.` before the name, of the other two."""
+    ordering: str = "fcfs"
+    admission: str = "none"
+    engines: int = 4
+    profile: str = DEFAULT_PROFILE
+    kv_blocks: int | None = None
+    prefill_window_tokens: Tokens = 16_384
+    slo_ttft_s: Seconds = 5.0
+    seed: int = 1
+    """Of the secret of block keys, and of token ids."""
+
+    @property
+    def secret(self) -> str:
+        return f"agreement-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One run's numbers, in engine seconds and shares; None where there was nothing to measure."""
+
+    requests: int
+    completed: int
+    rejected: int
+    failed: int
+    ttft_p50_s: Seconds | None
+    ttft_p90_s: Seconds | None
+    ttft_p99_s: Seconds | None
+    tpot_p50_s: Seconds | None
+    hit_rate: float | None
+    effective_capacity: float | None
+
+
+# --- The fleet that runs ---
+
+
+async def run_live(
+    pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, tick: Callable[[Tally], None]
+) -> tuple[Figures, Machine]:
+    """Start a fresh fleet, send it the requests over HTTP, stop it. The first `warmup` requests are not counted.
+
+    `tick` is called often. Raises FleetStartError.
+    """
+    with _settings_file(pool) as config:
+        fleets = FreshFleets(engines=pool.engines, speed=speed, arguments=[*_arguments(pool), "--config", str(config)])
+        async with fleets.running(Variant(pool.routing, rebalancing="off")) as fleet:
+            path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
+            load = LoadGenerator(_target(pool, fleet, speed), requests, time_scale=speed, warmup=warmup)
+            waited, started = waited_for_cores(path), time.monotonic()
+            async with Heartbeat().listened() as heartbeat:
+                await load.run(lambda: tick(load.tally))
+            waited, wall = waited_for_cores(path) - waited, time.monotonic() - started
+            warned = warnings_in(Path(fleet.data) / "logs")
+    outcomes = load.tally.outcomes
+    report = summarise(outcomes, _facts(pool, requests, speed), wall_s=wall, interrupted=False)
+    machine = Machine(
+        waited_s=waited / len(requests) * speed,
+        late_p90_s=metrics.percentile([outcome.late_s for outcome in outcomes], 90) or 0.0,
+        stood_still_s=heartbeat.longest_pause * speed,
+        warned=warned,
+    )
+    return _live_figures(report), machine
+
+
+def _target(pool: Pool, fleet: FleetFile, speed: float) -> Target:
+    return Target(url=fleet.ingress.rstrip("/"), model=fleet.model, speed=speed, vocab_size=VOCAB_SIZE, seed=pool.seed)
+
+
+def _arguments(pool: Pool) -> list[str]:
+    """For `pointsman up`."""
+    told = {
+        "order": pool.ordering,
+        "admission": pool.admission,
+        "engine-model": pool.profile,
+        "slo-ttft": pool.slo_ttft_s,
+        "block-tokens": ENGINE_BLOCK_TOKENS,
+        "secret": pool.secret,
+    }
+    if pool.kv_blocks is not None:
+        told["kv-blocks"] = pool.kv_blocks
+    return [text for name, value in told.items() for text in (f"--{name}", str(value))]
+
+
+@contextmanager
+def _settings_file(pool: Pool) -> Iterator[Path]:
+    """What `pointsman up` has no flag for goes into the scheduler's table."""
+    own = [f"{name}={value}" for name, value in pool.settings.items()]
+    with tempfile.TemporaryDirectory(prefix="pointsman-agreement-") as directory:
+        path = Path(directory) / "pointsman.toml"
+        path.write_text(
+            'log_format = "json"\n\n[scheduler]\n'
+            f"prefill_window_tokens = {pool.prefill_window_tokens}\npolicy_settings = {json.dumps(own)}\n"
+        )
+        yield path
+
+
+def _facts(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> RunFacts:
+    return RunFacts(
+        policy=pool.routing,
+        slo_ttft_s=pool.slo_ttft_s,
+        speed=speed,
+        time_scale=speed,
+        offered_rate=mean_rate(requests),
+        workload="",
+        trace=None,
+        seed=pool.seed,
+    )
+
+
+def _live_figures(report: RunReport) -> Figures:
+    return Figures(
+        requests=report.requests,
+        completed=report.completed,
+        rejected=report.rejected,
+        failed=report.failed,
+        ttft_p50_s=report.ttft_p50_s,
+        ttft_p90_s=report.ttft_p90_s,
+        ttft_p99_s=report.ttft_p99_s,
+        tpot_p50_s=report.tpot_p50_s,
+        hit_rate=report.hit_rate,
+        effective_capacity=report.effective_capacity,
+    )
+
+
+# --- Its twin ---
+
+
+def run_simulated(
+    pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, twins: int = TWINS
+) -> list[Figures]:
+    """The same in virtual time, so many times; the first with exactly these arrivals."""
+    scenario, like = _scenario(pool), _likeness(pool, speed)
+    found = []
+    for number in range(twins):
+        arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
+        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, like=like), warmup=warmup)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What one simulated run says about how to run the fleet."""
+
+    saturation: float
+    """Requests a second that keep all engines busy with prefills."""
+    prefill_p50_s: Seconds
+
+    @property
+    def speed(self) -> float:
+        """Fast, but not so fast that the way through the processes shows in the latencies."""
+        fast = WAY_SHARE_MAX * self.prefill_p50_s / WAY_WALL_SECONDS
+        return max(SPEED_MIN, min(SPEED_MAX, round(fast, 1)))
+
+
+def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
+    """By the cost model and what the caches hold at the requests' own rate. There are more than `warmup` requests."""
+    cost = PROFILES[pool.profile].prefill_cost
+    rows = simulate(_scenario(pool), requests, like=_likeness(pool, 1.0)).rows[warmup:]
+    seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
+    return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
+
+
+def _jittered(requests: Sequence[WorkloadRequest], most: Seconds, chance: random.Random) -> list[WorkloadRequest]:
+    """Each up to `most` later, in their new order."""
+    moved = [replace(request, arrival_s=request.arrival_s + chance.uniform(0.0, most)) for request in requests]
+    return sorted(moved, key=lambda request: request.arrival_s)
+
+
+def _simulated_figures(report: metrics.Report) -> Figures:
+    return Figures(
+        requests=report.requests,
+        completed=report.finished,
+        rejected=report.rejections,
+        failed=report.failures + report.unfinished,
+        ttft_p50_s=report.ttft.p50_s,
+        ttft_p90_s=report.ttft.p90_s,
+        ttft_p99_s=report.ttft.p99_s,
+        tpot_p50_s=report.tpot.p50_s,
+        hit_rate=report.hit_rate,
+        effective_capacity=report.effective_capacity,
+    )
+
+
+def _scenario(pool: Pool) -> Scenario:
+    return Scenario(
+        instances=pool.engines,
+        profile=pool.profile,
+        routing=pool.routing,
+        routing_settings=pool.settings,
+        ordering=pool.ordering,
+        admission=pool.admission,
+        slo_ttft_s=pool.slo_ttft_s,
+        prefill_only=False,
+        kv_capacity_tokens=None if pool.kv_blocks is None else pool.kv_blocks * ENGINE_BLOCK_TOKENS,
+        block_tokens=ENGINE_BLOCK_TOKENS,
+        prefill_window_tokens=pool.prefill_window_tokens,
+        seed=pool.seed,
+    )
+
+
+def _likeness(pool: Pool, speed: float) -> Likeness:
+    @lru_cache(maxsize=REQUESTS_REMEMBERED)
+    def keys_of(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
+        chain = KeyChain(secret=pool.secret.encode(), model=SIMULATED_MODEL, block_tokens=block_tokens)
+        tokens = prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=pool.seed)
+        return chain.extend(chain.root(), tokens)
+
+    return Likeness(name_of=lambda number: InstanceId(f"engine-{number + 1}"), keys_of=keys_of, speed=speed)

@@ -1,0 +1,349 @@
+"""The command itself: makes the two-phase load, starts a fleet that scales, drives it, reads its log, and judges."""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.admission.admit_all import AdmitAll
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.policies.scaling import SCALING_POLICIES
+from pointsman.policies.scaling.slo_attainment import SloAttainment
+from pointsman.primitives import Seconds
+from pointsman.runtime.telemetry import configure_logging
+from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate, read_trace
+from pointsman.simulation.workload.requests import input_capped
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+from pointsman.state.state import PoolSettings
+from pointsman_cli.bench.comparison import FreshFleets, Variant
+from pointsman_cli.bench.load import LoadGenerator, Target
+from pointsman_cli.discovery import FleetFile
+from pointsman_cli.history.live import LiveHistory
+from pointsman_cli.options import COUNT, POSITIVE
+from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_lab.elasticity.timeline import Stretch, Timeline, TimelineReader
+
+INPUT_CAP = 20_480
+SHOW_SECONDS = 5.0
+SETTLE_SECONDS_MAX = 20.0
+"""Wall seconds after the last answer for which a drain that is under way is still waited for."""
+MISSED_EXIT_CODE = 1
+VOCABULARY = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticityOptions:
+    """What was asked for on the command line."""
+
+    trace: Path | None
+    workload: str
+    policy: str
+    admission: str
+    scaling: str
+    engines: tuple[int, int]
+    rate: float
+    high_seconds: float
+    low_seconds: float
+    speed: float
+    slo_ttft: float
+    target: float
+    stretch_seconds: float
+    engine_model: str
+    output_tokens_max: int | None
+    seed: int
+    json_file: Path | None
+    plot: Path | None
+
+
+class ElasticityReport(msgspec.Struct, kw_only=True):
+    """`recovered_s`: engine seconds after which attainment stays at the target until the load halves; null if it does not.
+    `high_attainment`: from then on; `low_attainment`: of all that arrived after the load halved."""
+
+    workload: str
+    policy: str
+    scaling: str
+    speed: float
+    rate: float
+    halves_at_s: Seconds
+    target: float
+    requests: int
+    completed: int
+    rejected: int
+    failed: int
+    smallest: int
+    largest: int
+    size_at_end: int
+    worst_attainment: float | None
+    recovered_s: Seconds | None
+    high_attainment: float | None
+    low_attainment: float | None
+    remapped_within_bound: int
+    changes: int
+    failed_while_draining: int
+    placed_after_draining: int
+    timeline: Timeline
+
+
+def _range(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
+    lowest, dots, highest = value.partition("..")
+    if not (dots and lowest.isdecimal() and highest.isdecimal() and 0 < int(lowest) <= int(highest)):
+        msg = f"'{value}' is no range; write for instance 4..8"
+        raise click.BadParameter(msg)
+    return int(lowest), int(highest)
+
+
+@click.command("elasticity", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
+@click.option("--workload", type=click.Choice(tuple(GENERATORS)), default="tools", help="Without --trace: generated.")
+@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), default="dualmap", show_default=True)
+@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), default=AdmitAll.name, show_default=True)
+@click.option("--scaling", type=click.Choice(sorted(SCALING_POLICIES)), default=SloAttainment.name, show_default=True)
+@click.option("--engines", callback=_range, metavar="MIN..MAX", default="4..8", show_default=True, help="Of the pool.")
+@click.option("--rate", type=POSITIVE, default=10.0, show_default=True, help="Requests a second at first; then half.")
+@click.option("--high-seconds", type=POSITIVE, default=240.0, show_default=True, help="Engine time at that rate.")
+@click.option("--low-seconds", type=POSITIVE, default=420.0, show_default=True, help="Engine time at half of it.")
+@click.option("--speed", type=POSITIVE, default=4.0, show_default=True, help="Engines run this much faster.")
+@click.option("--slo-ttft", type=POSITIVE, default=5.0, show_default=True, help="TTFT objective, engine seconds.")
+@click.option("--target", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Attainment to return to.")
+@click.option("--stretch-seconds", type=POSITIVE, default=15.0, show_default=True, help="Of the timeline.")
+@click.option("--engine-model", type=click.Choice(tuple(PROFILES)), default=DEFAULT_PROFILE, show_default=True)
+@click.option("--output-tokens-max", type=COUNT, metavar="N", help="Ask for no more output tokens than this.")
+@click.option("--seed", type=int, default=1, show_default=True, help="For arrivals, generators and token ids.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
+@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw the timeline into this directory.")
+def elasticity_command(**values: object) -> None:
+    """Overload a fleet of simulated engines, let the scaler add some, halve the load, and let it take them away again.
+
+    Starts a fleet of its own with 'pointsman up --scale', sends the load, reads what happened from the log, and says
+    whether attainment came back to the target, stayed there, and what each step cost. Exit code 1 if it did not.
+
+    \b
+      pointsman-lab elasticity --trace toolagent.jsonl --plot /tmp/elasticity --json /tmp/elasticity.json
+      pointsman-lab elasticity --engines 2..4 --rate 5 --speed 10        smaller and quicker
+    """
+    options = ElasticityOptions(**values)  # type: ignore[arg-type]
+    configure_logging("error", "text")
+    if options.plot and find_spec("matplotlib") is None:
+        msg = "--plot needs matplotlib: pip install 'pointsman[plots]'"
+        raise click.ClickException(msg)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_Bench(options, Console(highlight=False)).run()))
+
+
+def two_phases(
+    requests: Sequence[WorkloadRequest], *, rate: float, high_s: Seconds, low_s: Seconds
+) -> list[WorkloadRequest]:
+    """The workload in its order, at `rate` a second for a while and then at half of it. Shorter where it runs out."""
+    high = at_rate(requests[: round(rate * high_s)], rate)
+    low = at_rate(requests[len(high) : len(high) + round(rate / 2 * low_s)], rate / 2)
+    first = low[0].arrival_s if low else 0.0
+    return [*high, *(replace(r, arrival_s=r.arrival_s - first + high_s) for r in low)]
+
+
+class _Bench:
+    def __init__(self, options: ElasticityOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+
+    async def run(self) -> int:
+        """The exit code. Raises click.ClickException."""
+        options = self._options
+        requests = self._requests()
+        lowest, highest = options.engines
+        arguments = ["--scale", f"{lowest}..{highest}", "--scaling", options.scaling]
+        arguments += [
+            "--admission",
+            options.admission,
+            "--engine-model",
+            options.engine_model,
+            "--slo-ttft",
+            str(options.slo_ttft),
+        ]
+        fleets = FreshFleets(engines=lowest, speed=options.speed, arguments=arguments)
+        self._console.print(f"starting a fleet of {lowest} engines that may grow to {highest} ...", style="dim")
+        async with fleets.running(Variant(options.policy)) as fleet:
+            load = await self._drive(fleet, requests)
+            timeline = await self._settled_timeline(fleet)
+        report = self._report(load, timeline)
+        self._show(report)
+        return 0 if _passed(report) else MISSED_EXIT_CODE
+
+    def _requests(self) -> list[WorkloadRequest]:
+        options = self._options
+        chance = random.Random(options.seed)
+        needed = round(options.rate * (options.high_seconds + options.low_seconds / 2))
+        if options.trace:
+            try:
+                found = read_trace(options.trace, limit=needed, chance=chance, input_tokens_max=INPUT_CAP)
+            except TraceError as error:
+                raise click.ClickException(str(error)) from error
+        else:
+            generated = GENERATORS[options.workload](needed, rate=options.rate, chance=chance)
+            found = input_capped(generated, INPUT_CAP)
+        return two_phases(found, rate=options.rate, high_s=options.high_seconds, low_s=options.low_seconds)
+
+    async def _drive(self, fleet: FleetFile, requests: Sequence[WorkloadRequest]) -> LoadGenerator:
+        options = self._options
+        target = Target(
+            url=fleet.ingress.rstrip("/"),
+            model=fleet.model,
+            speed=options.speed,
+            vocab_size=VOCABULARY,
+            seed=options.seed,
+            slo_ttft_s=options.slo_ttft,
+            output_tokens_max=options.output_tokens_max,
+        )
+        load = LoadGenerator(target, requests, time_scale=options.speed)
+        wall = requests[-1].arrival_s / options.speed
+        self._console.print(f"sending {len(requests)} requests in {wall:.0f} s, the last part at half the rate")
+        shown = time.monotonic()
+
+        def tick() -> None:
+            nonlocal shown
+            if time.monotonic() - shown > SHOW_SECONDS:
+                shown = time.monotonic()
+                tally = load.tally
+                ended = dict(tally.counts)
+                self._console.print(
+                    f"  {tally.sent} of {tally.total} sent, {tally.in_flight} under way, {ended}", style="dim"
+                )
+
+        await load.run(tick)
+        return load
+
+    async def _settled_timeline(self, fleet: FleetFile) -> Timeline:
+        """The timeline once nobody drains any more, or after a while."""
+        deadline = time.monotonic() + SETTLE_SECONDS_MAX
+        while True:
+            timeline = await asyncio.to_thread(self._read, fleet)
+            pending = any(drained.seconds is None and not drained.taken_back for drained in timeline.drains)
+            if not pending or time.monotonic() > deadline:
+                return timeline
+            await asyncio.sleep(1.0)
+
+    def _read(self, fleet: FleetFile) -> Timeline:
+        settings = PoolSettings(block_tokens=fleet.block_tokens, speed=fleet.speed)
+        history = LiveHistory(fleet.settings())
+        return TimelineReader(settings, stretch_s=self._options.stretch_seconds).read(history.entries())
+
+    def _report(self, load: LoadGenerator, timeline: Timeline) -> ElasticityReport:
+        options, counts = self._options, load.tally.counts
+        high = [s for s in timeline.stretches if s.start_s + timeline.stretch_s <= options.high_seconds]
+        low = [s for s in timeline.stretches if s.start_s >= options.high_seconds]
+        recovered = _recovered_at(high, options.target)
+        at_first = [size for at, size in timeline.sizes if at < 0][-1:]
+        sizes = at_first + [size for at, size in timeline.sizes if at >= 0]
+        changes = [c for c in timeline.changes if c.at_s > 0]
+        return ElasticityReport(
+            workload=options.trace.name if options.trace else options.workload,
+            policy=options.policy,
+            scaling=options.scaling,
+            speed=options.speed,
+            rate=options.rate,
+            halves_at_s=options.high_seconds,
+            target=options.target,
+            requests=load.tally.total,
+            completed=counts["completed"],
+            rejected=counts["rejected"],
+            failed=counts["failed"],
+            smallest=min(sizes, default=0),
+            largest=max(sizes, default=0),
+            size_at_end=sizes[-1] if sizes else 0,
+            worst_attainment=min((s.attainment for s in high if s.attainment is not None), default=None),
+            recovered_s=recovered,
+            high_attainment=None if recovered is None else _attainment(s for s in high if s.start_s >= recovered),
+            low_attainment=_attainment(low),
+            remapped_within_bound=sum(c.remapped <= c.bound for c in changes),
+            changes=len(changes),
+            failed_while_draining=sum(d.failed for d in timeline.drains),
+            placed_after_draining=sum(d.placed_after for d in timeline.drains),
+            timeline=timeline,
+        )
+
+    def _show(self, report: ElasticityReport) -> None:
+        options = self._options
+        self._console.print(_table(report))
+        for decided in report.timeline.decisions:
+            size = f"{decided.current} -> {decided.wanted}"
+            self._console.print(f"  {decided.at_s:7.1f} s  {size:8} {decided.reason}", soft_wrap=True)
+        if options.json_file:
+            write_json(options.json_file, report)
+            self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
+        try:
+            if options.plot:
+                from pointsman_lab.elasticity.picture import draw_timeline
+
+                title = (
+                    f"{report.policy}, scaled by {report.scaling}: {report.workload} at {report.rate:g}/s, then half"
+                )
+                file = draw_timeline(report.timeline, options.plot, title=title, target=report.target)
+                self._console.print(f"drawn: {file}", soft_wrap=True)
+        except OSError as error:
+            msg = f"cannot write {error.filename}: {error.strerror}"
+            raise click.ClickException(msg) from error
+
+
+def _recovered_at(stretches: Sequence[Stretch], target: float) -> Seconds | None:
+    """From when on no stretch is below the target any more; None where the last one is."""
+    recovered: Seconds | None = None
+    for stretch in stretches:
+        if stretch.attainment is None:
+            continue
+        if stretch.attainment < target:
+            recovered = None
+        elif recovered is None:
+            recovered = stretch.start_s
+    return recovered
+
+
+def _attainment(stretches: Iterable[Stretch]) -> float | None:
+    chosen = list(stretches)
+    requests = sum(s.requests for s in chosen)
+    return sum(s.on_time for s in chosen) / requests if requests else None
+
+
+def _passed(report: ElasticityReport) -> bool:
+    return (
+        report.recovered_s is not None
+        and (report.low_attainment or 0.0) >= report.target
+        and report.size_at_end == report.smallest < report.largest
+        and report.remapped_within_bound == report.changes
+        and report.failed_while_draining == report.placed_after_draining == 0
+    )
+
+
+def _table(report: ElasticityReport) -> Table:
+    table = Table(title="elasticity", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column()
+    rows = {
+        "requests": f"{report.requests}: {report.completed} completed, {report.rejected} refused, {report.failed} failed",
+        "instances": f"{report.smallest} to {report.largest}, {report.size_at_end} at the end",
+        "worst stretch while overloaded": _percent(report.worst_attainment),
+        f"back above {report.target:.0%} after": "never"
+        if report.recovered_s is None
+        else f"{report.recovered_s:.0f} s",
+        "on time from then until the load halves": _percent(report.high_attainment),
+        "on time after the load halved": _percent(report.low_attainment),
+        "steps that remapped at most 2/n + 10%": f"{report.remapped_within_bound} of {report.changes}",
+        "drains": f"{len(report.timeline.drains)}: {report.failed_while_draining} requests failed, "
+        f"{report.placed_after_draining} placed afterwards",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -1,0 +1,141 @@
+"""What an engine that misbehaves did to others: how many requests it touched, who called it bad, and when it was back.
+
+A request is touched when it was sent to the engine: while it answers errors or hangs every attempt there fails, and
+while it is slow every attempt there is slow.
+"""
+
+import asyncio
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced
+from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_cli.up.scripts import console_script
+from pointsman_lab.faults.clients import Exchange
+from pointsman_lab.faults.log_tail import Witness
+
+FIRST_SECONDS = 10.0
+"""What is asked for so soon after it began may have been touched: somebody has to notice. A hang is noticed by first-byte
+timeouts, of 5 s at least."""
+TOUCHED_SHARE_MAX = 0.02
+BACK_SECONDS_MAX = 30.0
+COMMAND_SECONDS_MAX = 40.0
+NICENESS = 10
+BAD_WORDS = re.compile(r"eject|outlier|fail|error|slow|hang|first.byte|status 500", re.IGNORECASE)
+
+
+class Touched(msgspec.Struct, kw_only=True):
+    """`asked`, `touched`: requests asked for after the first seconds, until it was well. `early`: touched before that.
+    `doctor`, `explain`: the line that names it and says why; empty where none does. `whole_s`: wall seconds from when it was
+    well until nobody called it ejected; `back_s`: and until a request that it was sent was answered."""
+
+    instance: str
+    asked: int = 0
+    touched: int = 0
+    early: int = 0
+    failures: dict[str, int] = {}
+    doctor: str = ""
+    explain: str = ""
+    whole_s: Seconds | None = None
+    back_s: Seconds | None = None
+
+    @property
+    def share(self) -> float:
+        return self.touched / self.asked if self.asked else 0.0
+
+
+class EngineWatch:
+    """Follows an engine that misbehaves, by the log and by the commands that people have."""
+
+    def __init__(self, witness: Witness, data: Path) -> None:
+        self._witness = witness
+        self._data = data
+
+    async def diagnose(self, instance: InstanceId) -> Touched:
+        """What `doctor` and `explain` say of it now."""
+        doctor, explain = _line(await self._said("doctor"), instance), ""
+        for request in self._requests_about(instance):
+            explain = explain or _line(await self._said("explain", request), instance)
+        return Touched(instance=instance, doctor=doctor, explain=explain)
+
+    def whole(self, instance: InstanceId) -> bool:
+        """Whether the log calls it ready, and no trial is needed any more."""
+        known = self._witness.state.fleet.get(instance)
+        return known is not None and known.status == "ready" and not known.half_open
+
+    def _requests_about(self, instance: InstanceId) -> list[str]:
+        """The newest request that failed there, and the newest that was placed at all: it may have been kept from there."""
+        events = [entry.event for entry in reversed(self._witness.entries) if entry.event is not None]
+        failed = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
+        placed = next((e for e in events if isinstance(e, RequestPlaced)), None)
+        return [event.request for event in (failed, placed) if event is not None]
+
+    async def _said(self, *command: str) -> str:
+        """What a command prints; empty where it takes too long."""
+        process = await asyncio.create_subprocess_exec(
+            str(console_script("pointsman")),
+            *command,
+            *("--data", str(self._data)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"COLUMNS": "300"},
+        )
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS_MAX):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return ""
+        return said.decode(errors="replace")
+
+
+def count_touched(
+    touched: Touched, *, began: float, ended: float, exchanges: Sequence[Exchange], entries: Sequence[LogEntry]
+) -> None:
+    """Fill in what the log and the clients tell at the end. `began`, `ended`: when it misbehaved, monotonic clock."""
+    sent = _sent_to(InstanceId(touched.instance), entries)
+    late = [e for e in exchanges if began + FIRST_SECONDS <= e.asked_at < ended]
+    touched.asked, touched.touched = len(late), sum(e.request in sent for e in late)
+    touched.early = sum(e.request in sent for e in exchanges if began <= e.asked_at < began + FIRST_SECONDS)
+    counts: dict[str, int] = defaultdict(int)
+    for exchange in exchanges:
+        for failure in sent.get(exchange.request, ()) if began <= exchange.asked_at < ended else ():
+            counts[failure] += 1
+    touched.failures = dict(counts)
+    served = [
+        e.ended_at
+        for e in exchanges
+        if e.asked_at >= ended and e.instance == touched.instance and e.ending == "completed" and e.ended_at
+    ]
+    if served and touched.whole_s is not None:
+        touched.back_s = max(touched.whole_s, min(served) - ended)
+
+
+def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, list[str]]:
+    """The requests that were sent to it, and how they failed there."""
+    sent: dict[str, list[str]] = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, RequestGranted) and event.instance == instance:
+            sent.setdefault(event.request, [])
+        elif isinstance(event, RequestAttemptFailed) and event.instance == instance:
+            sent.setdefault(event.request, []).append(event.failure)
+        elif isinstance(event, RequestFailed) and event.instance == instance:
+            sent.setdefault(event.request, []).append(f"failed: {event.status}")
+    return sent
+
+
+def _line(said: str, instance: InstanceId) -> str:
+    """The first line that names the instance and says something bad of it."""
+    lines = (line.strip() for line in said.splitlines())
+    return next((line for line in lines if re.search(rf"\b{instance}\b", line) and BAD_WORDS.search(line)), "")

@@ -1,0 +1,184 @@
+"""haproxy in front of the fleet's ingresses, as operators put it there, and a record of what it keeps in rotation.
+
+The configuration is the one of docs/operations.md. haproxy itself is not part of Pointsman: it is taken from PATH.
+"""
+
+import asyncio
+import csv
+import io
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from pointsman.primitives import Seconds
+from pointsman.runtime.parent_death import lifeline
+from pointsman_cli.discovery import FleetProcess
+from pointsman_cli.up.ports import LOOPBACK, free_ports
+
+START_SECONDS_MAX = 10.0
+LOOK_SECONDS = 0.2
+"""How often it is asked what it keeps in rotation."""
+BACKEND = "pointsman"
+OUTPUT_SHOWN_MAX = 2000
+
+CONFIG = """\
+defaults
+    mode http
+    timeout connect 2s
+    timeout client 660s             # silence of either side: longer than the request timeout of an ingress
+    timeout server 660s
+    timeout http-request 10s        # until the whole head of a request is there
+    timeout http-keep-alive 60s     # idle connections: shorter than the --keep-alive-seconds of an ingress
+    timeout check 2s
+    option http-no-delay            # each chunk of a stream at once
+    option redispatch 1             # who cannot be connected to: try another
+    retries 3
+    retry-on conn-failure empty-response
+    http-reuse safe
+
+frontend openai
+    bind {bind}
+    http-request disable-l7-retry unless METH_GET   # a POST is sent again only where the connection failed
+    default_backend pointsman
+
+backend pointsman
+    balance leastconn
+    option httpchk
+    http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host pointsman
+    http-check expect status 200
+    default-server check inter 1s fall 2 rise 1
+{servers}
+"""
+SOCKET = """\
+global
+    maxconn 4000
+    stats socket {socket} mode 600 level user
+
+"""
+
+
+def haproxy_config(bind: str, servers: Sequence[tuple[str, str]]) -> str:
+    """`servers`: name and host:port of each ingress."""
+    lines = "\n".join(f"    server {name} {address}" for name, address in servers)
+    return CONFIG.format(bind=bind, servers=lines)
+
+
+class NoBalancerError(click.ClickException):
+    """haproxy is not there, or does not start."""
+
+
+@dataclass(slots=True)
+class Balancer:
+    """A running haproxy. `changes`: when (monotonic clock) a server went into rotation or out of it."""
+
+    url: str
+    socket: Path
+    rotation: dict[str, bool] = field(default_factory=dict)
+    changes: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of the backend: connections tried again, requests sent to another server."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every server is in rotation."""
+        return bool(self.rotation) and all(self.rotation.values())
+
+    def out_of_rotation(self, begin: float, end: float) -> dict[str, Seconds]:
+        """How long each server was out between two moments; who never was, is not there."""
+        found = {}
+        for server, changes in self.changes.items():
+            spans = zip(changes, [*(at for at, _ in changes[1:]), end], strict=True)
+            seconds = sum(max(0.0, min(until, end) - max(at, begin)) for (at, up), until in spans if not up)
+            if seconds > 0:
+                found[server] = seconds
+        return found
+
+    async def watch(self) -> None:
+        """Keep the record, for ever."""
+        while True:
+            with suppress(OSError):
+                self._take_in(await _statistics(self.socket))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _take_in(self, page: str) -> None:
+        now = time.monotonic()
+        for row in csv.DictReader(io.StringIO(page.removeprefix("# "))):
+            if row["pxname"] != BACKEND:
+                continue
+            name = row["svname"]
+            if name == "BACKEND":
+                self.counts = {"retries": int(row["wretr"] or 0), "redispatches": int(row["wredis"] or 0)}
+                continue
+            up = row["status"].startswith("UP")
+            if self.rotation.get(name) is not up:
+                self.rotation[name] = up
+                self.changes[name].append((now, up))
+
+
+@asynccontextmanager
+async def balanced(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]:
+    """haproxy before these, from when all of them are in rotation. Raises NoBalancerError."""
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/sbin")
+    if program is None:
+        msg = "there is no haproxy here; install it (Debian: apt-get install haproxy)"
+        raise NoBalancerError(msg)
+    servers = [(ingress.name, urlsplit(ingress.url).netloc) for ingress in ingresses]
+    with tempfile.TemporaryDirectory(prefix="pm-haproxy-") as place:
+        bind = f"{LOOPBACK}:{free_ports(1)[0]}"
+        balancer = Balancer(f"http://{bind}", Path(place) / "stats")
+        config, output = Path(place) / "haproxy.cfg", Path(place) / "haproxy.log"
+        config.write_text(SOCKET.format(socket=balancer.socket) + haproxy_config(bind, servers))
+        process = _start(program, config, output)
+        watching = asyncio.create_task(balancer.watch())
+        try:
+            await _whole(process, balancer, output)
+            yield balancer
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            process.terminate()
+            await asyncio.to_thread(process.wait)
+
+
+def _start(program: str, config: Path, output: Path) -> "subprocess.Popen[bytes]":
+    with output.open("wb") as log:
+        return subprocess.Popen(
+            [program, "-db", "-f", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=lifeline(),
+        )
+
+
+async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output: Path) -> None:
+    """Wait until every server is in rotation. Raises NoBalancerError."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while not balancer.whole:
+        if process.poll() is not None or time.monotonic() > deadline:
+            msg = f"haproxy has no whole rotation ({balancer.rotation}):\n{_end_of(output)}"
+            raise NoBalancerError(msg)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _end_of(output: Path) -> str:
+    return output.read_text(errors="replace")[-OUTPUT_SHOWN_MAX:]
+
+
+async def _statistics(socket: Path) -> str:
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    try:
+        writer.write(b"show stat\n")
+        return (await reader.read()).decode()
+    finally:
+        writer.close()

@@ -1,0 +1,264 @@
+"""What must hold after every run. Each check gives its findings as sentences; none means that all is well.
+
+`pointsman-lab torture` judges the same of a fleet whose inner parts it can see; here there is only what a fleet says: to
+its clients, in its log, and when it is asked.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import TypeGuard
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
+from pointsman.contracts.requests import GIVEN_UP, RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.primitives import BlockKey
+from pointsman.simulation.replay import verify
+from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
+from pointsman_lab.faults.clients import Ending, Exchange, unserved
+from pointsman_lab.faults.injector import Strike
+from pointsman_lab.faults.observations import Evidence
+from pointsman_lab.faults.schedule import GENTLE
+
+Check = Callable[[Evidence], Iterator[str]]
+
+ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
+SHOWN_MAX = 5
+DROPPED_SECONDS_MAX = 1.0
+"""So soon after its ingress was killed a client must notice."""
+ENDS_OF: dict[Ending, tuple[type[object], ...]] = {
+    "completed": (RequestFinished,),
+    "cut": (RequestFailed,),
+    "failed": (RequestFailed,),
+    "refused": (RequestRejected, RequestFailed, RequestCancelled),
+}
+"""Which end in the log goes with what a client was told. A refusal whose leader died before it could write it is ended
+by the next one, as cancelled."""
+
+
+def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
+    """A whole answer, a clear refusal, or a stream that ends with an error event."""
+    lost = unanswered(evidence)
+    for exchange in lost[:SHOWN_MAX]:
+        yield f"{exchange.request}: {exchange.detail or 'still waits'}"
+    if len(lost) > SHOWN_MAX:
+        yield f"and {len(lost) - SHOWN_MAX} more"
+
+
+def unanswered(evidence: Evidence) -> list[Exchange]:
+    """Whose clients do not know what became of their requests."""
+    return [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
+
+
+def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
+    """In the log, whoever wrote it."""
+    ends, arrivals = _ends(evidence), Counter[str]()
+    for entry in evidence.entries:
+        if isinstance(entry.event, RequestArrived):
+            arrivals[entry.event.request] += 1
+    asked = [e.request for e in evidence.exchanges if e.ending not in ("refused", "dropped")]
+    endless = [request for request in {**dict.fromkeys(arrivals), **dict.fromkeys(asked)} if not ends[request]]
+    yield from _listed("without an end", endless)
+    yield from _listed("with several ends", [f"{r}: {'+'.join(e)}" for r, e in ends.items() if len(e) > 1])
+    yield from _listed("that arrived twice", [request for request, count in arrivals.items() if count > 1])
+
+
+def clients_and_log_tell_the_same(evidence: Evidence) -> Iterator[str]:
+    """What a client was told is what the log says of its request. One whose ingress stood still for so long that the leader
+    gave it up goes on under another id, or ends where the log does not look any more."""
+    ends = _ends(evidence)
+    given_up = {e.event.request for e in evidence.entries if _is_given_up(e.event)}
+    for exchange in evidence.exchanges:
+        expected = [kind.__name__ for kind in ENDS_OF.get(exchange.ending, ())]
+        for end in ends[exchange.request][:1] if exchange.request not in given_up else ():
+            if expected and end not in expected:
+                yield f"{exchange.request} was {exchange.ending} for its client and ended as {end}"
+
+
+def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
+    """Leaders grant a request once for each attempt at it, however often they change."""
+    grants: Counter[tuple[str, int]] = Counter()
+    for entry in evidence.entries:
+        event = entry.event
+        if isinstance(event, RequestGranted) and event.stamp is not None:
+            grants[event.request, event.attempt] += 1
+    yield from _listed("granted twice", [f"{request}, attempt {a}" for (request, a), n in grants.items() if n > 1])
+
+
+def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
+    """Terms rise, and nothing that an earlier leader decided comes after the next one's election."""
+    term, numbers = 0, set[int]()
+    for entry in evidence.entries:
+        event = entry.event
+        if isinstance(event, LeaderElected):
+            if event.term <= term:
+                yield f"term {event.term} begins at {entry.sequence}, after term {term}"
+            term, numbers = event.term, set()
+        elif event is not None and event.stamp is not None:
+            if event.stamp.term != term:
+                yield f"entry {entry.sequence} is a decision of term {event.stamp.term}, in term {term}"
+            elif event.stamp.number in numbers:
+                yield f"entry {entry.sequence} is decision {event.stamp.number} of term {term} once more"
+            numbers.add(event.stamp.number)
+    missing = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
+    yield from _listed(f"decisions of term {term} missing", [str(number) for number in missing])
+
+
+def replay_is_identical(evidence: Evidence) -> Iterator[str]:
+    """Every decision, taken again from what its leader knew, comes out bit for bit."""
+    verdict = verify(evidence.entries)
+    if verdict.different or verdict.unchecked or verdict.problems:
+        yield f"{verdict}; {dict(verdict.unchecked)} {verdict.problems[:SHOWN_MAX]}"
+        for difference in verdict.differences[:SHOWN_MAX]:
+            yield f"entry {difference.sequence}: {difference.recorded}, recomputed {difference.recomputed}"
+
+
+def index_equals_engines(evidence: Evidence) -> Iterator[str]:
+    """What the log tells of each cache, and what the leader believes, is what is in it."""
+    yield from evidence.silent
+    leader = {i.instance: i for i in evidence.leader.instances} if evidence.leader else {}
+    if not leader:
+        yield "nobody leads"
+    for instance, truth in evidence.truth.items():
+        index, view = evidence.state.index.keys(instance), leader.get(instance)
+        if index != truth:
+            yield f"{instance}: the log's index misses {len(truth - index)} of {len(truth)} keys, {len(index - truth)} too many"
+        if view is None:
+            yield f"{instance} is not in the leader's fleet"
+        elif (view.cached_blocks, view.digest) != (len(truth), xor_of(truth)):
+            yield f"{instance}: the leader counts {view.cached_blocks} blocks, the engine {len(truth)}"
+        elif (view.status, view.knowledge) != ("ready", "exact"):
+            yield f"{instance} is {view.status}, {view.knowledge} {view.doubt}"
+
+
+def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
+    """No request is under way, by the log or by the leader."""
+    yield from _listed("under way in the log", list(evidence.state.workload.requests))
+    for view in evidence.leader.instances if evidence.leader else []:
+        if view.pending or view.in_prefill or view.decoding:
+            yield f"{view.instance}: {view.pending} pending, {view.in_prefill} in prefill, {view.decoding} decoding"
+
+
+def the_log_is_whole(evidence: Evidence) -> Iterator[str]:
+    """Nothing was lost on the way into it, nothing in it changed, and all of it is understood."""
+    for reason in evidence.resets:
+        yield f"the log went back: {reason}"
+    for entry in evidence.entries:
+        if entry.event is None:
+            yield f"entry {entry.sequence} is not understood: {entry.problem}"
+        elif isinstance(entry.event, WritesLost):
+            yield f"{entry.event.writer} lost {entry.event.count} writes: {entry.event.reason}"
+
+
+def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
+    """Every entry is in SQL as it was, and nothing else is."""
+    yield from evidence.gaps
+    log = {entry.sequence: entry.payload for entry in evidence.entries}
+    last = max(log, default=0)
+    archived = {sequence: payload for sequence, payload in evidence.archived.items() if sequence <= last}
+    yield from _listed("not archived", [str(s) for s in log if s not in archived])
+    yield from _listed("archived otherwise", [str(s) for s, payload in archived.items() if log.get(s) != payload])
+
+
+def no_client_noticed(evidence: Evidence) -> Iterator[str]:
+    """Behind a balancer, of what must be graceful: each answer is whole, or an honest 429."""
+    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
+        return
+    failed = [e for e in evidence.exchanges if unserved(e)]
+    yield from _listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
+
+
+def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
+    """Whatever happens to others: a balancer takes out only an ingress that is restarted or struck itself."""
+    if evidence.balancer is None:
+        return
+    for strike in evidence.strikes:
+        for server, seconds in strike.out_of_rotation.items():
+            if server not in strike.victim.split(", "):
+                yield f"{strike.fault} of {strike.victim}: nothing was sent to {server} for {seconds:.1f} s"
+
+
+def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
+    """Who misbehaves touches few requests after the first seconds, is named, and comes back."""
+    for strike in evidence.strikes:
+        touched = strike.touched
+        if touched is None:
+            continue
+        what = f"{strike.fault} of {touched.instance}"
+        if touched.share >= TOUCHED_SHARE_MAX:
+            yield f"{what}: {touched.touched} of {touched.asked} requests were sent there after {FIRST_SECONDS:g} s"
+        if touched.back_s is None or touched.back_s > BACK_SECONDS_MAX:
+            back = "never" if touched.back_s is None else f"only after {touched.back_s:.1f} s"
+            yield f"{what}: it was well, and back {back}"
+        for command in ("doctor", "explain"):
+            if not getattr(touched, command):
+                yield f"{what}: {command} does not name it"
+
+
+def _gentle(strike: Strike) -> bool:
+    return strike.fault.partition(":")[0] in GENTLE
+
+
+LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)
+AGREEMENT: tuple[Check, ...] = (nothing_is_left_over, index_equals_engines, the_archive_holds_the_log)
+"""What becomes true only once all is quiet, and is asked again until it is."""
+CHECKS: tuple[Check, ...] = (
+    *LOST,
+    no_request_ran_twice,
+    one_leader_a_term,
+    replay_is_identical,
+    the_log_is_whole,
+    no_client_noticed,
+    ingresses_stay_in_rotation,
+    bad_engines_are_avoided,
+    *AGREEMENT,
+)
+
+
+def findings(evidence: Evidence) -> dict[str, list[str]]:
+    """What each check found, by its name in words."""
+    return {check.__name__.replace("_", " "): list(check(evidence)) for check in CHECKS}
+
+
+def agrees(evidence: Evidence) -> bool:
+    """Whether everything is quiet."""
+    return not any(found for check in (*AGREEMENT, every_request_has_one_end) for found in check(evidence))
+
+
+def xor_of(keys: set[BlockKey]) -> int:
+    """The digest of a set of keys, made slowly."""
+    digest = 0
+    for key in keys:
+        digest ^= key
+    return digest
+
+
+def _ends(evidence: Evidence) -> dict[str, list[str]]:
+    """The ends of each request. That of a leader who gave it up does not count where its ingress, which had only stood
+    still, has written another."""
+    ends: dict[str, list[str]] = defaultdict(list)
+    given_up: dict[str, str] = {}
+    for entry in evidence.entries:
+        if _is_given_up(entry.event):
+            given_up[entry.event.request] = type(entry.event).__name__
+        elif isinstance(entry.event, ENDS):
+            ends[entry.event.request].append(type(entry.event).__name__)
+    for request, end in given_up.items():
+        ends[request] = ends[request] or [end]
+    return ends
+
+
+def _is_given_up(event: LogEvent | None) -> TypeGuard[RequestCancelled]:
+    return isinstance(event, RequestCancelled) and event.stamp is not None and event.reason in GIVEN_UP
+
+
+def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
+    """Whether its connection broke though no ingress was killed at that time."""
+    killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
+    ended = exchange.ended_at or 0.0
+    return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)
+
+
+def _listed(what: str, names: list[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+        yield f"{len(names)} {what}: {', '.join(names[:SHOWN_MAX])}{more}"

@@ -1,0 +1,242 @@
+"""The clients: each sends one request at its own time, takes the answer as it comes, and says what it was told.
+
+An answer is right when it is whole (as many tokens as were asked for, one end mark), or when it says clearly that there
+is none: a refusal before it began, or an error event that ends a stream. A connection that breaks because its ingress was
+killed says so, too. Everything else is a request that was lost. Where no ingress listens, a client asks again.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, Literal
+
+import aiohttp
+import msgspec
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
+from pointsman_cli.discovery import FleetFile
+
+Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "lost"]
+"""completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another
+status, with an error object that says why. dropped: the connection broke. lost: anything that leaves a client not knowing."""
+
+CUT = ("cut", "dropped", "lost")
+
+VOCAB_SIZE = 4000
+PATIENCE_MS = "3600000"
+"""What clients say they would wait for a first token: the run is about losing requests, not about refusing them."""
+ANSWER_SECONDS_MAX = 180.0
+WHOLE_EVERY = 4
+"""Every fourth answer is asked for whole, not as a stream."""
+IDLE_CONNECTION_SECONDS = 2.0
+CONNECT_AGAIN_SECONDS = 0.1
+CONNECT_SECONDS_MAX = 30.0
+NORMAL_IN_A_ROW = 20
+"""Requests in a row that must be served as usual, for service to be normal again."""
+STRUCK_SECONDS = 5.0
+"""What is asked for so soon after a strike does not tell how service usually is."""
+NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
+"""As usual: all whole, and the P90 of their TTFT at most so many times what it was, and so much more."""
+DONE = b"[DONE]"
+PREFIX = "bf"
+
+
+class Exchange(msgspec.Struct, kw_only=True):
+    """One request and what came of it. Times are of the monotonic clock; `heard_at` is when the answer began."""
+
+    request: str
+    streamed: bool
+    asked_at: float
+    heard_at: float | None = None
+    ended_at: float | None = None
+    ending: Ending = "waits"
+    status: int = 0
+    detail: str = ""
+    instance: str = ""
+    knowledge: str = ""
+
+
+class Clients:
+    """All clients of one run. `objectives`: what they ask for in time, as headers."""
+
+    objectives: ClassVar[Mapping[str, str]] = {"x-slo-ttft-ms": PATIENCE_MS, "x-slo-tpot-ms": PATIENCE_MS}
+
+    def __init__(
+        self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int, url: str = ""
+    ) -> None:
+        """`tokens_max`: most output tokens that are asked for. `url`: whom to ask, where it is not the fleet's first ingress."""
+        self._fleet = fleet
+        self._url = url or fleet.ingress
+        self._requests = requests
+        self._seed = seed
+        self._tokens_max = tokens_max
+        self.exchanges: list[Exchange] = []
+
+    @property
+    def endings(self) -> Counter[str]:
+        return Counter(exchange.ending for exchange in self.exchanges)
+
+    async def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Send everything, and wait until everybody knows."""
+        started = time.monotonic()
+        async with self._session() as session, asyncio.TaskGroup() as clients:
+            for number, request in enumerate(self._requests):
+                streamed = bool(number % WHOLE_EVERY)
+                body = self._body(request, streamed=streamed)
+                await asyncio.sleep(max(0.0, started + request.arrival_s / self._fleet.speed - time.monotonic()))
+                clients.create_task(self._one(session, body, self._output_tokens(request), streamed=streamed))
+                tick()
+            while any(exchange.ending == "waits" for exchange in self.exchanges):
+                await asyncio.sleep(0.1)
+                tick()
+
+    def first_heard_after(self, moment: float) -> Seconds | None:
+        """Wall seconds from a moment to the first answer to a request that was asked after it."""
+        heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
+        return min(heard) - moment if heard else None
+
+    def usual_ttft(self, strikes: Sequence[float]) -> Seconds | None:
+        """P90 of the wall seconds to the first bytes of streams that were not asked for just after one of these moments; None
+        without enough."""
+        struck = [(at, at + STRUCK_SECONDS) for at in strikes]
+        calm = (e for e in self.exchanges if not any(begin <= e.asked_at < end for begin, end in struck))
+        return _ttft_p90([e for e in calm if e.ending == "completed"])
+
+    def normal_after(self, moment: float, end: float, *, usual: Seconds | None) -> Seconds | None:
+        """Wall seconds from a moment until requests were served as usual again; None where that was not seen by `end`."""
+        asked = sorted((e for e in self.exchanges if moment <= e.asked_at < end), key=lambda e: e.asked_at)
+        for first in range(len(asked) - NORMAL_IN_A_ROW + 1):
+            row = asked[first : first + NORMAL_IN_A_ROW]
+            ttft = _ttft_p90(row)
+            whole = all(exchange.ending == "completed" for exchange in row)
+            if (
+                whole
+                and ttft is not None
+                and usual is not None
+                and ttft <= NORMAL_FACTOR * usual + NORMAL_SLACK_SECONDS
+            ):
+                return row[0].asked_at - moment
+        return None
+
+    def cut_between(self, begin: float, end: float) -> int:
+        """How many streams ended before their end in that time, with an error event or without a word."""
+        return sum(e.streamed and e.status == HTTPStatus.OK and e.ending in CUT for e in self.between(begin, end))
+
+    def between(self, begin: float, end: float) -> list[Exchange]:
+        """Those that ended in that time."""
+        return [e for e in self.exchanges if begin <= (e.ended_at or 0.0) < end]
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
+        return aiohttp.ClientSession(
+            self._url, connector=connector, timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
+        )
+
+    def _output_tokens(self, request: WorkloadRequest) -> int:
+        return max(1, min(request.output_tokens, self._tokens_max))
+
+    def _body(self, request: WorkloadRequest, *, streamed: bool) -> bytes:
+        content: dict[str, Any] = {
+            "model": self._fleet.model,
+            "prompt": prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=self._seed),
+            "max_tokens": self._output_tokens(request),
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        if streamed:
+            content |= {"stream": True, "stream_options": {"include_usage": True}}
+        return msgspec.json.encode(content)
+
+    async def _one(self, session: aiohttp.ClientSession, body: bytes, tokens: Tokens, *, streamed: bool) -> Ending:
+        """Ask once; `tokens` must come."""
+        number = len(self.exchanges)
+        exchange = Exchange(request=f"{PREFIX}{self._seed}-{number}", streamed=streamed, asked_at=time.monotonic())
+        self.exchanges.append(exchange)
+        headers = {"content-type": "application/json", "x-request-id": exchange.request, **self.objectives}
+        try:
+            async with await self._connected(session, body, headers) as response:
+                exchange.status = response.status
+                exchange.instance = response.headers.get("x-pointsman-instance", "")
+                exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
+                parts = []
+                async for part in response.content.iter_any():
+                    exchange.heard_at = exchange.heard_at or time.monotonic()
+                    parts.append(part)
+            ending, exchange.detail = judged(exchange, b"".join(parts), tokens)
+        except TimeoutError:
+            ending, exchange.detail = "lost", f"no answer within {ANSWER_SECONDS_MAX:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            ending, exchange.detail = "dropped", type(error).__name__
+        exchange.ended_at = time.monotonic()
+        exchange.ending = ending
+        return ending
+
+    async def _connected(
+        self, session: aiohttp.ClientSession, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The head of the answer, of the first ingress that listens."""
+        deadline = time.monotonic() + CONNECT_SECONDS_MAX
+        while True:
+            try:
+                return await session.post("/v1/completions", data=body, headers=headers)
+            except aiohttp.ClientConnectorError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(CONNECT_AGAIN_SECONDS)
+
+
+def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
+    """Of those that were streamed; None where they are too few."""
+    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
+
+
+def unserved(exchange: Exchange) -> bool:
+    """Whether its answer was neither whole nor an honest 429."""
+    return exchange.ending != "completed" and exchange.status != HTTPStatus.TOO_MANY_REQUESTS
+
+
+def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]:
+    """What a whole HTTP answer means to the client who asked for so many tokens, and the detail of it."""
+    if exchange.status != HTTPStatus.OK:
+        return _judged_refusal(exchange.status, answer)
+    if not exchange.streamed:
+        return _judged_count(_decoded(answer), tokens)
+    events = [line[5:].strip() for line in answer.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:")]
+    contents = [_decoded(event) for event in events if event != DONE]
+    if contents and "error" in contents[-1]:
+        return "cut", _code(contents[-1])
+    if events.count(DONE) != 1 or events[-1] != DONE:
+        return "lost", f"the stream ended with {events.count(DONE)} end marks and no error"
+    return _judged_count(next((content for content in reversed(contents) if content.get("usage")), {}), tokens)
+
+
+def _judged_refusal(status: int, answer: bytes) -> tuple[Ending, str]:
+    content = _decoded(answer)
+    if "error" not in content or status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "lost", f"status {status}: {answer[:120]!r}"
+    refused = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    return "refused" if refused else "failed", f"{status} {_code(content)}"
+
+
+def _judged_count(content: dict[str, Any], tokens: int) -> tuple[Ending, str]:
+    counted = (content.get("usage") or {}).get("completion_tokens")
+    if counted != tokens:
+        return "lost", f"{counted} tokens came of {tokens}"
+    return "completed", ""
+
+
+def _code(content: dict[str, Any]) -> str:
+    error = content["error"]
+    return str(error.get("code") or error.get("type")) if isinstance(error, dict) else str(error)
+
+
+def _decoded(event: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}

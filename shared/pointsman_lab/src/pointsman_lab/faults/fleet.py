@@ -1,0 +1,190 @@
+"""The fleet that is struck: `pointsman up` as people run it, or, where its network is to fail or its log to be kept by
+several servers, the same joined to nats-servers of our own. Those are started again when they die, as `up` does.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from pointsman.contracts.subjects import stream_name
+from pointsman.ports import CommandTimeoutError, Link, NoResponderError
+from pointsman.primitives import PoolName, Seconds
+from pointsman.runtime.backoff import FIRST_RESTART_WAIT_SECONDS
+from pointsman.runtime.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
+from pointsman.runtime.settings import FleetSettings
+from pointsman_cli.bench.comparison import FreshFleets, Variant
+from pointsman_cli.discovery import FleetFile, read_fleet_file
+from pointsman_cli.up.child import POLL_SECONDS
+from pointsman_cli.up.ports import free_ports
+from pointsman_lab.faults.network import Network
+
+ASK_SECONDS_MAX = 1.0
+NATS = "nats"
+
+
+@dataclass(slots=True)
+class OwnNats:
+    """A nats-server of our own, started again when it dies."""
+
+    name: str
+    store: Path
+    port: int
+    sync_interval: str
+    cluster: ClusterNode | None
+    server: EmbeddedNats | None = None
+    down_until: float = 0.0
+    """It is not started again before, by the monotonic clock."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Raises NatsStartError."""
+        self.server = await start_nats(self.store, self.port, sync_interval=self.sync_interval, cluster=self.cluster)
+
+    async def keep(self) -> None:
+        """For ever. Raises NatsStartError."""
+        while True:
+            while self.server is None or self.server.running:  # noqa: ASYNC110 - waiting for a process without a thread
+                await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(max(FIRST_RESTART_WAIT_SECONDS, self.down_until - time.monotonic()))
+            await self.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
+
+
+@dataclass(slots=True)
+class Struck:
+    """A running fleet. `nats` is where its log really is; `network` what lies between, if anything does."""
+
+    data: Path
+    nats: str
+    servers: Sequence[OwnNats] = ()
+    network: Network | None = None
+
+    @property
+    def file(self) -> FleetFile:
+        """What runs where at this moment."""
+        found = read_fleet_file(self.data)
+        assert found is not None, "it is there for as long as `up` runs"
+        return found
+
+    @property
+    def settings(self) -> FleetSettings:
+        """How to join its log, past the network that fails."""
+        return replace(self.file.settings(), nats=self.nats, log_replicas=max(1, len(self.servers)))
+
+    def pids(self) -> dict[str, int]:
+        """Every process that can be struck, by name."""
+        own = {one.name: one.server.pid for one in self.servers if one.server is not None}
+        return {process.name: process.pid for process in self.file.processes if process.pid} | own
+
+    async def nats_down(self, name: str, seconds: Seconds) -> None:
+        """Kill a server of our own, and have it away for so long."""
+        (struck,) = [one for one in self.servers if one.name == name]
+        assert struck.server is not None, "it was started with the fleet"
+        struck.down_until = time.monotonic() + seconds
+        await struck.server.kill()
+        await asyncio.sleep(struck.down_until - time.monotonic())
+
+    async def nats_victim(self, link: Link) -> str:
+        """The nats-server; of several, the one that leads the log."""
+        if len(self.servers) < 2:
+            return NATS
+        subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
+        while True:
+            try:
+                answer = await link.commands.request_bytes(subject, b"", timeout=ASK_SECONDS_MAX)
+            except (NoResponderError, CommandTimeoutError):
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            leader = msgspec.json.decode(answer).get("cluster", {}).get("leader", "")
+            if leader:
+                return str(leader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is started. `own`: with a nats-server of our own even where it is one."""
+
+    policy: str
+    servers: int = 1
+    sync_interval: str = SYNC_INTERVAL
+    network: bool = False
+    own: bool = False
+    seed: int = 0
+    fleets: FreshFleets = field(default_factory=lambda: FreshFleets(engines=1, speed=1.0))
+
+    @property
+    def own_servers(self) -> bool:
+        return self.own or self.network or self.servers > 1
+
+
+@asynccontextmanager
+async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
+    """Start it below `directory` and wait until it is ready. Raises FleetStartError, NatsStartError."""
+    data, variant = directory / "data", Variant(shape.policy)
+    fleets = replace(shape.fleets, directory=directory)
+    async with AsyncExitStack() as stack:
+        if not shape.own_servers:
+            own = ["--sync-interval", shape.sync_interval]
+            fleet = await stack.enter_async_context(_with(fleets, own).running(variant))
+            yield Struck(data, fleet.nats)
+            return
+        servers = await _servers(shape, directory, stack)
+        urls = ",".join(one.url for one in servers)
+        struck = Struck(data, urls, servers)
+        if shape.network:
+            struck.network = Network(servers[0].port, chance=random.Random(shape.seed))
+            stack.push_async_callback(struck.network.close)
+            urls = f"nats://127.0.0.1:{await struck.network.open()}"
+        await stack.enter_async_context(
+            _with(fleets, ["--nats", urls, "--config", str(_config(shape, directory))]).running(variant)
+        )
+        yield struck
+
+
+def _config(shape: Shape, directory: Path) -> Path:
+    """What `pointsman up` has no flag for."""
+    path = directory / "pointsman.toml"
+    path.write_text(f"log_replicas = {shape.servers}\n")
+    return path
+
+
+def _with(fleets: FreshFleets, arguments: list[str]) -> FreshFleets:
+    return replace(fleets, arguments=[*fleets.arguments, *arguments])
+
+
+async def _servers(shape: Shape, directory: Path, stack: AsyncExitStack) -> list[OwnNats]:
+    """Our own servers, which run, are kept running, and are stopped with the stack."""
+    count = shape.servers
+    names = [NATS] if count == 1 else [f"{NATS}-{number}" for number in range(1, count + 1)]
+    (*ports,) = free_ports(2 * count)
+    routes = tuple(ports[count:])
+    servers = [
+        OwnNats(
+            name,
+            directory / name,
+            port,
+            shape.sync_interval,
+            ClusterNode(name=name, port=route, ports=routes) if count > 1 else None,
+        )
+        for name, port, route in zip(names, ports, routes, strict=False)
+    ]
+    for server in servers:
+        stack.push_async_callback(server.stop)
+        await server.start()
+    for server in servers:
+        keeping = asyncio.create_task(server.keep())
+        stack.push_async_callback(asyncio.wait, [keeping], timeout=1)
+        stack.callback(keeping.cancel)
+    return servers

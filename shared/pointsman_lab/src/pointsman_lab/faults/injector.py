@@ -1,0 +1,228 @@
+"""Carries out the schedule, and watches the fleet until all of it is well again."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import aiohttp
+import msgspec
+
+from pointsman.contracts.commands import DescribeFleet, FleetDescribed
+from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.ports import CommandTimeoutError, Link, NoResponderError
+from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman_cli.up.child import lacks_told
+from pointsman_cli.up.probe import NoAnswerError, http_get
+from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
+from pointsman_lab.faults.bad_engines import EngineWatch, Touched
+from pointsman_lab.faults.balancer import Balancer
+from pointsman_lab.faults.fleet import NATS, Struck
+from pointsman_lab.faults.schedule import MISBEHAVIOUR, Fault
+
+LEADER_SECONDS_MAX = 20.0
+ASK_SECONDS_MAX = 0.5
+WELL_SECONDS_MAX = 60.0
+WELL_POLL_SECONDS = 0.25
+READY = 200
+ENDS_PROCESSES = frozenset({"kill", "restart"})
+DIAGNOSED_SHARE = 0.6
+"""After this part of the time in which an engine misbehaves it is asked who is called bad."""
+
+
+class Strike(msgspec.Struct, kw_only=True):
+    """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
+
+    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as usual in this
+    run; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
+    """
+
+    fault: str
+    victim: str
+    pids: list[int]
+    at: float
+    began: Seconds
+    lasted: Seconds
+    served_s: Seconds | None = None
+    normal_s: Seconds | None = None
+    well_s: Seconds | None = None
+    streams_cut: int = 0
+    ended: float = 0.0
+    """When it was over, by the monotonic clock: the next one has not begun."""
+    answered: int = 0
+    statuses: dict[str, int] = {}
+    """Of those who were answered from then until the next one: other than 200, by status; 0 is no answer."""
+    failed: int = 0
+    """Whose answer was neither whole nor an honest 429."""
+    ttft_p99_s: Seconds | None = None
+    out_of_rotation: dict[str, Seconds] = {}
+    """How long the balancer sent nothing to each ingress."""
+    touched: Touched | None = None
+    """Of an engine that misbehaved."""
+
+
+class Striker:
+    """Strikes one fleet."""
+
+    def __init__(
+        self, fleet: Struck, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._link = link
+        self._chance = random.Random(seed)
+        self._balancer = balancer
+        self._watch = watch
+        self._started = 0.0
+        self._restarted: set[str] = set()
+        self.strikes: list[Strike] = []
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """Every fault at its time, and wait until the fleet is well again."""
+        self._started = time.monotonic()
+        async with asyncio.TaskGroup() as striking:
+            for fault in faults:
+                await asyncio.sleep(self._started + fault.at - time.monotonic())
+                striking.create_task(self._strike(fault))
+
+    async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Strike], None]) -> None:
+        """One fault after the other, with a calm time before each and after the last one. `told` of each when it is over."""
+        self._started = time.monotonic()
+        for fault in faults:
+            await asyncio.sleep(settle)
+            await self._strike(fault)
+            told(self.strikes[-1])
+        await asyncio.sleep(settle)
+
+    async def leader(self) -> FleetDescribed | None:
+        """What the leader says of the fleet; None while nobody does."""
+        subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
+        try:
+            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=ASK_SECONDS_MAX)
+        except (NoResponderError, CommandTimeoutError):
+            return None
+        return answer if isinstance(answer, FleetDescribed) else None
+
+    async def _strike(self, fault: Fault) -> None:
+        victims = (
+            {} if fault.action == "network" else await self._victims(fault.targets, in_turn=fault.action == "restart")
+        )
+        at, pids = time.monotonic(), list(victims)
+        names = ", ".join(victims.values()) or "network"
+        strike = Strike(fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts)
+        self.strikes.append(strike)
+        if fault.action == "kill":
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # an earlier strike's victim that is not back yet
+                    os.kill(pid, signal.SIGKILL)
+        elif fault.action == "restart":
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+        elif fault.action == "down":
+            await self._fleet.nats_down(names, fault.lasts)
+        elif fault.action in MISBEHAVIOUR:
+            await asyncio.gather(*(self._misbehave(fault, InstanceId(name), strike) for name in victims.values()))
+        elif fault.action == "freeze":
+            await asyncio.gather(*(_frozen(pid, fault.lasts) for pid in pids))
+        else:
+            network = self._fleet.network
+            assert network is not None, "a fleet that faults of the network strike is behind a proxy"
+            await getattr(network, fault.targets[0])(fault.lasts)
+        await self._until_well(strike, gone=set(pids) if fault.action in ENDS_PROCESSES else set())
+        strike.ended = time.monotonic()
+
+    async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Strike) -> None:
+        (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
+        async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
+            await _tell(session, fault.action)
+            try:
+                await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
+                diagnosed = looking.create_task(self._watch.diagnose(instance))
+                await asyncio.sleep(strike.at + fault.lasts - time.monotonic())
+            finally:
+                await _tell(session, "")
+            well_at = time.monotonic()
+            strike.lasted = well_at - strike.at
+            whole_s = await self._whole_after(instance, well_at)
+        strike.touched = diagnosed.result()
+        strike.touched.whole_s = whole_s
+
+    async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
+        """Wall seconds from a moment until nobody calls the engine ejected; None where that takes too long."""
+        while time.monotonic() < moment + WELL_SECONDS_MAX:
+            if self._watch.whole(instance):
+                return time.monotonic() - moment
+            await asyncio.sleep(WELL_POLL_SECONDS)
+        return None
+
+    async def _victims(self, targets: Sequence[str], *, in_turn: bool) -> dict[int, str]:
+        """Pids and names; of several alike, any, but none twice. `in_turn`: each of them before any has its second turn."""
+        victims: dict[int, str] = {}
+        for target in targets:
+            name, pid = await self._victim(target, struck=victims, in_turn=in_turn)
+            victims[pid] = name
+        return victims
+
+    async def _victim(self, target: str, *, struck: Collection[int], in_turn: bool) -> tuple[str, int]:
+        processes = [process for process in self._fleet.file.processes if process.pid not in struck]
+        if target == NATS:
+            name = await self._fleet.nats_victim(self._link)
+            return name, self._fleet.pids()[name]
+        if target in ("leader", "follower"):
+            leads = await self._leading_pid()
+            alike = [p for p in processes if p.role == "scheduler" and (p.pid == leads) == (target == "leader")]
+        else:
+            alike = [p for p in processes if p.role == target]
+        if in_turn:
+            alike = [process for process in alike if process.name not in self._restarted] or alike
+        chosen = self._chance.choice(alike)
+        if in_turn:
+            self._restarted.add(chosen.name)
+        return chosen.name, chosen.pid
+
+    async def _leading_pid(self) -> int:
+        """As soon as somebody leads."""
+        async with asyncio.timeout(LEADER_SECONDS_MAX):
+            while (leader := await self.leader()) is None:  # noqa: ASYNC110 - asking is how one knows
+                await asyncio.sleep(0.05)
+        return int(leader.scheduler.split("-")[1])
+
+    async def _until_well(self, strike: Strike, *, gone: set[int]) -> None:
+        deadline = time.monotonic() + WELL_SECONDS_MAX
+        while time.monotonic() < deadline:
+            if gone.isdisjoint(self._fleet.pids().values()) and await self._all_ready():
+                strike.well_s = time.monotonic() - strike.at
+                return
+            await asyncio.sleep(WELL_POLL_SECONDS)
+
+    async def _all_ready(self) -> bool:
+        if await self.leader() is None or not (self._balancer is None or self._balancer.whole):
+            return False
+        for process in self._fleet.file.processes:
+            if process.role == NATS:
+                continue
+            path = "/health" if process.role == "engine" else "/readyz"
+            try:
+                status, body = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
+            except NoAnswerError:
+                return False
+            if status != READY or lacks_told(body):
+                return False
+        return True
+
+
+async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
+    async with engine.post(MISBEHAVE_PATH, json={"kind": kind}) as answer:
+        answer.raise_for_status()
+
+
+async def _frozen(pid: int, seconds: Seconds) -> None:
+    """Stop a process for so long; it may die meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,106 @@
+"""A steady load for as long as a run takes: some streams that are always under way, and short requests at a fixed rate.
+
+Sizes are such that two cores carry the fleet, the balancer and these clients at the engines' own speed: what a client
+notices then is what was done to the fleet, not a machine that is short of cores.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import aiohttp
+from typing_extensions import override
+
+from pointsman.primitives import Tokens
+from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
+from pointsman_cli.discovery import FleetFile
+from pointsman_lab.faults.clients import WHOLE_EVERY, Clients
+
+STREAMS = 50
+RATE = 20.0
+"""Short requests a wall second."""
+STREAM_TOKENS = 500
+"""Output of a long stream: 16 s where a token takes 32 ms, as of the default engine model."""
+SHORT_TOKENS = 12
+FAILED_SECONDS = 1.0
+"""So long a client waits after an answer that was not whole before it asks for the next long stream."""
+PREFIXES = 24
+"""System prompts, a trace block each, that requests begin with."""
+QUESTION_TOKENS = (16, 192)
+ENGINE_ARGUMENTS = "--stream-interval 10"
+"""What the engines are told: fewer, larger chunks cost this machine less."""
+
+
+class BusyShare:
+    """How busy all cores of this machine have been since it was made."""
+
+    def __init__(self) -> None:
+        self._began = _ticks()
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1; 0 where the system does not tell."""
+        (idle, total), (idle_before, total_before) = _ticks(), self._began
+        return 1 - (idle - idle_before) / (total - total_before) if total > total_before else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """Idle ones and all."""
+    try:
+        counted = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return counted[3] + counted[4], sum(counted)
+
+
+class SteadyClients(Clients):
+    """Clients that ask until `stop`, with the pool's own objectives: an honest 429 is an answer, and how long an engine may take
+    to its first byte follows from them."""
+
+    objectives: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, fleet: FleetFile, *, url: str, seed: int, streams: int, rate: float) -> None:
+        super().__init__(fleet, [], seed=seed, tokens_max=STREAM_TOKENS, url=url)
+        self._streams = streams
+        self._rate = rate
+        self._chance = random.Random(seed)
+        self._blocks = PREFIXES
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Nothing new is asked; what is under way ends by itself."""
+        self._stopped.set()
+
+    @override
+    async def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Ask until stopped, and wait until everybody knows."""
+        async with self._session() as session, asyncio.TaskGroup() as clients:
+            for number in range(self._streams):
+                clients.create_task(self._lane(session, 0.2 * number))
+            started, asked = time.monotonic(), 0
+            while not self._stopped.is_set():
+                streamed = bool(asked % WHOLE_EVERY)
+                request = self._request(SHORT_TOKENS)
+                body = self._body(request, streamed=streamed)
+                clients.create_task(self._one(session, body, SHORT_TOKENS, streamed=streamed))
+                asked += 1
+                tick()
+                await asyncio.sleep(max(0.0, started + asked / self._rate - time.monotonic()))
+
+    async def _lane(self, session: aiohttp.ClientSession, begin: float) -> None:
+        """One stream after the other."""
+        await asyncio.sleep(begin)
+        while not self._stopped.is_set():
+            tokens = STREAM_TOKENS - self._chance.randrange(STREAM_TOKENS // 4)
+            ending = await self._one(session, self._body(self._request(tokens), streamed=True), tokens, streamed=True)
+            if ending != "completed":
+                await asyncio.sleep(FAILED_SECONDS)
+
+    def _request(self, tokens: Tokens) -> WorkloadRequest:
+        self._blocks += 1
+        blocks = (self._chance.randrange(PREFIXES), self._blocks)
+        length = TRACE_BLOCK_TOKENS + self._chance.randint(*QUESTION_TOKENS)
+        return WorkloadRequest(arrival_s=0.0, block_ids=blocks, input_length=length, output_tokens=tokens)

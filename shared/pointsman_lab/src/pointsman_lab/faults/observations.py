@@ -1,0 +1,112 @@
+"""What is known at the end of a run: what clients were told, the log, the leader, the engines and the archive.
+
+Gathered once everything is quiet: nobody waits, nothing is under way, and the log, the leader, the engines and the
+archive have come to agree. Where they do not within a bound, the evidence is taken as it is, for the checks to judge.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.commands import FleetDescribed
+from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
+from pointsman.primitives import BlockKey, InstanceId, Seconds
+from pointsman.state.state import State
+from pointsman_cli.history.archive import ArchiveHistory
+from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.up.plan import archive_file
+from pointsman_lab.faults.balancer import Balancer
+from pointsman_lab.faults.clients import Exchange
+from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
+from pointsman_lab.faults.fleet import Struck
+from pointsman_lab.faults.injector import Strike, Striker
+from pointsman_lab.faults.log_tail import Witness
+
+QUIET_SECONDS_MAX = 45.0
+"""Long enough for all that heals by itself, on a busy machine, too."""
+QUIET_POLL_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Evidence:
+    """`truth`: what each engine holds. `archived`: sequence and payload of every archived entry, up to the log's last."""
+
+    exchanges: list[Exchange]
+    strikes: list[Strike]
+    entries: list[LogEntry]
+    resets: list[str]
+    state: State
+    leader: FleetDescribed | None
+    truth: dict[InstanceId, set[BlockKey]] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
+    """Engines that did not say what they hold, and why."""
+    archived: dict[int, bytes] = field(default_factory=dict)
+    gaps: list[str] = field(default_factory=list)
+    """Of the archive."""
+    balancer: Balancer | None = None
+    """What stood before the ingresses."""
+    quiet_s: Seconds | None = None
+    """How long it took until all was quiet; None if it did not become so."""
+
+
+async def gathered(
+    fleet: Struck,
+    link: Link,
+    striker: Striker,
+    witness: Witness,
+    exchanges: list[Exchange],
+    *,
+    in_agreement: Callable[[Evidence], bool],
+) -> Evidence:
+    """The evidence, as soon as `in_agreement` says so of it, at the latest after QUIET_SECONDS_MAX."""
+    started = time.monotonic()
+    while True:
+        evidence = Evidence(
+            exchanges, striker.strikes, witness.entries, witness.resets, witness.state, await striker.leader()
+        )
+        overdue = time.monotonic() - started > QUIET_SECONDS_MAX
+        if overdue or await _settled(link, evidence):
+            evidence.entries = list(witness.entries)  # the archive is read later, and has all of these then
+            await _ask_engines(fleet, evidence)
+            await asyncio.to_thread(_read_archive, fleet, evidence)
+            if in_agreement(evidence):
+                evidence.quiet_s = time.monotonic() - started
+                return evidence
+        if overdue:
+            return evidence
+        await asyncio.sleep(QUIET_POLL_SECONDS)
+
+
+async def _settled(link: Link, evidence: Evidence) -> bool:
+    """The cheap part of it."""
+    if evidence.leader is None or evidence.state.workload.requests:
+        return False
+    try:
+        return (await link.log.extent()).last <= evidence.state.sequence
+    except (LogMissingError, LogUnavailableError):
+        return False
+
+
+async def _ask_engines(fleet: Struck, evidence: Evidence) -> None:
+    settings, file = fleet.settings, fleet.file
+    chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
+    for engine in file.of_role("engine"):
+        try:
+            truth = await held_keys(replay_endpoint_of(engine.pid), chain)
+        except (EngineSilentError, OSError, ValueError) as error:
+            evidence.silent.append(f"{engine.name}: {error}")
+        else:
+            evidence.truth[InstanceId(engine.name)] = truth
+
+
+def _read_archive(fleet: Struck, evidence: Evidence) -> None:
+    file = archive_file(fleet.data)
+    try:
+        evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}
+        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as archive:
+            evidence.gaps = [str(row) for row in archive.execute("select log, sequence, reason from gaps")]
+    except (HistoryError, sqlite3.Error) as error:
+        evidence.gaps = [f"the archive cannot be read: {error}"]

@@ -1,0 +1,183 @@
+"""What a run came to, for people and for machines."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pointsman.primitives import Seconds
+from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched
+from pointsman_lab.faults.checks import unanswered
+from pointsman_lab.faults.injector import Strike
+from pointsman_lab.faults.observations import Evidence
+
+BLIND = "blind"
+
+Column = tuple[str, Callable[[Strike], str]]
+"""Of the table of strikes: its heading, and its cells."""
+
+
+def _seconds(value: Seconds | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _lasted(strike: Strike) -> str:
+    return f"{strike.lasted:.1f} s" if strike.lasted else ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("lasted", _lasted),
+    ("served again", lambda strike: _seconds(strike.served_s)),
+    ("normal again", lambda strike: _seconds(strike.normal_s)),
+    ("all well again", lambda strike: _seconds(strike.well_s)),
+    ("streams cut", lambda strike: str(strike.streams_cut) if strike.streams_cut else ""),
+)
+BALANCED_COLUMNS: tuple[Column, ...] = (
+    ("lasted", _lasted),
+    ("all well again", lambda strike: _seconds(strike.well_s)),
+    ("answers", lambda strike: f"{strike.answered:,}"),
+    ("TTFT P99", lambda strike: _seconds(strike.ttft_p99_s)),
+    ("streams cut", lambda strike: str(strike.streams_cut)),
+    ("not 200", lambda strike: ", ".join(f"{count} x {status}" for status, count in strike.statuses.items()) or "0"),
+    ("out of rotation", lambda strike: ", ".join(f"{name} {s:.1f} s" for name, s in strike.out_of_rotation.items())),
+)
+
+
+class FaultsReport(msgspec.Struct, kw_only=True):
+    """What `--json` writes. Times are wall seconds. `findings`: of each check, empty where it holds.
+
+    `lost`: requests whose clients do not know what became of them, or that have no end in the log. `doubled`: ends and
+    grants that are there twice.
+    """
+
+    seed: int
+    workload: str
+    requests: int
+    wall_s: Seconds
+    endings: dict[str, int]
+    details: dict[str, int]
+    blind: int
+    lost: int
+    doubled: int
+    decisions: int
+    entries: int
+    terms: int
+    quiet_s: Seconds | None
+    balanced: bool
+    """Whether clients came through a load balancer."""
+    busy_share: float
+    """Of this machine's cores, from the first request to the last answer."""
+    strikes: list[Strike]
+    findings: dict[str, list[str]]
+
+    @property
+    def ok(self) -> bool:
+        return not any(self.findings.values())
+
+
+def reported(
+    evidence: Evidence,
+    findings: dict[str, list[str]],
+    *,
+    seed: int,
+    workload: str,
+    wall_s: Seconds,
+    busy_share: float,
+) -> FaultsReport:
+    """The numbers of a run."""
+    exchanges = evidence.exchanges
+    decided = [e.event for e in evidence.entries if e.event is not None and e.event.stamp is not None]
+    return FaultsReport(
+        seed=seed,
+        workload=workload,
+        requests=len(exchanges),
+        wall_s=wall_s,
+        endings=dict(Counter(e.ending for e in exchanges).most_common()),
+        details=dict(Counter(f"{e.ending}: {e.detail}" for e in exchanges if e.detail).most_common()),
+        blind=sum(e.knowledge == BLIND for e in exchanges),
+        lost=len(unanswered(evidence)) + sum("without" in f for f in _ends(findings)),
+        doubled=len(findings["no request ran twice"]) + sum("without" not in f for f in _ends(findings)),
+        decisions=len(decided),
+        entries=len(evidence.entries),
+        terms=evidence.state.term,
+        quiet_s=evidence.quiet_s,
+        balanced=evidence.balancer is not None,
+        busy_share=busy_share,
+        strikes=evidence.strikes,
+        findings=findings,
+    )
+
+
+def _ends(findings: dict[str, list[str]]) -> list[str]:
+    return findings["every request has one end"]
+
+
+def show(console: Console, report: FaultsReport) -> None:
+    """The strikes, the answers, and what each check says."""
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    for strike in report.strikes:
+        if strike.touched is not None:
+            _show_touched(console, strike.fault, strike.touched)
+    told = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
+    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {told}; {report.blind:,} placed blind")
+    for detail, count in report.details.items():
+        console.print(f"  {count:>5}  {detail}", style="dim", markup=False, soft_wrap=True)
+    quiet = "never" if report.quiet_s is None else f"after {report.quiet_s:.1f} s"
+    console.print(
+        f"{report.entries:,} log entries, {report.decisions:,} decisions, {report.terms} terms; quiet {quiet}; "
+        f"cores {report.busy_share:.0%} busy"
+    )
+    console.print(_findings(report.findings))
+    for name, found in report.findings.items():
+        for sentence in found:
+            console.print(Text(f"{name}: {sentence}", style="red"), soft_wrap=True)
+    verdict = f"{report.lost} lost, {report.doubled} doubled; seed {report.seed}"
+    console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
+
+
+def _strikes(strikes: list[Strike], columns: Sequence[Column]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("at", "fault", "process"):
+        table.add_column(heading)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for strike in sorted(strikes, key=lambda one: one.began):
+        cells = [cell(strike) for _, cell in columns]
+        table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
+    return table
+
+
+def progress_line(strike: Strike) -> str:
+    """A line for who waits."""
+    well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
+    return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"
+
+
+def _show_touched(console: Console, fault: str, touched: Touched) -> None:
+    failures = ", ".join(f"{count} {failure}" for failure, count in touched.failures.items()) or "none"
+    console.print(
+        f"{fault} of {touched.instance}: sent there in the first {FIRST_SECONDS:g} s {touched.early}, then "
+        f"{touched.touched} of {touched.asked} ({touched.share:.1%}); failures there: {failures}; whole again "
+        f"{_seconds(touched.whole_s)} and served there {_seconds(touched.back_s)} after it was well",
+        markup=False,
+        soft_wrap=True,
+    )
+    for command in ("doctor", "explain"):
+        console.print(
+            f"  {command}: {getattr(touched, command) or 'does not name it'}", style="dim", markup=False, soft_wrap=True
+        )
+
+
+def _findings(findings: dict[str, list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("what must hold")
+    table.add_column("")
+    for name, found in findings.items():
+        table.add_row(
+            name, Text(f"no, {len(found)} findings", style="bold red") if found else Text("yes", style="green")
+        )
+    return table

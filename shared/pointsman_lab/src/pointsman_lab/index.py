@@ -1,0 +1,258 @@
+"""`pointsman-lab index`: what the prefix index costs, beside the Rust `RadixTree` of NVIDIA Dynamo, in one run.
+
+Both take in the same holdings and answer the same prompts; the answers are compared before anything is timed.
+Times are medians over rounds in which both take turns, so that a noisy machine disturbs both alike. The tree takes
+its events as JSON, as its interface has it; ours are timed with the decoding of our own wire format included.
+"""
+
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
+from pointsman.contracts.codec import decode_event, encode
+from pointsman.contracts.fleet import InstanceJoined, PrefillCost
+from pointsman.primitives import BlockKey, Epoch, InstanceId
+from pointsman.state.prefix_index import ROOT, PrefixIndex
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.options import COUNT
+from pointsman_cli.output_file import OUTPUT_FILE, write_json
+
+ROUNDS = 15
+EVENTS_PER_ROUND = 400
+MATCHES_PER_ROUND = 100
+
+Chain = list[BlockKey]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Prompts as chains of keys, and how deep each instance holds which of them."""
+
+    chains: list[Chain]
+    held: list[list[tuple[int, int]]]
+
+
+def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) -> Holdings:
+    """Instances that hold `blocks` blocks each, of prompts that they share to different depths."""
+    chains = [[BlockKey(rng.getrandbits(64)) for _ in range(prompt_blocks)] for _ in range(instances * 5)]
+    held = []
+    for _ in range(instances):
+        mine: list[tuple[int, int]] = []
+        left = blocks
+        for chain in rng.sample(range(len(chains)), len(chains)):
+            depth = min(left, rng.randint(1, prompt_blocks))
+            mine.append((chain, depth))
+            left -= depth
+            if not left:
+                break
+        held.append(mine)
+    return Holdings(chains, held)
+
+
+class Ours:
+    """Our State, fed with encoded log events."""
+
+    name = "pointsman"
+
+    def __init__(self, instances: int) -> None:
+        self.state = State(PoolSettings())
+        self._sequences = [0] * instances
+        for number in range(instances):
+            self.state.apply(
+                InstanceJoined(
+                    at=0.0, instance=_instance(number), epoch=Epoch(1), url="", model="", block_tokens=16,
+                    engine_block_tokens=16, kv_capacity_tokens=0, max_model_len=0,
+                    prefill=PrefillCost(fixed_s=0, per_token_s=0, per_token_squared_s=0),
+                )
+            )  # fmt: skip
+
+    def stored(self, number: int, parent: BlockKey, keys: Chain) -> bytes:
+        run = Run(pack_keys(keys), parent)
+        return encode(
+            BlocksStored(at=0.0, instance=_instance(number), epoch=Epoch(1), sequence=self._next(number), runs=[run])
+        )
+
+    def removed(self, number: int, keys: Chain) -> bytes:
+        return encode(
+            BlocksRemoved(
+                at=0.0, instance=_instance(number), epoch=Epoch(1), sequence=self._next(number), keys=pack_keys(keys)
+            )
+        )
+
+    def apply(self, _number: int, payload: bytes) -> None:
+        self.state.apply(decode_event(payload))
+
+    def match(self, keys: Chain) -> dict[int, int]:
+        return {int(instance): depth for instance, depth in self.state.index.hits(keys).items()}
+
+    def time_match(self, keys: Chain) -> None:
+        self.state.index.hits(keys)
+
+    def _next(self, number: int) -> int:
+        self._sequences[number] += 1
+        return self._sequences[number]
+
+
+class Rust:
+    """The RadixTree of the package ai-dynamo-runtime, fed with its JSON events."""
+
+    name = "radixtree"
+
+    def __init__(self) -> None:
+        from dynamo._core import RadixTree
+
+        self.tree: Any = RadixTree()
+        self._event = 0
+
+    def stored(self, _number: int, parent: BlockKey, keys: Chain) -> bytes:
+        blocks = [{"block_hash": key, "tokens_hash": key} for key in keys]
+        return self._encode({"stored": {"parent_hash": parent or None, "blocks": blocks}})
+
+    def removed(self, _number: int, keys: Chain) -> bytes:
+        return self._encode({"removed": {"block_hashes": keys}})
+
+    def apply(self, number: int, payload: bytes) -> None:
+        self.tree.apply_event(number, payload)
+
+    def match(self, keys: Chain) -> dict[int, int]:
+        scores = self.tree.find_matches(keys).scores
+        return {(worker[0] if isinstance(worker, tuple) else worker): depth for worker, depth in scores.items()}
+
+    def time_match(self, keys: Chain) -> None:
+        self.tree.find_matches(keys)
+
+    def _encode(self, data: dict[str, object]) -> bytes:
+        self._event += 1
+        return json.dumps({"event_id": self._event, "data": data, "dp_rank": 0}).encode()
+
+
+Side = Ours | Rust
+
+
+@click.command("index")
+@click.option("--instances", type=COUNT, default=64, show_default=True, help="Instances in the index.")
+@click.option("--blocks", type=COUNT, default=20_000, show_default=True, help="Blocks that each instance holds.")
+@click.option(
+    "--prompt-blocks", type=COUNT, default=625, show_default=True, help="Blocks of the prompt that is matched."
+)
+@click.option(
+    "--event-blocks", type=COUNT, default=32, show_default=True, help="Blocks of one stored or removed event."
+)
+@click.option("--seed", default=1, show_default=True, help="Seed of the generated prompts.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
+def index_command(
+    instances: int, blocks: int, prompt_blocks: int, event_blocks: int, seed: int, out: Path | None
+) -> None:
+    """Time the prefix index beside Dynamo's Rust RadixTree (needs the extra: pip install 'pointsman[bench]').
+
+    \b
+      pointsman-lab index                                    64 instances that hold 20,000 blocks each
+      pointsman-lab index --instances 8 --blocks 2000 --json index.json
+    """
+    rng = Random(seed)
+    world = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=prompt_blocks)
+    sides: list[Side] = [Ours(instances)]
+    try:
+        sides.append(Rust())
+    except ImportError:
+        click.echo("the RadixTree is not installed; timing ours alone (pip install 'pointsman[bench]')", err=True)
+    for side in sides:
+        for number in track(range(instances), description=f"filling {side.name}"):
+            _fill(side, number, world)
+    _compare_answers(sides, world)
+    figures = _measure(sides, world, rng, event_blocks) | {"bytes_per_block": _bytes_per_block(world)}
+    _print(figures)
+    if out:
+        write_json(out, figures)
+
+
+def _fill(side: Side, number: int, world: Holdings) -> None:
+    for chain, depth in world.held[number]:
+        for start in range(0, depth, 64):
+            keys = world.chains[chain][start : min(depth, start + 64)]
+            parent = world.chains[chain][start - 1] if start else ROOT
+            side.apply(number, side.stored(number, parent, keys))
+
+
+def _compare_answers(sides: list[Side], world: Holdings) -> None:
+    for chain in world.chains[:20]:
+        answers = [side.match(chain) for side in sides]
+        if any(answer != answers[0] for answer in answers):
+            message = f"the sides disagree about a prompt: {answers}"
+            raise click.ClickException(message)
+
+
+def _measure(sides: list[Side], world: Holdings, rng: Random, event_blocks: int) -> dict[str, Any]:
+    times: dict[str, dict[str, list[float]]] = {
+        name: {side.name: [] for side in sides} for name in ("match_us", "apply_stored_us", "apply_removed_us")
+    }
+    for _ in track(range(ROUNDS), description="measuring"):
+        prompts = rng.choices(world.chains, k=MATCHES_PER_ROUND)
+        fresh = [[BlockKey(rng.getrandbits(64)) for _ in range(event_blocks)] for _ in range(EVENTS_PER_ROUND)]
+        for side in sides:
+            stored = [side.stored(0, ROOT, keys) for keys in fresh]
+            removed = [side.removed(0, keys[::-1]) for keys in fresh]
+            times["match_us"][side.name].append(_time_each(side.time_match, prompts))
+            times["apply_stored_us"][side.name].append(_time_each(partial(side.apply, 0), stored))
+            times["apply_removed_us"][side.name].append(_time_each(partial(side.apply, 0), removed))
+    return {
+        name: {side: round(statistics.median(values), 2) for side, values in by_side.items()}
+        for name, by_side in times.items()
+    }
+
+
+def _time_each(call: Callable[[Any], None], arguments: list[Any]) -> float:
+    started = time.perf_counter()
+    for argument in arguments:
+        call(argument)
+    return (time.perf_counter() - started) / len(arguments) * 1e6
+
+
+def _bytes_per_block(world: Holdings) -> float:
+    """Memory of our index for each block that an instance holds, keys included."""
+    instances = min(8, len(world.held))
+    tracemalloc.start()
+    index = PrefixIndex()
+    for number in range(instances):
+        index.add(_instance(number))
+        for chain, depth in world.held[number]:
+            copies = [BlockKey(int(str(key))) for key in world.chains[chain][:depth]]
+            index.store(_instance(number), ROOT, copies)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return round(used / sum(index.blocks(_instance(number)) for number in range(instances)), 1)
+
+
+def _print(figures: dict[str, Any]) -> None:
+    table = Table(title="Prefix index, microseconds (median over rounds)")
+    table.add_column("operation")
+    sides = list(figures["match_us"])
+    for side in sides:
+        table.add_column(side, justify="right")
+    if len(sides) > 1:
+        table.add_column("ratio", justify="right")
+    for name in ("match_us", "apply_stored_us", "apply_removed_us"):
+        values = [figures[name][side] for side in sides]
+        ratio = [f"{values[0] / values[1]:.2f}"] if len(values) > 1 else []
+        table.add_row(name.removesuffix("_us"), *(f"{value:.2f}" for value in values), *ratio)
+    console = Console()
+    console.print(table)
+    console.print(f"memory of ours: {figures['bytes_per_block']} bytes for each block an instance holds")
+
+
+def _instance(number: int) -> InstanceId:
+    return InstanceId(str(number))

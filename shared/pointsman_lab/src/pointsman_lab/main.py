@@ -1,0 +1,46 @@
+"""The command `pointsman-lab`: the experiments of the authors."""
+
+import click
+
+from pointsman_cli.lazy_group import LazyGroup
+
+COMMANDS = {
+    "results": ("pointsman_lab.results", "results_command", "Run every study of docs/results.md anew."),
+    "gateway": (
+        "pointsman_lab.gateway",
+        "gateway_command",
+        "Measure what the ingress and the scheduler add to a direct call.",
+    ),
+    "agreement": (
+        "pointsman_lab.agreement",
+        "agreement_command",
+        "Show that simulator and running fleet give the same numbers.",
+    ),
+    "faults": (
+        "pointsman_lab.faults",
+        "faults_command",
+        "Kill the processes of a real fleet while it serves, and check that nothing is lost or doubled.",
+    ),
+    "torture": (
+        "pointsman_lab.torture.command",
+        "torture_command",
+        "Run the whole system on virtual time under seeded faults, and check what must hold.",
+    ),
+    "elasticity": (
+        "pointsman_lab.elasticity",
+        "elasticity_command",
+        "Show how a fleet grows under load and shrinks after it.",
+    ),
+    "index": ("pointsman_lab.index", "index_command", "Measure the prefix index."),
+    "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
+}
+"""Name to module, attribute, and the line of `--help`."""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+def main() -> None:
+    """Measure Pointsman, compare it, and try to break it: the experiments behind docs/results.md and docs/testing.md."""

@@ -1,0 +1,206 @@
+"""A bound that no router can reach: one queue for all engines, and one cache that all of them share.
+
+Each engine takes its next request only when it is free, and every prefix that any of them has computed is at hand.
+Prefill only. The orders are `fcfs` and `most_on_time`: Moore and Hodgson's rule (1968) over the waiting requests, with
+the engines taken for one machine that is as fast as all of them, and what can no longer be on time dropped. The
+rule is exact for one machine, all released; here it is a strong heuristic, so the "bound" is one in name for it.
+
+With a `decile_floor`, `most_on_time` keeps it for the tenths of all prompts by length: what is set aside is the most work
+for its weight, and requests of a tenth that lacks some of its floor weigh more; as long ones must begin early, they
+stand in the order by when they must. The lengths of all prompts are known beforehand.
+
+Prefills are batched as generously as can be thought of: a step reads the weights and has its overhead once for up to
+`max_num_batched_tokens`, takes in whoever comes while it runs, and gives each first token as soon as that request's
+own share of the computing is done. Real engines decide what is in a step when it begins, and all wait for its end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from pointsman.contracts.fleet import PrefillCost
+from pointsman.primitives import BlockKey, Seconds, Tokens
+from pointsman.simulation.outcome import Outcome, RequestRow
+from pointsman.simulation.simulator import Scenario, block_keys, row_of
+from pointsman.simulation.workload import WorkloadRequest
+from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.trackers.attainment import DECILES, Tally, tenth
+
+CentralOrder = Literal["fcfs", "most_on_time"]
+
+LACK_WEIGHT = 4.0
+"""What each request that a tenth lacks adds to the weight of one of it."""
+
+
+def central_queue(
+    scenario: Scenario, requests: Sequence[WorkloadRequest], order: CentralOrder, *, decile_floor: float = 0.0
+) -> Outcome:
+    """Serve the requests (in the order of arrival) from one queue. Uses the scenario's instances, profile, cache size
+    (of all instances together), batched tokens and objective. `decile_floor`: attainment of every tenth of prompts by
+    length over the overall one that is kept as far as it can be; 0 for none, and without effect on `fcfs`."""
+    return _Central(scenario, requests, order, decile_floor).run()
+
+
+class _SharedCache:
+    """Blocks of all prompts served, the least recently used forgotten first, a prompt's last blocks before its first."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks: OrderedDict[BlockKey, None] = OrderedDict()
+        self._blocks_max = blocks_max
+
+    def hit(self, keys: list[BlockKey]) -> int:
+        return next((depth for depth, key in enumerate(keys) if key not in self._blocks), len(keys))
+
+    def keep(self, keys: list[BlockKey]) -> None:
+        for key in reversed(keys):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._blocks_max:
+            self._blocks.popitem(last=False)
+
+
+class _Floors:
+    """How much a request counts, by what its tenth of all prompts has of its floor."""
+
+    def __init__(self, rows: Sequence[RequestRow], decile_floor: float) -> None:
+        ordered = sorted(row.prompt_tokens for row in rows)
+        self._deciles = [tenth(ordered, row.prompt_tokens) for row in rows]
+        self._tallies = [Tally() for _ in range(DECILES)]
+        self._overall = Tally()
+        self._floor = decile_floor
+
+    def weight(self, row: RequestRow) -> float:
+        """1, and more for a tenth that lacks some of its floor so far."""
+        tally = self._tallies[self._deciles[row.number]]
+        lacking = self._floor * self._overall.attainment * tally.requests - tally.on_time
+        return 1.0 + LACK_WEIGHT * max(0.0, lacking)
+
+    def count(self, row: RequestRow) -> None:
+        """Take in how it ended."""
+        for tally in (self._overall, self._tallies[self._deciles[row.number]]):
+            tally.count(row.prompt_tokens, row.on_time, 1)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The step that it is at: the tokens that would still fit in, when its computing is done, and when its weights are
+    read."""
+
+    tokens_left: Tokens = 0
+    computed_at: Seconds = 0.0
+    read_at: Seconds = 0.0
+
+    @property
+    def ends_at(self) -> Seconds:
+        return max(self.computed_at, self.read_at)
+
+
+class _Central:
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[WorkloadRequest], order: CentralOrder, decile_floor: float
+    ) -> None:
+        self._scenario = scenario
+        self._order = order
+        self._cost = PROFILES[scenario.profile].prefill_cost
+        capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
+        self._cache = _SharedCache(scenario.instances * capacity // scenario.block_tokens)
+        self._rows = [row_of(number, request, scenario) for number, request in enumerate(requests)]
+        self._keys = [block_keys(request, scenario.block_tokens) for request in requests]
+        self._floors = _Floors(self._rows, decile_floor)
+        self._engines = [_Engine() for _ in range(scenario.instances)]
+        self._free_at = [(0.0, number) for number in range(scenario.instances)]
+        heapify(self._free_at)
+
+    def run(self) -> Outcome:
+        waiting: list[RequestRow] = []
+        coming = iter(self._rows)
+        following = next(coming, None)
+        now = 0.0
+        while waiting or following is not None:
+            free_at, number = heappop(self._free_at)
+            if not waiting and following is not None:
+                free_at = max(free_at, following.arrived_at)
+            now = max(now, free_at)
+            while following is not None and following.arrived_at <= now:
+                waiting.append(following)
+                following = next(coming, None)
+            chosen = self._choose(waiting, now)
+            if chosen is not None:
+                self._serve(chosen, self._engines[number], now)
+            heappush(self._free_at, (max(now, self._engines[number].computed_at), number))
+        return Outcome(self._rows, virtual_seconds=max(engine.ends_at for engine in self._engines))
+
+    def _choose(self, waiting: list[RequestRow], now: Seconds) -> RequestRow | None:
+        """Take the next request out of `waiting`, and drop what can no longer be on time if the order says so."""
+        if self._order == "most_on_time":
+            for row in [row for row in waiting if now + self._seconds(row) > row.arrived_at + row.slo_ttft]:
+                waiting.remove(row)
+                row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now
+                self._floors.count(row)
+            kept = self._most_on_time(waiting, now)
+        else:
+            kept = waiting
+        if not kept:
+            return None
+        chosen = kept[0]
+        waiting.remove(chosen)
+        return chosen
+
+    def _most_on_time(self, waiting: list[RequestRow], now: Seconds) -> list[RequestRow]:
+        """In the order of urgency, as many as can be on time: where one cannot, the most work for its weight so far is
+        set aside."""
+        kept: list[tuple[float, int, RequestRow, Seconds]] = []
+        before = 0.0
+        urgency = {row.number: self._urgency(row) for row in waiting}
+        for row in sorted(waiting, key=lambda row: (urgency[row.number], row.number)):
+            work = self._work(row)
+            heappush(kept, (-work / self._floors.weight(row), row.number, row, work))
+            if now + before + self._seconds(row) > row.arrived_at + row.slo_ttft:
+                before -= heappop(kept)[3] / self._scenario.instances
+            before += work / self._scenario.instances
+        return sorted((row for _, _, row, _ in kept), key=lambda row: (urgency[row.number], row.number))
+
+    def _urgency(self, row: RequestRow) -> Seconds:
+        """Its deadline; for one of a tenth that lacks something, less what its prefill takes longer on one engine than on all
+        of them together, which is what the fluid machine does not see."""
+        deadline = row.arrived_at + row.slo_ttft
+        if self._floors.weight(row) <= 1.0:
+            return deadline
+        return deadline - self._seconds(row) * (1 - 1 / self._scenario.instances)
+
+    def _seconds(self, row: RequestRow) -> Seconds:
+        """Its prefill, alone on an engine."""
+        return prefill_seconds(self._cost, row.prompt_tokens, self._cached(row))
+
+    def _work(self, row: RequestRow) -> Seconds:
+        """What it adds to a step that is not full."""
+        if row.prompt_tokens - self._cached(row) > self._scenario.max_num_batched_tokens:
+            return self._seconds(row)
+        return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))
+
+    def _cached(self, row: RequestRow) -> int:
+        block = self._scenario.block_tokens
+        return min(self._cache.hit(self._keys[row.number]), (row.prompt_tokens - 1) // block) * block
+
+    def _serve(self, row: RequestRow, engine: _Engine, now: Seconds) -> None:
+        """In the step that the engine is at if there is room, else in the next."""
+        row.cached_tokens = self._cached(row)
+        uncached = row.prompt_tokens - row.cached_tokens
+        if uncached > engine.tokens_left or now > engine.ends_at:
+            begins_at = max(now, engine.ends_at) + self._cost.fixed_s
+            engine.computed_at, engine.read_at = begins_at, begins_at + self._cost.floor_s
+            engine.tokens_left = max(uncached, self._scenario.max_num_batched_tokens)
+        computing = computing_seconds(self._cost, row.prompt_tokens, row.cached_tokens)
+        engine.computed_at = max(now, engine.computed_at) + computing
+        engine.tokens_left -= uncached
+        row.first_token_at = row.ended_at = engine.ends_at
+        row.end = "finished"
+        self._floors.count(row)
+        self._cache.keep(self._keys[row.number])
+
+
+def computing_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
+    """Seconds that computing tokens `cached..total` adds to a step that has read its weights anyway."""
+    return cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)

@@ -1,0 +1,139 @@
+"""The numbers of the studies, as `results.json` holds them: all that the page may say.
+
+Text and tables are made from these alone, so what a sentence says of them can be no other than what was measured.
+Shares of one are rounded to four places and everything else to four digits: nobody needs more, and the file stays small.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+
+from pointsman.simulation.goodput import Goodput
+from pointsman.simulation.metrics import Report
+from pointsman.simulation.outcome import LoadSample
+from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.simulate.report import worst_length
+from pointsman_lab.results.studies import Metric, Study
+
+Goodputs = Mapping[tuple[str, int], Goodput]
+"""By `Variant.key` and seed."""
+
+
+class Point(msgspec.Struct, kw_only=True):
+    """One row of a study at one rate. `capacity` has a value a seed; the others are means over seeds."""
+
+    row: str
+    rate: float
+    capacity: list[float]
+    metrics: dict[str, float]
+    """What was measured; what there was nothing of is left out."""
+    windows: list[float | None] = []
+    """Attainment in each of the study's stretches of time; None where nothing arrived."""
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.capacity)
+
+
+class StudyNumbers(msgspec.Struct, kw_only=True):
+    """One study."""
+
+    seeds: list[int]
+    points: list[Point]
+    goodput: dict[str, list[float]] = {}
+    """Requests a second by row, a value a seed."""
+    bounds: dict[str, list[float]] = {}
+    """Effective capacity of each central queue, by its name, a value a rate."""
+    bound_goodput: dict[str, list[float]] = {}
+    """Theirs, a value a seed; empty for those that were not searched."""
+
+    def point(self, row: str, rate: float) -> Point:
+        """Raises KeyError where that was not run."""
+        found = next((p for p in self.points if p.row == row and p.rate == rate), None)
+        if found is None:
+            raise KeyError(row, rate)
+        return found
+
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(point.row for point in self.points))
+
+    def rates(self) -> list[float]:
+        return sorted({point.rate for point in self.points})
+
+    def capacity(self, row: str, rate: float) -> float:
+        return self.point(row, rate).mean
+
+
+class Numbers(msgspec.Struct, kw_only=True):
+    """All that was run. `taste`: shortened studies, whose numbers mean little."""
+
+    taste: bool
+    studies: dict[str, StudyNumbers]
+
+
+def study_numbers(study: Study, results: Sequence[CellResult], goodputs: Goodputs) -> StudyNumbers:
+    """What the runs of a study say."""
+    groups: dict[tuple[str, float], list[CellResult]] = {}
+    names = {row.variant.key: study.name(row) for row in study.rows}
+    for result in results:
+        groups.setdefault((names[result.cell.variant.key], result.cell.qps), []).append(result)
+    by_row: dict[str, list[float]] = {}
+    for (key, _), goodput in sorted(goodputs.items()):
+        by_row.setdefault(names[key], []).append(round(goodput.qps, 3))
+    return StudyNumbers(
+        seeds=list(study.seeds),
+        points=[_point(study, row, rate, group) for (row, rate), group in groups.items()],
+        goodput=by_row,
+    )
+
+
+def _point(study: Study, row: str, rate: float, group: Sequence[CellResult]) -> Point:
+    found = {name: _mean(group, value_of) for name, value_of in METRICS.items()}
+    return Point(
+        row=row,
+        rate=rate,
+        capacity=[round(result.report.effective_capacity or 0.0, 4) for result in group],
+        metrics={name: _rounded(value) for name, value in found.items() if value is not None},
+        windows=[_attainment(group, start, end) for _, start, end in study.windows],
+    )
+
+
+def _of_report(value_of: Callable[[Report], float | None]) -> Callable[[CellResult], float | None]:
+    return lambda result: value_of(result.report)
+
+
+METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
+    "hit_rate": _of_report(lambda r: r.hit_rate),
+    "load_cv": _of_report(lambda r: r.load_cv),
+    "busiest_share": lambda result: _busiest_share(result.series.samples),
+    "ttft_p50_s": _of_report(lambda r: r.ttft.p50_s),
+    "ttft_p90_s": _of_report(lambda r: r.ttft.p90_s),
+    "ttft_p99_s": _of_report(lambda r: r.ttft.p99_s),
+    "worst_length": _of_report(worst_length),
+    "migrations": _of_report(lambda r: 1000 * r.migrations / r.requests if r.requests else None),
+    "rejected_share": _of_report(lambda r: r.rejections / r.requests if r.requests else None),
+    "jain": _of_report(lambda r: r.jain),
+    "service_per_s": _of_report(lambda r: r.service_per_s),
+    "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
+}
+
+
+def _busiest_share(samples: Sequence[LoadSample]) -> float | None:
+    """What part of all pending tokens waits at the instance that has most of them; mean over time."""
+    shares = [max(s.pending_tokens) / sum(s.pending_tokens) for s in samples if any(s.pending_tokens)]
+    return fmean(shares) if shares else None
+
+
+def _attainment(group: Sequence[CellResult], start: float, end: float) -> float | None:
+    inside = [arrival.on_time for result in group for arrival in result.series.arrivals if start <= arrival.at < end]
+    return round(fmean(inside), 4) if inside else None
+
+
+def _mean(group: Sequence[CellResult], value_of: Callable[[CellResult], float | None]) -> float | None:
+    values = [value for result in group if (value := value_of(result)) is not None]
+    return fmean(values) if values else None
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4) if abs(value) < 1 else float(f"{value:.4g}")

@@ -1,0 +1,428 @@
+"""What must hold after every run, whatever was done to the fleet.
+
+Safety is judged on the whole history: everything that ever came into the log, and what each client was told.
+Agreement is judged once the faults have ended and everything is quiet: then the leader, the log and the engines must
+know the same. A checker gives its findings as sentences; none means that all is well.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    RequestRejected,
+)
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
+from pointsman.contracts.requests import (
+    GIVEN_UP,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman.simulation.replay import verify
+from pointsman.state.checkpoint import state_digest
+from pointsman.state.fleet import Instance, Knowledge, Status
+from pointsman.state.state import State
+from pointsman_lab.torture.audit import audit
+from pointsman_lab.torture.clients import Order
+from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.engines import MAX_MODEL_LEN, MODEL
+from pointsman_lab.torture.network import Stored
+from pointsman_lab.torture.pool_model import PoolModel
+from pointsman_lab.torture.reference_model import FoldTwin
+from pointsman_scheduler import policy_config
+
+ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
+REQUESTS = "list of requests"
+FLEET = "fleet"
+BEHIND_SECONDS_MAX = 2.0
+"""How far behind the log a reader may be when all is quiet."""
+
+NEWS_SECONDS_MAX: Seconds = 15.0
+"""For so long an ingress may not have heard of who joined: a partition is at most 12 s."""
+
+Checker = Callable[[World], Iterator[str]]
+
+
+def one_end_a_request(world: World) -> Iterator[str]:
+    """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
+    arrived: dict[RequestId, None] = {}
+    ends: dict[RequestId, list[Stored]] = defaultdict(list)
+    newest = 0
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, LeaderElected):
+            newest = max(newest, event.term)
+        if stored.stamp is not None and stored.stamp.term < newest:
+            continue
+        if isinstance(event, RequestArrived):
+            arrived[event.request] = None
+        elif isinstance(event, ENDS) and not stored.echo:
+            ends[event.request].append(stored)
+    endless = [request for request in arrived if not ends[request]]
+    if endless:
+        yield f"{len(endless)} requests have no end: {endless[:5]}"
+    for request in list(ends):
+        count = len(ends[request])
+        if count > 1 and not _left_behind(ends[request]) and not _unheard(ends[request]):
+            told = ", ".join(f"{type(s.event).__name__} by {s.writer} at {s.sequence}" for s in ends[request])
+            yield f"request {request} has {count} ends: {told}"
+
+
+def _unheard(ends: list[Stored]) -> bool:
+    """One end by a leader who could not know of the other, and one by an ingress that did not hear the leader's answer: as
+    after a machine was suspended, or while an ingress is cut off."""
+    own = [s for s in ends if s.stamp is None]
+    decided = [s for s in ends if s.stamp is not None]
+    return len(own) == len(decided) == 1 and all(s.stamp.as_of < own[0].sequence for s in decided if s.stamp)
+
+
+def _left_behind(ends: list[Stored]) -> bool:
+    """One end by a leader who had given up on the ingress, one by that ingress, which was only cut off."""
+    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in GIVEN_UP]
+    return len(ends) == 2 and len(given_up) == 1
+
+
+def one_id_a_rejection(world: World) -> Iterator[str]:
+    """What was rejected is not begun again under another id: an ingress that did not hear so is told again. But one that no engine
+    took a connection for asks anew, once nobody is left, as long as it may be held."""
+    asked: dict[tuple[object, ...], RequestId] = {}
+    rejected: dict[RequestId, Sequence] = {}
+    newest = 0
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, LeaderElected):
+            newest = max(newest, event.term)
+        if stored.stamp is None or stored.stamp.term < newest or stored.echo:
+            continue
+        if isinstance(event, RequestRejected):
+            if not (event.reason == "no_instance" and event.excluded):
+                rejected.setdefault(event.request, stored.sequence)
+        elif isinstance(event, RequestArrived):
+            what = (event.ingress, event.arrived_at, event.keys, event.prompt_tokens, event.max_output_tokens)
+            first = asked.setdefault(what, event.request)
+            if first != event.request and first in rejected:
+                yield f"{event.request} at {stored.sequence} is {first} again, rejected at {rejected[first]}"
+
+
+def one_answer_a_client(world: World) -> Iterator[str]:
+    """Every client got one right answer, or hung up, or lost its ingress."""
+    for order in world.traffic.orders:
+        if order.outcome == "waits":
+            yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
+        elif order.status == 400 and not _nobody_has_room(world, order):
+            yield f"order {order.number} was called a bad request ({order.code}), and is none"
+        elif order.problem:
+            yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
+
+
+def _nobody_has_room(world: World, order: Order) -> bool:
+    """Whether it was called too long while all with its adapter who were there, as far as its ingress may have known, said they
+    are short. Where retention drops joins, an ingress that starts may know one only, until the others have joined again."""
+    if order.code != "context_length_exceeded":
+        return False
+    contexts: dict[InstanceId, Tokens] = {}
+    for stored in world.network.history:
+        event = stored.event
+        known = min if stored.first > 1 else max
+        if stored.at > order.begun_at - NEWS_SECONDS_MAX and known(contexts.values(), default=0) < MAX_MODEL_LEN:
+            return True
+        if stored.at > order.ended_at:
+            break
+        if isinstance(event, InstanceJoined) and (not order.adapter or order.adapter in event.adapters):
+            contexts[event.instance] = event.max_model_len
+        elif isinstance(event, InstanceLeft):
+            contexts.pop(event.instance, None)
+    return max(contexts.values(), default=0) < MAX_MODEL_LEN
+
+
+def decisions_are_recomputed(world: World) -> Iterator[str]:
+    """Every decision, decided again by the production code, is the same."""
+    for difference in verify(_entries(world)).differences:
+        yield (
+            f"decision {difference.number} of term {difference.term} at {difference.sequence} was "
+            f"{difference.recorded}, and is {difference.recomputed} when recomputed"
+        )
+
+
+def one_leader_a_term(world: World) -> Iterator[str]:
+    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's, unless
+    retention has dropped the election by which the server would have known."""
+    leader: dict[int, str] = {}
+    numbers: dict[int, dict[int, None]] = defaultdict(dict)
+    newest, newest_at = 0, 0
+    for stored in world.network.history:
+        if stored.echo:
+            continue
+        event = stored.event
+        if isinstance(event, LeaderElected):
+            if event.term <= newest or event.term in leader:
+                yield f"term {event.term} begins at {stored.sequence}, after {max(newest, *leader)}"
+            newest, newest_at = max(newest, event.term), stored.sequence
+            leader[event.term] = stored.writer
+        stamp = stored.stamp
+        if stamp is None:
+            continue
+        if world.network.losses:  # perhaps of its election
+            leader.setdefault(stamp.term, stored.writer)
+        if leader.get(stamp.term) != stored.writer:
+            yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
+        if stamp.term < newest and newest_at >= stored.first:
+            yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term}, which ended"
+        if stamp.number in numbers[stamp.term]:
+            yield f"decision {stamp.number} of term {stamp.term} was made twice, again at {stored.sequence}"
+        numbers[stamp.term][stamp.number] = None
+    made = numbers[newest]  # who led before may have died with decisions that never came as far as the log
+    missing = set(range(1, max(made, default=0) + 1)) - set(made)
+    if missing:
+        yield f"decisions {sorted(missing)[:5]} of term {newest} are not in the log"
+
+
+def the_fold_equals_its_twin(world: World) -> Iterator[str]:
+    """State, entry by entry, is what slow and obvious code makes of the same log."""
+    twin = FoldTwin(empty_state(world), empty_model(world))
+    for stored in world.network.history:
+        yield from twin.apply(stored)
+
+
+def decisions_keep_the_rules(world: World) -> Iterator[str]:
+    """Every decision is allowed by rules of their own, on figures that were computed anew: who may be placed, granted, moved
+    and handed over where, the window, the budget, and that nothing waits while there is room."""
+    yield from audit(world.network.history, lambda: empty_model(world), lapses=world.lapses)
+
+
+def index_equals_engines(world: World) -> Iterator[str]:
+    """What the leader believes of each engine's cache is what is in it. Where an engine has no replay socket, and so what was
+    missed is missed for good, it may differ, but then nobody says `exact`."""
+    leader = leading(world)
+    if leader is None:
+        yield "nobody leads"
+        return
+    for engine in world.engines:
+        instance, host = engine.host.instance, engine.host
+        known = leader.fleet.get(instance)
+        if not engine.wanted:
+            if known is not None:
+                yield f"{instance} is in the leader's fleet, and was stopped"
+            continue
+        if known is None or host.life is None:
+            yield f"{instance} is not in the leader's fleet"
+            continue
+        truth, index = host.life.truth.keys(), leader.index.keys(instance)
+        certain = known.cache != "unknown" if host.replays else known.knowledge is Knowledge.EXACT
+        if index != truth and certain:
+            yield f"{instance}: the index misses {len(truth - index)} keys and has {len(index - truth)} too many"
+        if known.doubt:
+            yield f"{instance} is in doubt: {known.doubt}"
+        if known.status is not Status.READY:
+            yield f"{instance} is {known.status}"
+
+
+def nothing_is_left_over(world: World) -> Iterator[str]:
+    """No request is under way, no promise is kept, no engine computes."""
+    leader = leading(world)
+    if leader is None:
+        return
+    for request in leader.workload.requests.values():
+        yield f"the leader still has request {request.id}, {request.stage} at {request.instance}"
+    for instance, host in world.hosts.items():
+        promised = leader.speculation.blocks(instance)
+        if promised:
+            yield f"{promised} blocks are still promised at {instance}"
+        if host.life is not None and not host.life.model.idle:
+            yield f"{instance} still computes: {host.life.model.counts}"
+
+
+def the_log_equals_its_followers(world: World) -> Iterator[str]:
+    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
+    that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
+    folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
+    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.log.begun))
+    history = world.network.history
+    due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
+    for who, state, first in folds:
+        folded = empty_state(world)
+        for stored in history[first - 1 : state.sequence]:
+            fold_in(folded, stored)
+        if state.sequence < due:
+            yield f"{who} has folded {state.sequence} of {len(history)} entries"
+        for what, mine, theirs in _facts(folded, state):
+            if mine != theirs:
+                yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
+
+
+def replay_equals_the_leader(world: World) -> Iterator[str]:
+    """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
+    remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
+    leader = leading(world)
+    if leader is None:
+        return
+    replayed = _replayed(world, leader)
+    if replayed.fleet.ready != leader.fleet.ready:  # both keep the answer from here on, which is part of what they are
+        yield f"replay finds {replayed.fleet.ready} ready, the leader {leader.fleet.ready}"
+    if state_digest(replayed) != state_digest(leader):
+        for name, value in vars(replayed).items():
+            mine, theirs = _plain(value), _plain(vars(leader)[name])
+            if mine != theirs:
+                yield f"replay gives the leader another {name}: {mine[:300]}, not {theirs[:300]}"
+                return
+        yield "replay gives the leader another state"
+
+
+def _plain(value: object) -> str:
+    return repr(vars(value) if hasattr(value, "__dict__") else value)
+
+
+def _replayed(world: World, leader: State) -> State:
+    """The leader's state anew: the log up to its election, then every decision after what was known then."""
+    history, state, term = world.network.history, empty_state(world), leader.term
+    elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
+    applied = 0
+
+    def apply_others(until: int) -> None:
+        nonlocal applied
+        while applied < until:
+            other = history[applied]
+            applied += 1
+            if applied <= elected.sequence or other.stamp is None or other.stamp.term != term:
+                fold_in(state, other)
+
+    apply_others(elected.sequence)
+    for stored in _in_order_made(history):
+        stamp = stored.stamp
+        if stamp is not None and stamp.term == term and stored.event is not None:
+            apply_others(stamp.as_of)
+            state.apply(stored.event)
+    apply_others(leader.sequence)
+    state.skip(leader.sequence)
+    return state
+
+
+def the_archive_holds_the_log(world: World) -> Iterator[str]:
+    """Every entry is in SQL, once, or in a gap: dropped before it could be read. Where the log has lost entries the archive
+    keeps them, and all that there is now under another name, the newest."""
+    archive, losses = world.recorder.archive, world.network.losses
+    archived = archive.events | archive.dead_letters
+    logs = list(archive.logs)[-1:] if losses else archive.logs
+    due = world.loop.time() - BEHIND_SECONDS_MAX
+    missing = [
+        stored
+        for stored in world.network.history
+        if stored.at < due
+        and not any((log, stored.sequence) in archived for log in logs)
+        and not any(gap["after_sequence"] < stored.sequence < gap["sequence"] for gap in archive.gaps.values())
+    ]
+    if missing:
+        yield f"{len(missing)} entries are not archived, the first is {missing[0].sequence}"
+    if len(archived) > len(world.network.history) and not losses:
+        yield f"{len(archived)} entries are archived, {len(world.network.history)} were written"
+
+
+def everyone_is_ready(world: World) -> Iterator[str]:
+    """Every service says that it can do its work and lacks nothing."""
+    for process in world.services:
+        if process.life is None:
+            if process.wanted:
+                yield f"{process.name} does not run"
+        elif not process.life.board.whole and process is not world.checkpointer:  # which nobody can ask
+            yield f"{process.name} lacks {process.life.board.lacks}"
+
+
+def the_pool_has_its_size(world: World) -> Iterator[str]:
+    """As many instances run as the scalers' newest decision says, which all of them know."""
+    running = sum(engine.wanted for engine in world.engines)
+    for scaler in world.scalers if world.provider is not None else ():
+        if scaler.life is None:
+            continue
+        scaling = scaler.service.state.scaling
+        if scaling.wanted != running or not scaling.is_applied:
+            yield f"{scaler.name} knows that {scaling.wanted} are wanted (applied: {scaling.is_applied}), {running} run"
+    if world.provider is not None and not any(s.life is not None and s.service.acts for s in world.scalers):
+        yield "no scaler acts"
+
+
+SAFETY: tuple[Checker, ...] = (
+    one_end_a_request,
+    one_id_a_rejection,
+    one_answer_a_client,
+    one_leader_a_term,
+    decisions_are_recomputed,
+    decisions_keep_the_rules,
+    the_fold_equals_its_twin,
+)
+QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)
+"""What everybody waits for, and cheap enough to be asked again and again."""
+AGREEMENT: tuple[Checker, ...] = (
+    *QUIET,
+    the_log_equals_its_followers,
+    replay_equals_the_leader,
+    the_archive_holds_the_log,
+)
+
+
+def leading(world: World) -> State | None:
+    """The state of the scheduler that leads."""
+    states = [s.service.state for s in world.schedulers if s.life is not None and s.service.leading is not None]
+    return states[0] if len(states) == 1 else None
+
+
+def empty_state(world: World) -> State:
+    """What a scheduler of this world folds the log into."""
+    return policy_config.empty_state(world.plan.scheduler, policy_config.chosen_policies(world.plan.scheduler))
+
+
+def empty_model(world: World) -> PoolModel:
+    """What the model of the pool begins with."""
+    settings = world.plan.scheduler
+    return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
+
+
+def fold_in(state: State, stored: Stored) -> None:
+    """One entry, as every reader of the log takes it in."""
+    if stored.event is None:
+        state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
+    else:
+        state.apply(stored.event, stored.sequence)
+
+
+def _entries(world: World) -> list[LogEntry]:
+    problem = "damaged by a fault"
+    return [
+        LogEntry(stored.sequence, "", b"", stored.event, "" if stored.event is not None else problem)
+        for stored in world.network.history
+    ]
+
+
+def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
+    """What two states of the same log must agree on, whichever way they came to it."""
+    yield FLEET, _by_name(first), _by_name(second)
+    for instance in first.fleet.instances:
+        yield (
+            f"cache of {instance.id}",
+            (first.index.blocks(instance.id), first.index.digest(instance.id)),
+            (second.index.blocks(instance.id), second.index.digest(instance.id)),
+        )
+    yield REQUESTS, sorted(first.workload.requests), sorted(second.workload.requests)
+    yield "term", first.term, second.term
+    yield "count of lost writes", first.writes_lost, second.writes_lost
+
+
+def _by_name(state: State) -> list[Instance]:
+    """In the fleet they are in the order of their joining, which for a leader is another one where it let go of a life before it
+    had read of the next."""
+    return sorted(state.fleet.instances, key=lambda instance: instance.id)
+
+
+def _in_order_made(history: list[Stored]) -> Iterator[Stored]:
+    """The history, but the decisions of each term in the order of their numbers."""
+    made: dict[int, list[Stored]] = defaultdict(list)
+    for stored in history:
+        if stored.stamp is not None and not stored.echo:
+            made[stored.stamp.term].append(stored)
+    for stored in history:
+        if isinstance(stored.event, LeaderElected) and not stored.echo:
+            yield stored
+            yield from sorted(made[stored.event.term], key=lambda s: s.stamp.number if s.stamp else 0)

@@ -1,0 +1,218 @@
+"""Clients: prompts that share prefixes, some that hang up, and an account of what each of them got.
+
+A client knows what it must be told: the simulated engines say the same after the same prompt, so a token that is
+missing or comes twice shows in the text.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from pointsman.primitives import Seconds, Tokens
+from pointsman_engine_sim.engine import prompt_hash
+from pointsman_lab.torture.engines import MODEL, vocabulary
+from pointsman_lab.torture.http import Exchange, post_scope
+from pointsman_lab.torture.plan import ADAPTER, OVERLOAD_OBJECTIVES_MS, POOL_BLOCK_TOKENS, Plan
+from pointsman_lab.torture.processes import IngressProcess
+
+Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
+HANG_UP_SHARE = 0.08
+STEMS = 6
+"""System prompts, each of which many requests share."""
+CONTINUED_SHARE = 0.3
+"""Of the requests, that continue a conversation: all that was said so far, and something new."""
+CONVERSATION_TOKENS_MAX = 700
+SALTED_SHARE = 0.12
+SALTS = ("red", "blue")
+ADAPTED_SHARE = 0.25
+"""Of the requests, where there is an adapter, that ask for it."""
+HURRIED_SHARE = 0.7
+"""Of the requests of an overload, that have an objective of their own."""
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(eq=False)
+class Order:
+    """One request: what is asked, and what became of it."""
+
+    number: int
+    prompt: list[int]
+    max_tokens: Tokens
+    stream: bool
+    hangs_up_after: Seconds | None
+    own_id: str = ""
+    session: str = ""
+    salt: str = ""
+    adapter: str = ""
+    objective_ms: int = 0
+    last: bool = False
+    """Whether it must be served, however slowly."""
+    begun_at: Seconds = 0.0
+    ended_at: Seconds = 0.0
+    outcome: Outcome = "waits"
+    status: int = 0
+    code: str = ""
+    instance: str = ""
+    ingress_life: int = 0
+    problem: str = ""
+    """What is wrong with the answer."""
+    exchange: Exchange | None = None
+
+    @property
+    def body(self) -> bytes:
+        asked: dict[str, Any] = {"model": self.adapter or MODEL, "prompt": self.prompt, "max_tokens": self.max_tokens}
+        if self.salt:
+            asked["cache_salt"] = self.salt
+        if self.stream:
+            asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        return msgspec.json.encode(asked)
+
+    @property
+    def expected(self) -> str:
+        return vocabulary()[1].passage(prompt_hash(self.prompt)).text(0, self.max_tokens)
+
+
+PATIENT_MS = "3600000"
+
+
+@dataclass
+class Traffic:
+    """Everything that is asked in one run."""
+
+    plan: Plan
+    chance: Random
+    orders: list[Order] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
+
+    def order(self, *, last: bool = False) -> Order:
+        """One more. `last`: one that must be served."""
+        chance = self.chance
+        hangs_up = not last and chance.random() < HANG_UP_SHARE
+        session, prompt, salt, adapter = self._asked(last=last)
+        number = len(self.orders) + 1
+        order = Order(
+            number=number,
+            prompt=prompt,
+            max_tokens=chance.choice((1, 4, 20, 80)),
+            stream=chance.random() < 0.7,
+            hangs_up_after=chance.expovariate(2.0) if hangs_up else None,
+            own_id=f"mine-{number}" if chance.random() < 0.5 else "",
+            session=session,
+            salt=salt,
+            adapter=adapter,
+            last=last,
+        )
+        if self.plan.overload and not last and chance.random() < HURRIED_SHARE:
+            order.objective_ms = chance.choice(OVERLOAD_OBJECTIVES_MS)
+        self.orders.append(order)
+        return order
+
+    def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
+        """Session, prompt, salt and adapter: of a new conversation, or of one that goes on."""
+        chance = self.chance
+        going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
+        new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
+        if going_on and chance.random() < CONTINUED_SHARE:
+            before = chance.choice(going_on)
+            return before.session, [*before.prompt, *self._tokens(before.max_tokens), *new], before.salt, ""
+        salt = chance.choice(SALTS) if chance.random() < SALTED_SHARE else ""
+        adapted = not last and any(self.plan.adapters) and chance.random() < ADAPTED_SHARE
+        return f"talk-{len(self.orders)}", [*chance.choice(self._stems), *new], salt, ADAPTER if adapted else ""
+
+    def _tokens(self, count: Tokens) -> list[int]:
+        return [self.chance.randint(300, 4000) for _ in range(count)]
+
+
+async def ask(order: Order, ingress: IngressProcess) -> None:
+    """Send the order and follow it to its end."""
+    world = ingress.world
+    order.begun_at = world.loop.time()
+    if ingress.app is None or ingress.life is None:
+        order.outcome = "nobody there"
+        order.ended_at = world.loop.time()
+        return
+    headers = {"content-type": "application/json"}
+    if order.own_id:
+        headers["x-request-id"] = order.own_id
+    if order.session:
+        headers["x-session-id"] = order.session
+    if order.objective_ms:
+        headers["x-slo-ttft-ms"] = str(order.objective_ms)
+    if order.last:
+        headers["x-slo-tpot-ms"] = PATIENT_MS
+    exchange = order.exchange = Exchange(
+        ingress, world.loop, world.chance("clients"), post_scope(COMPLETIONS, headers), order.body
+    )
+    exchange.begin(ingress.app)
+    try:
+        async with asyncio.timeout(order.hangs_up_after):
+            await exchange.answered()
+            body = await exchange.read()
+    except TimeoutError:
+        order.outcome = "hung up"
+        exchange.close()
+    except ConnectionResetError:
+        order.outcome = "cut"
+    else:
+        order.status = exchange.status
+        order.instance = exchange.headers.get("x-pointsman-instance", "")
+        _judge(order, exchange, body)
+    order.ended_at = world.loop.time()
+    exchange.release()
+
+
+def _judge(order: Order, exchange: Exchange, body: bytes) -> None:
+    """What kind of answer it is, and whether it is a right one."""
+    if order.status != 200:
+        order.outcome = "refused"
+        order.code = str(_decoded(body).get("error", {}).get("code", ""))
+        if order.status == 500 or not order.code:
+            order.problem = f"status {order.status}: {body[:200]!r}"
+        return
+    text, order.outcome = _streamed(order, body) if order.stream else (_whole(order, body), "answered")
+    if order.outcome == "answered" and text != order.expected:
+        order.problem = f"said {text[-60:]!r} and not {order.expected[-60:]!r}"
+    elif not order.expected.startswith(text):
+        order.problem = f"said {text[-60:]!r}, which does not begin as it should"
+    if exchange.messages.count("http.response.start") != 1 or exchange.messages.count("end") != 1:
+        order.problem = f"not one answer: {exchange.messages}"
+
+
+def _whole(order: Order, body: bytes) -> str:
+    answer = _decoded(body)
+    usage = answer.get("usage", {})
+    if usage.get("completion_tokens") != order.max_tokens:
+        order.problem = f"usage {usage}, asked for {order.max_tokens}"
+    return str(answer["choices"][0]["text"])
+
+
+def _streamed(order: Order, body: bytes) -> tuple[str, Outcome]:
+    """The text of a stream; `broken off` where it ends with an error."""
+    parts = []
+    done = False
+    outcome: Outcome = "answered"
+    for line in body.split(b"\n"):
+        if line == b"data: [DONE]":
+            done = True
+        elif line.startswith(b"data: "):
+            event = _decoded(line[6:])
+            if "error" in event:
+                outcome = "broken off"
+                order.code = str(event["error"].get("code", ""))
+            parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
+    if not done and outcome == "answered":
+        order.problem = f"a stream without an end: {body[-100:]!r}"
+    return "".join(parts), outcome
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}

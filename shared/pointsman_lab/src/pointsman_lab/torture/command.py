@@ -1,0 +1,128 @@
+"""`pointsman-lab torture`: run seeds, and show the first one that fails so that it can be understood and run again."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pointsman_lab.torture.run import Verdict, run_seed
+
+DEFAULT_SEEDS = 100
+FAILURES_SHOWN_MAX = 3
+PROBLEMS_SHOWN_MAX = 8
+FAILED_EXIT_CODE = 1
+
+
+@click.command("torture", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--seeds", type=click.IntRange(min=1), default=DEFAULT_SEEDS, show_default=True, help="How many to run.")
+@click.option("--first", type=click.IntRange(min=0), default=1, show_default=True, help="The first of them.")
+@click.option("--seed", type=click.IntRange(min=0), help="Run this one seed and show everything that was done to it.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to run seeds in.")
+@click.option("--keep-going", is_flag=True, help="Do not stop at the first seed that fails.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write every verdict there.")
+def torture_command(
+    seeds: int, first: int, seed: int | None, jobs: int, keep_going: bool, json_file: Path | None
+) -> None:
+    """Run the whole system in one process, on virtual time, under faults drawn from a seed, and check what must hold.
+
+    Ingress, scheduler, workers, recorder, rebalancer, scaler and simulated engines run as they are; the log, the network,
+    the engines' sockets and the clocks are simulated. Messages are lost, doubled, delayed and overtaken; processes are
+    killed, paused, cut off and started again; dates jump; engines restart. Then all faults end, and everything must
+    come to agree. docs/testing.md says what is checked.
+
+    \b
+    Examples:
+      pointsman-lab torture --seeds 200           seeds 1 to 200
+      pointsman-lab torture --seed 4711           one seed again, with all that was done to it: same seed, same log
+      pointsman-lab torture --first 1000 --seeds 1000 --jobs 2
+
+    Exits 1 when a seed fails.
+    """
+    chosen = [seed] if seed is not None else range(first, first + seeds)
+    console = Console(stderr=True)
+    verdicts = list(_run(chosen, jobs=jobs, keep_going=keep_going, console=console))
+    if seed is not None:
+        _show_trace(verdicts[0])
+    failed = [verdict for verdict in verdicts if verdict.problems]
+    for verdict in failed[:FAILURES_SHOWN_MAX]:
+        _show_failure(verdict, with_trace=seed is None)
+    _show_sum(verdicts, failed)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    if failed:
+        raise SystemExit(FAILED_EXIT_CODE)
+
+
+def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
+    """The verdicts, in the order of the seeds, up to the first that fails."""
+    chosen = list(seeds)
+    columns = (
+        TextColumn("torture"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    started, entries, steps = time.monotonic(), 0, 0
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("torture", total=len(chosen), rate="")
+        for verdict in _verdicts(chosen, jobs):
+            yield verdict
+            entries += verdict.entries
+            steps += verdict.steps
+            seconds = time.monotonic() - started
+            rate = f"{steps / seconds:,.0f} steps/s, {entries / seconds:,.0f} log events/s"
+            progress.update(task, advance=1, rate=rate)
+            if verdict.problems and not keep_going:
+                return
+
+
+def _verdicts(seeds: list[int], jobs: int) -> Iterator[Verdict]:
+    if jobs == 1 or len(seeds) == 1:
+        yield from map(run_seed, seeds)
+        return
+    pool = ProcessPoolExecutor(jobs)
+    try:
+        yield from pool.map(run_seed, seeds)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _show_failure(verdict: Verdict, *, with_trace: bool) -> None:
+    print(f"seed {verdict.seed} FAILED:")
+    for problem in verdict.problems[:PROBLEMS_SHOWN_MAX]:
+        print(f"  {problem}")
+    if len(verdict.problems) > PROBLEMS_SHOWN_MAX:
+        print(f"  and {len(verdict.problems) - PROBLEMS_SHOWN_MAX} more")
+    if with_trace:
+        _show_trace(verdict)
+    print(f"run it again: pointsman-lab torture --seed {verdict.seed}")
+
+
+def _show_trace(verdict: Verdict) -> None:
+    print(f"what was done to the fleet of seed {verdict.seed} (virtual seconds):")
+    for at, what in verdict.trace:
+        print(f"  {at:9.3f}  {what}")
+
+
+def _show_sum(verdicts: list[Verdict], failed: list[Verdict]) -> None:
+    outcomes: Counter[str] = Counter()
+    events: Counter[str] = Counter()
+    for verdict in verdicts:
+        outcomes.update(verdict.outcomes)
+        events.update(verdict.events)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    entries = sum(verdict.entries for verdict in verdicts)
+    virtual = sum(verdict.virtual_seconds for verdict in verdicts)
+    print(f"{len(verdicts)} seeds, {entries:,} log events, {virtual:,.0f} virtual seconds; requests: {told}")
+    print("entries: " + ", ".join(f"{count:,} {kind}" for kind, count in events.most_common()))
+    if len(verdicts) == 1:
+        print(f"digest of the log: {verdicts[0].digest}")
+    print(f"{len(failed)} failed" if failed else "all passed")

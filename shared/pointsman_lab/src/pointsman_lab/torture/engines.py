@@ -1,0 +1,556 @@
+"""Simulated engines whose KV events travel through memory: the engine model, its HTTP side, and a truth to check by.
+
+An engine is the one of `pointsman-engine-sim`, without its sockets. The worker reads it through its own
+`ZmqKvEvents`, which is given sockets that lose batches, break and answer with holes.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Literal, cast
+
+import aiohttp
+from typing_extensions import override
+
+from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
+from pointsman.adapters.tokenizer import Tokenizer
+from pointsman.adapters.zmq_kv_events import (
+    RECEIVE_QUEUE_MAX,
+    REPLAY_FRAME_SECONDS,
+    SEQUENCE_BYTES,
+    EngineSockets,
+    LiveSocket,
+    ReplayError,
+    ReplaySocket,
+)
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.fleet import Role
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
+from pointsman.runtime.health import Receive, Scope, Send, send_whole
+from pointsman.simulation.block_cache import (
+    BlockHash,
+    BlocksEvicted,
+    CacheChange,
+    CacheReset,
+    PromptIdentity,
+    RunCached,
+)
+from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.state.engine_profiles import PROFILES
+from pointsman_engine_sim.app import EngineApp, ServedModel
+from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.kv_events import EventEncoder
+from pointsman_engine_sim.kv_transfer import KvTransfer
+from pointsman_engine_sim.metrics import EngineMetrics
+from pointsman_engine_sim.wording import Wording
+from pointsman_lab.torture.clocks import EngineClock, SkewedClock
+from pointsman_lab.torture.http import Session
+from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
+
+MODEL = "pointsman-sim"
+PROFILE = "qwen2.5-7b-910b4"
+MAX_MODEL_LEN = 4096
+RECONNECT_SECONDS_MAX = 1.0
+ANSWER_SECONDS = 0.0005
+"""Mean time that an engine takes to say how it is."""
+PROBE_SECONDS_MAX = 2.0
+TRANSFER_SECONDS_PER_TOKEN = 1e-5
+HOLD_SECONDS: Seconds = 20.0
+"""How long an engine keeps what nobody fetches."""
+SLOWNESS = 10.0
+"""How many times as long a slow engine takes."""
+PIECES_BEFORE_RESET_MAX = 3
+
+Misdeed = Literal["", "errors", "resets", "hang", "slow"]
+"""How an engine fails whose health and load look well. `errors`: it answers 500. `resets`: it closes connections in the middle of
+answers. `hang`: it takes requests and never answers. `slow`: all takes SLOWNESS times as long. Empty: it is well."""
+
+MISDEEDS: tuple[Misdeed, ...] = ("errors", "resets", "hang", "slow")
+
+
+class Truth:
+    """What an engine holds, in our keys, folded from its own changes as plainly as can be."""
+
+    def __init__(self, chain: KeyChain, block_size: Tokens) -> None:
+        self._chain = chain
+        self._block_size = block_size
+        self._tokens: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+        self._identity: dict[BlockHash, PromptIdentity] = {}
+        self._keys: set[BlockKey] | None = None
+
+    def apply(self, change: CacheChange) -> None:
+        self._keys = None
+        if isinstance(change, RunCached):
+            parent, size = change.parent, self._block_size
+            for position, block in enumerate(change.hashes):
+                self._tokens[block] = (parent, tuple(change.tokens[position * size : (position + 1) * size]))
+                self._identity[block] = change.identity
+                parent = block
+        elif isinstance(change, BlocksEvicted):
+            for block in change.hashes:
+                del self._tokens[block]
+        else:
+            assert isinstance(change, CacheReset)
+            self._tokens.clear()
+
+    def keys(self) -> set[BlockKey]:
+        """Keys of the pool's blocks that are whole in the engine."""
+        if self._keys is None:
+            self._keys = self._chained()
+        return self._keys
+
+    def _chained(self) -> set[BlockKey]:
+        per_key = self._chain.block_tokens // self._block_size
+        found = set()
+        for block in self._tokens:
+            path = self._path(block)
+            if len(path) % per_key == 0:
+                tokens = [token for part in path for token in self._tokens[part][1]]
+                identity = self._identity[block]
+                root = self._chain.root(lora=identity.lora, cache_salt=identity.cache_salt)
+                found.add(self._chain.extend(root, tokens)[-1])
+        return found
+
+    def _path(self, block: BlockHash) -> list[BlockHash]:
+        """The block and its ancestors, first block first."""
+        path: list[BlockHash] = []
+        at: BlockHash | None = block
+        while at is not None:
+            path.append(at)
+            at = self._tokens[at][0]
+        return path[::-1]
+
+
+@dataclass(slots=True)
+class Lies:
+    """What an engine says of itself that is not so. Its KV events: a share of batches tell of other blocks."""
+
+    idle: bool = False
+    """It runs nothing."""
+    busy: bool = False
+    """It runs a million requests."""
+    cached_tokens: bool = False
+    """Each answer was cached whole, or not at all."""
+    events: float = 0.0
+    max_model_len: Tokens = 0
+    model: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        return self != Lies()
+
+
+class MemoryPublisher:
+    """The engine's end of its KV events: subscribers, and the buffer that replays come from."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        chance: Random,
+        clock: SkewedClock,
+        truth: Truth,
+        *,
+        block_size: Tokens,
+        buffer_steps: int,
+    ) -> None:
+        self._loop = loop
+        self._chance = chance
+        self._clock = clock
+        self._truth = truth
+        self._encoder = EventEncoder(block_size=block_size)
+        self._sequence = 0
+        self.buffer: deque[tuple[Sequence, bytes]] = deque(maxlen=buffer_steps)
+        self.dropping = 0.0
+        """Share of batches that do not reach a subscriber."""
+        self.lies = Lies()
+        self.subscriber: MemoryLiveSocket | None = None
+
+    def publish(self, changes: Iterable[CacheChange]) -> None:
+        changes = list(changes)
+        for change in changes:
+            self._truth.apply(change)
+        if self.lies.events and self._chance.random() < self.lies.events:
+            changes = self._falsified(changes)
+        sequence, payload = self._sequence, self._encoder.payload(changes, self._clock.unix)
+        self._sequence += 1
+        self.buffer.append((sequence, payload))
+        if self.subscriber is not None and self._chance.random() >= self.dropping:
+            self.subscriber.carry([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
+
+    def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
+        """Blocks that it stored are not told of, or others are; evictions are kept quiet."""
+        told: list[CacheChange] = []
+        for change in changes:
+            if isinstance(change, RunCached) and self._chance.random() < 0.5:
+                tokens = [token % 3000 + 1000 for token in change.tokens]
+                told.append(RunCached(change.parent, change.hashes, tokens, change.identity))
+            elif isinstance(change, CacheReset):
+                told.append(change)
+        return told
+
+
+@dataclass(slots=True)
+class EngineShape:
+    """How the engines of a run are set up."""
+
+    block_size: Tokens
+    blocks: int
+    buffer_steps: int
+    batched_tokens: Tokens
+
+
+class EngineLife:
+    """One life of an engine's process: everything that dies with it."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        chance: Random,
+        clock: SkewedClock,
+        shape: EngineShape,
+        chain: KeyChain,
+        *,
+        seed: int,
+        url: str,
+        to_others: Session | None,
+        adapters: tuple[str, ...] = (),
+        lies: Lies | None = None,
+        misdeed: Misdeed = "",
+    ) -> None:
+        """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
+        self.truth = Truth(chain, shape.block_size)
+        self.publisher = MemoryPublisher(
+            loop, chance, clock, self.truth, block_size=shape.block_size, buffer_steps=shape.buffer_steps
+        )
+        self.publisher.lies = lies or Lies()
+        self.model = EngineModel(
+            PROFILES[PROFILE],
+            EngineSettings(
+                block_size=shape.block_size,
+                num_gpu_blocks=shape.blocks,
+                max_num_batched_tokens=shape.batched_tokens,
+                max_num_seqs=64,
+                seed=seed,
+            ),
+        )
+        metrics = EngineMetrics(self.model, model_name=MODEL)
+        tokenizer, wording = vocabulary()
+        steady = self._steady = EngineClock(loop, speed=clock.speed)
+        self.engine = SimulatedEngine(
+            self.model, clock=steady, wording=wording, publisher=self.publisher, timings=metrics
+        )
+        served = ServedModel(
+            name=MODEL,
+            max_model_len=min(MAX_MODEL_LEN, shape.blocks * shape.block_size),
+            adapters=dict.fromkeys(adapters, "somewhere"),
+        )
+        transfer: KvTransfer | None = None
+        if to_others is not None:
+            transfer = KvTransfer(
+                clock=steady,
+                let_go=self.engine.let_go,
+                block_size=shape.block_size,
+                seconds_per_token=TRANSFER_SECONDS_PER_TOKEN,
+                hold_seconds=HOLD_SECONDS,
+                session=cast(aiohttp.ClientSession, to_others),
+            )
+            transfer.url = url
+        self.app = BadApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
+        self.app.lies = self.publisher.lies
+        self.app.chance = chance
+        self.misbehave(misdeed)
+
+    def misbehave(self, misdeed: Misdeed) -> None:
+        """Treat what is asked from now on like this, until told otherwise."""
+        self.app.misdeed = misdeed
+        self._steady.slow_down(SLOWNESS if misdeed == "slow" else 1.0)
+
+
+class BadApp(EngineApp):
+    """The engine's server, whose answers may say wrongly how much of the prompt was cached, or not come as they should."""
+
+    lies = Lies()
+    misdeed: Misdeed = ""
+    chance = Random()
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        misdeed = self.misdeed if generates else ""
+        if misdeed == "errors":
+            await send_whole(send, 500, b'{"error":{"message":"CUDA error","code":500}}', "application/json")
+        elif misdeed == "hang":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        elif misdeed == "resets":
+            with contextlib.suppress(_ResetError):
+                await super().__call__(scope, receive, self._reset(send))
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _reset(self, send: Send) -> Send:
+        """A way for an answer that breaks off before its end."""
+        left = self.chance.randrange(PIECES_BEFORE_RESET_MAX)
+
+        async def send_some(message: MutableMapping[str, Any]) -> None:
+            nonlocal left
+            if not left or not message.get("more_body", True):
+                raise _ResetError
+            left -= 1
+            await send(message)
+
+        return send_some
+
+    @override
+    def _usage(self, answer: Any) -> dict[str, object]:
+        if self.lies.cached_tokens:
+            answer.generation.cached_tokens = 0 if answer.generation.cached_tokens else answer.prompt_tokens
+        return super()._usage(answer)
+
+
+class _ResetError(Exception):
+    """The connection is closed in the middle of an answer."""
+
+
+_vocabulary: list[tuple[Tokenizer, Wording]] = []
+
+
+def vocabulary() -> tuple[Tokenizer, Wording]:
+    """Loaded once; every engine says the same after the same prompt."""
+    if not _vocabulary:
+        tokenizer = Tokenizer.builtin()
+        _vocabulary.append((tokenizer, Wording(tokenizer)))
+    return _vocabulary[0]
+
+
+class EngineHost:
+    """A place where an engine runs, or not, and how it can be reached by its worker."""
+
+    def __init__(
+        self,
+        instance: InstanceId,
+        role: Role,
+        loop: VirtualLoop,
+        chance: Random,
+        *,
+        replays: bool = True,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
+        self.replays = replays
+        self.names = FurtherNames(adapters=adapters)
+        self.lies = Lies()
+        """Of the engine that runs here, whichever."""
+        self.misdeed: Misdeed = ""
+        """Of the same: its machine is what is bad."""
+        self.well_since: Seconds = 0.0
+        """Since when it has not misbehaved."""
+        self.last_misdeed: Misdeed = ""
+        self.instance = instance
+        self.role = role
+        self.url = f"http://{instance}:8000"
+        self.loop = loop
+        self.chance = chance
+        self.life: EngineLife | None = None
+        self.paused = False
+        self.worker_cut = False
+        """The worker cannot reach its engine."""
+        self.replay_trouble = 0.0
+        """Share of replay answers that break off or have a hole."""
+        self.sockets: list[MemorySockets] = []
+
+    def began(self, life: EngineLife) -> None:
+        self.life = life
+        self.reconnect()
+
+    def misbehave(self, misdeed: Misdeed) -> None:
+        """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
+        if misdeed == "" != self.misdeed:
+            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
+        self.misdeed = misdeed
+        if self.life is not None:
+            self.life.misbehave(misdeed)
+
+    def died(self) -> None:
+        self.life = None
+        for sockets in self.sockets:
+            sockets.live.break_off()
+
+    def reconnect(self) -> None:
+        """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
+        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
+
+    def _handshake(self, life: EngineLife | None) -> None:
+        if life is not self.life or life is None or self.worker_cut:
+            return
+        for sockets in self.sockets:
+            life.publisher.subscriber = sockets.live
+            sockets.live.shake_hands()
+
+
+class HostProbe:
+    """The worker's look at its engine. (The worker's `Engine`.)"""
+
+    def __init__(self, host: EngineHost, block_size: Tokens) -> None:
+        self._host = host
+        self._block_size = block_size
+
+    async def describe(self) -> EngineFacts:
+        life, lies = await self._life(), self._host.lies
+        return EngineFacts(
+            model=lies.model or MODEL,
+            max_model_len=lies.max_model_len or MAX_MODEL_LEN,
+            version="simulated",
+            block_tokens=self._block_size,
+            kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+            further_names=self._names,
+        )
+
+    async def load(self) -> EngineLoad:
+        counts, facts = (await self._life()).model.counts, await self.describe()
+        load = EngineLoad(
+            waiting=counts.waiting,
+            running=counts.running,
+            kv_usage=counts.kv_usage,
+            further_names=facts.further_names,
+            model=facts.model,
+            max_model_len=facts.max_model_len,
+        )
+        if self._host.lies.idle:
+            return replace(load, waiting=0, running=0, kv_usage=0.0)
+        return replace(load, waiting=10**6, running=10**6, kv_usage=1.0) if self._host.lies.busy else load
+
+    @property
+    def _names(self) -> FurtherNames:
+        return replace(self._host.names, aliases=self._host.lies.aliases)
+
+    async def _life(self) -> EngineLife:
+        host = self._host
+        await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
+        if host.paused or host.worker_cut:
+            await asyncio.sleep(PROBE_SECONDS_MAX)
+            silent = f"{host.url} does not answer"
+            raise EngineAwayError(silent)
+        if host.life is None:
+            refused = f"nothing listens on {host.url}"
+            raise EngineAwayError(refused, refused=True)
+        return host.life
+
+
+class MemorySockets(EngineSockets):
+    """What a worker opens in place of ZMQ's sockets."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self.live: MemoryLiveSocket = MemoryLiveSocket(host)
+        self.replay = MemoryReplaySocket(host) if host.replays else None
+        host.sockets = [self]
+        if host.life is not None:
+            host.reconnect()
+
+    @override
+    def close(self) -> None:
+        if self in self._host.sockets:
+            self._host.sockets.remove(self)
+
+
+class MemoryLiveSocket(LiveSocket):
+    """A subscription: a queue that keeps the order of what arrives, and does not always get it."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._arrived: deque[list[bytes]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._handshake = asyncio.Event()
+        self._interrupted = False
+        self._last_at: Seconds = 0.0
+
+    def carry(self, frames: list[bytes]) -> None:
+        """The engine sends."""
+        self._in_order(self._arrive, frames)
+
+    def break_off(self) -> None:
+        """The engine's process is gone, and its machine says so."""
+        self._in_order(self._interrupt)
+
+    def shake_hands(self) -> None:
+        self._interrupt()
+        self._handshake.set()
+
+    @override
+    async def connected(self, seconds: Seconds) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._handshake.wait()
+        self.interrupted()
+
+    @override
+    def interrupted(self) -> bool:
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted
+
+    @override
+    async def arrival(self, seconds: Seconds) -> bool:
+        if not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._waiter
+        return bool(self._arrived)
+
+    @override
+    def receive(self) -> list[bytes] | None:
+        return self._arrived.popleft() if self._arrived else None
+
+    @override
+    def discard(self) -> None:
+        self._arrived.clear()
+
+    def _in_order(self, reach: Callable[..., None], *said: object) -> None:
+        """Behind everything that is on its way."""
+        loop = self._host.loop
+        now = loop.time()
+        self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
+        loop.outside(self._last_at - now, reach, *said)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+
+    def _arrive(self, frames: list[bytes]) -> None:
+        if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:
+            self._arrived.append(frames)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+
+class MemoryReplaySocket(ReplaySocket):
+    """The engine's buffer, asked over a way that is not always whole."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    @override
+    async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        host, chance = self._host, self._host.chance
+        await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
+        life = host.life
+        if life is None or host.paused or host.worker_cut:
+            await asyncio.sleep(REPLAY_FRAME_SECONDS)
+            silent = "no answer in time"
+            raise ReplayError(silent)
+        answer = [batch for batch in life.publisher.buffer if batch[0] >= start]
+        trouble = chance.random() < host.replay_trouble
+        broken_at = chance.randrange(len(answer) + 1) if trouble else -1
+        breaks_off = chance.random() < 0.5
+        for position, batch in enumerate(answer):
+            if position % 16 == 0:
+                await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
+            if position == broken_at:
+                if breaks_off:
+                    torn = "no answer in time"
+                    raise ReplayError(torn)
+                continue
+            yield batch

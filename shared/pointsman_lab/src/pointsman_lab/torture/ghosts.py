@@ -1,0 +1,55 @@
+"""Requests of an ingress that was killed: what its engines were given must be off the leader's books within seconds."""
+
+from typing import TYPE_CHECKING
+
+from pointsman.contracts.requests import RequestArrived
+from pointsman.primitives import RequestId, Seconds
+from pointsman.state.workload import Stage
+
+if TYPE_CHECKING:
+    from pointsman_lab.torture.cluster import World
+
+GONE_SECONDS: Seconds = 6.0
+"""Of a leader that can read and write all the while."""
+LOOK_SECONDS: Seconds = 0.25
+WAITING = (Stage.ARRIVED, Stage.PENDING)
+
+
+class GhostWatch:
+    """Looks at the leader's books after an ingress was killed."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def watch(self, ingress: str) -> None:
+        """`ingress`: the name of its link, which no other life of it has."""
+        self._world.loop.outside(LOOK_SECONDS, self._look, ingress, 0.0, "")
+
+    def _look(self, ingress: str, well_for: Seconds, leader: str) -> None:
+        """`well_for`: how long the same leader has led in one term, and was reached, since the kill."""
+        world = self._world
+        leading = [
+            s for s in world.schedulers if s.life is not None and s.service.leading and s.link.open and not s.paused
+        ]
+        name = f"{leading[0].link.name} in term {leading[0].service.state.term}" if len(leading) == 1 else ""
+        lives = (p.life.link for p in world.ingresses if p.life is not None and p.life.link is not None)
+        ends = any(link.name == ingress for link in lives)  # in order, and serves meanwhile
+        if not name or name != leader or ends:
+            well_for = 0.0
+        if well_for < GONE_SECONDS:
+            world.loop.outside(LOOK_SECONDS, self._look, ingress, well_for + LOOK_SECONDS, name)
+            return
+        of_it: set[RequestId] = {
+            s.event.request
+            for s in world.network.history
+            if isinstance(s.event, RequestArrived) and s.event.ingress == ingress
+        }
+        left = [
+            request.id
+            for request in leading[0].service.state.workload.requests.values()
+            if request.id in of_it and request.stage not in WAITING
+        ]
+        if left:
+            world.violation(
+                f"{well_for:g} s after {ingress} was killed {len(left)} of its requests are at engines: {left[:5]}"
+            )

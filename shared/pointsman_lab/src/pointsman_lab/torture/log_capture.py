@@ -1,0 +1,32 @@
+"""What the services log during a run: nothing is printed, and an error is a finding."""
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import structlog
+
+from pointsman_lab.torture.cluster import World
+
+EXPECTED = frozenset({"instance_unschedulable"})
+"""Errors that a fault may cause in a healthy service."""
+
+
+@contextmanager
+def listening_for_errors(world: World) -> Iterator[None]:
+    """While the context is open, what services log goes nowhere, but errors are violations."""
+    before = structlog.get_config()
+
+    def hear(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+        if method in ("error", "exception", "critical") and event["event"] not in EXPECTED:
+            details = {name: value for name, value in event.items() if name != "event"}
+            world.violation(f"a service logs {event['event']}: {details!r}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[hear], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

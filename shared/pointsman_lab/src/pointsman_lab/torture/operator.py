@@ -1,0 +1,50 @@
+"""Who sits at a terminal: drains an instance and thinks better of it, or wants the pool to have another size. Asks until
+somebody answers, for a while."""
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING
+
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
+from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.ports import CommandTimeoutError, NoResponderError
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_lab.torture.clocks import SkewedClock
+
+if TYPE_CHECKING:
+    from pointsman_lab.torture.cluster import World
+
+ANSWER_SECONDS: Seconds = 2.0
+AGAIN_SECONDS: Seconds = 0.5
+TRIES_MAX = 8
+
+
+class Operator:
+    """One person with a command line and a good connection."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._link = world.link(SkewedClock(world.loop, speed=world.plan.speed), "operator")
+        self._pool = world.network.pool
+
+    def drain(self, instance: InstanceId) -> None:
+        self._insist(drain_subject(self._pool), DrainInstance(instance=instance, reason="an operator wants it"))
+
+    def undrain(self, instance: InstanceId) -> None:
+        self._insist(drain_subject(self._pool), UndrainInstance(instance=instance))
+
+    def scale(self, wanted: int) -> None:
+        self._insist(scale_subject(self._pool), ScalePool(wanted=wanted, asker="an operator"))
+
+    def _insist(self, subject: str, command: AnyCommand) -> None:
+        self._world.loop.launch(self._ask(subject, command), contextvars.Context())
+
+    async def _ask(self, subject: str, command: AnyCommand) -> None:
+        for _ in range(TRIES_MAX):
+            try:
+                await self._link.commands.request(subject, command, timeout=ANSWER_SECONDS)
+            except (NoResponderError, CommandTimeoutError):
+                await asyncio.sleep(AGAIN_SECONDS)
+            else:
+                return

@@ -1,0 +1,242 @@
+"""What a seed decides before anything happens: the fleet, its settings, and how much traffic it gets."""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Literal
+
+from pointsman.contracts.fleet import Role
+from pointsman.primitives import Seconds
+from pointsman_lab.torture.engines import EngineShape
+from pointsman_scheduler.settings import SchedulerSettings
+
+POOL_BLOCK_TOKENS = 32
+SECRET = "torture"
+POOL = "torture"
+ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "least_loaded", "preble")
+ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
+ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
+REBIND_SHARE = 0.5
+"""Of the seeds, in which requests may be taken out of engines that keep them waiting."""
+
+SPLIT_SHARE = 0.25
+"""Of the seeds, in which instances have roles."""
+ROLES: tuple[tuple[Role, ...], ...] = (
+    ("prefill", "decode", "both", "decode", "prefill", "both"),
+    ("prefill", "decode", "decode", "prefill", "both", "decode"),
+    ("both", "decode", "prefill", "both", "decode", "prefill"),
+    ("decode", "prefill", "prefill", "both", "decode", "decode"),
+)
+"""Of the hosts in their order: the first two can do all of a request between them."""
+
+EQUALS: tuple[Role, ...] = ("both",) * 6
+
+WITHOUT_REPLAY_SHARE = 0.4
+"""Of the seeds, in which some engines have no replay socket: about half of them."""
+OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
+    (),
+    (
+        "outlier.consecutive_failures=1",
+        "outlier.base_ejection_seconds=1",
+        "outlier.max_ejection_seconds=3",
+        "outlier.max_ejection_share=1",
+    ),
+    (
+        "outlier.consecutive_failures=2",
+        "outlier.latency_factor=2",
+        "outlier.base_ejection_seconds=2",
+        "outlier.max_ejection_seconds=6",
+    ),
+    ("outlier.consecutive_failures=0", "outlier.failure_share=0.2", "outlier.success_rate_stdev_factor=1"),
+)
+"""What outlier detection is told, each as likely: nothing, or to be quick with it."""
+ADAPTER_SHARE = 0.3
+"""Of the seeds without roles, in which some engines have a LoRA adapter."""
+ADAPTER = "torture-lora"
+OVERLOAD_SHARE = 0.35
+"""Of the seeds, in which more is asked than can be served within the objectives."""
+OVERLOAD_REQUESTS = 60
+"""How many more are asked then."""
+OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
+"""On the first token, engine time: of most requests then."""
+
+FAULTS_BEGIN: Seconds = 3.0
+FAULTS_SECONDS: Seconds = 24.0
+
+Scenario = Literal["", "bad engine", "rolling restart"]
+"""One thing that happens in place of all faults, in a fleet that could do without: for promises that hold in quiet only."""
+BAD_ENGINE_SHARE = 0.05
+"""Of the seeds, in which one of four engines misbehaves for BAD_SECONDS, and that is all."""
+ROLLING_SHARE = 0.03
+"""Of the seeds, in which every service is restarted in turn, and that is all."""
+BAD_SECONDS: Seconds = 40.0
+WELL_SECONDS: Seconds = 31.0
+"""For so long clients go on asking after that: an engine must be back within 30."""
+ROLLING_SECONDS: Seconds = 45.0
+QUIET_RATE = 5.0
+"""Requests a second in a scenario."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run's fleet."""
+
+    seed: int
+    scenario: Scenario = ""
+    fault_seconds: Seconds = FAULTS_SECONDS
+    """For how long clients ask, and faults strike."""
+    speed: float
+    engines: int
+    """That run at the beginning."""
+    spare: int
+    """Hosts on which a scaler may start more; 0: there is no provider, and the pool keeps its size."""
+    scalers: int
+    ingresses: int
+    schedulers: int
+    roles: tuple[Role, ...]
+    """Of each host."""
+    replays: tuple[bool, ...]
+    """Of each host: whether its engine has a replay socket."""
+    adapters: tuple[tuple[str, ...], ...]
+    """Of each host: LoRA adapters that its engine has."""
+    overload: bool
+    rebalancer_delay: Seconds
+    """Mean time of its messages, while there are faults: a rebalancer that is behind plans what is refused."""
+    engine: EngineShape
+    flush_ms: float
+    window_max: int
+    requests: int
+    workers_pause: bool
+    """Whether a worker that is stopped leaves what it knows to the next one, and its instance stays."""
+    scheduler: SchedulerSettings
+    fleet_settings: dict[str, Any]
+    """What every process is told."""
+    ingress_settings: dict[str, Any]
+    scaler_settings: dict[str, Any]
+
+    @property
+    def hosts(self) -> int:
+        return self.engines + self.spare
+
+    @property
+    def split(self) -> bool:
+        return any(role != "both" for role in self.roles)
+
+
+def plan_of(seed: int) -> Plan:
+    """The fleet of a seed."""
+    draw, plan = Random(f"scenario {seed}").random(), _any_plan(seed)
+    if draw < BAD_ENGINE_SHARE:
+        return _quiet(plan, "bad engine", BAD_SECONDS + WELL_SECONDS, engines=4)
+    if draw > 1 - ROLLING_SHARE:
+        return _quiet(plan, "rolling restart", ROLLING_SECONDS, engines=3)
+    return plan
+
+
+def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) -> Plan:
+    """The same policies and windows for a fleet of equals that can serve all that is asked."""
+    return replace(
+        plan,
+        scenario=scenario,
+        fault_seconds=seconds,
+        engines=engines,
+        spare=0,
+        scalers=1,
+        ingresses=2,
+        schedulers=2,
+        roles=EQUALS[:engines],
+        replays=(True,) * engines,
+        adapters=((),) * engines,
+        overload=False,
+        rebalancer_delay=0.0,
+        engine=replace(plan.engine, blocks=160 * 32 // plan.engine.block_size, buffer_steps=10_000),
+        window_max=10_000,
+        requests=int(QUIET_RATE * seconds),
+        workers_pause=True,
+        scheduler=replace(
+            plan.scheduler,
+            pending_max=10_000,
+            running_max=256,
+            leave_seconds=30.0,
+            policy_settings=(),
+            prefill_window_tokens=16_384,
+        ),
+        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
+        scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
+    )
+
+
+def _any_plan(seed: int) -> Plan:
+    chance = Random(f"plan {seed}")
+    block_size = chance.choice((16, 32))
+    speed = chance.choice((1.0, 1.0, 4.0))
+    fleet: dict[str, Any] = {"pool": POOL, "speed": speed, "block_tokens": POOL_BLOCK_TOKENS, "secret": SECRET}
+    spare = Random(f"spare {seed}").choice((0, 0, 1, 2))
+    engines = chance.randint(2, 4)
+    parts = Random(f"roles {seed}")
+    split = parts.random() < SPLIT_SHARE
+    hosts = engines + spare
+    mix = Random(f"mix {seed}")
+    lossy = mix.random() < WITHOUT_REPLAY_SHARE
+    replays = tuple(not lossy or mix.random() < 0.5 for _ in range(hosts))
+    adapted = mix.random() < ADAPTER_SHARE and not split
+    adapters = tuple((ADAPTER,) if adapted and (host == 0 or mix.random() < 0.5) else () for host in range(hosts))
+    overload = mix.random() < OVERLOAD_SHARE
+    delay = mix.choice((0.0, 0.1, 0.5)) if overload else 0.0
+    return Plan(
+        seed=seed,
+        speed=speed,
+        engines=engines,
+        spare=spare,
+        scalers=2 if spare else 1,
+        ingresses=chance.randint(1, 2),
+        schedulers=chance.choice((1, 2, 2, 3)),
+        roles=(parts.choice(ROLES) if split else EQUALS)[:hosts],
+        replays=replays,
+        adapters=adapters,
+        overload=overload,
+        rebalancer_delay=delay,
+        engine=EngineShape(
+            block_size=block_size,
+            blocks=chance.choice((40, 80, 160)) * 32 // block_size,
+            buffer_steps=chance.choice((10_000, 10_000, 10_000, 40)),
+            batched_tokens=chance.choice((512, 2048)),
+        ),
+        flush_ms=chance.choice((2.0, 10.0, 50.0)),
+        window_max=chance.choice((10_000, 10_000, 10_000, 25)),
+        requests=chance.randint(40, 90) + OVERLOAD_REQUESTS * overload,
+        fleet_settings=fleet,
+        workers_pause=Random(f"state directory {seed}").random() < 0.5,
+        scheduler=SchedulerSettings(
+            **fleet,
+            policy_settings=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
+            policy=chance.choice(ROUTING),
+            admission=chance.choice(ADMISSION if not delay else ("none",)),
+            order=chance.choice(ORDERING),
+            prefill_window_tokens=chance.choice((600, 2000, 16_384)),
+            running_max=chance.choice((1, 2, 8, 256)),
+            pending_max=chance.choice((8, 10_000, 10_000)),
+            suspect_seconds=3.0,
+            leave_seconds=chance.choice((8.0, 30.0)),
+            waiter_seconds=3.0,
+            request_seconds_max=60.0,
+            hold_seconds=Random(f"hold {seed}").choice((0.0, 3.0, 30.0)),
+            hold_max=Random(f"hold max {seed}").choice((2, 1000, 1000)),
+            checkpoint_seconds=chance.choice((3.0, 10.0)),
+            rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
+        ),
+        ingress_settings={
+            "retries_max": 2,
+            "request_timeout": chance.choice((20.0, 120.0)),
+            "slo_ttft": 30.0 * speed,
+            "lame_duck_seconds": 1.0,
+            "drain_seconds_max": Random(f"drain {seed}").choice((0.5, 30.0)),
+        },
+        scaler_settings={
+            "min_instances": 2 if split else 1,
+            "max_instances": hosts,
+            "drain_seconds_max": 10.0,
+            "start_seconds_max": 15.0,
+            "pause_up_seconds": 1.0,
+            "pause_down_seconds": 1.0,
+        },
+    )

@@ -1,0 +1,103 @@
+"""Where a simulated scaler has its engines from: hosts that stand empty, each with its worker beside it.
+
+Like an orchestrator it outlives whoever asks it, starts again what it runs and what dies, and is sometimes not to be
+reached, or has done what was asked and says that it has not.
+"""
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_lab.torture.processes import EngineProcess, WorkerProcess
+
+if TYPE_CHECKING:
+    from pointsman_lab.torture.cluster import World
+
+ANSWER_SECONDS: Seconds = 0.02
+"""Mean time of a call."""
+GOODBYE_SECONDS: Seconds = 2.0
+"""What a worker has between SIGTERM and SIGKILL."""
+
+
+class SimulatedProvider(InstanceProvider):
+    """Runs engines on the hosts of a world."""
+
+    def __init__(self, world: "World", chance: Random) -> None:
+        self._world = world
+        self._chance = chance
+        self._ending: dict[InstanceId, None] = {}
+        self._since: dict[InstanceId, Seconds] = {}
+        self.failing = 0.0
+        """Share of calls that raise: half of them after they had their effect."""
+
+    @property
+    @override
+    def name(self) -> str:
+        return "simulated"
+
+    @override
+    async def running(self) -> list[ProvidedInstance]:
+        fails = await self._called()
+        now = self._world.loop.time()
+        found = [ProvidedInstance(e.host.instance, now - self._since.get(e.host.instance, 0.0)) for e in self._wanted]
+        self._fail(fails)
+        return found
+
+    @override
+    async def grow(self, total: int) -> None:
+        fails = await self._called()
+        missing = total - len(self._wanted)
+        empty = [pair for pair in self._places if not pair[0].wanted]
+        for engine, worker in empty[: max(0, missing)]:
+            self._world.note(f"the provider starts {engine.name}")
+            self._since[engine.host.instance] = self._world.loop.time()
+            for process in (engine, worker):
+                process.wanted = True
+                process.start()
+        self._fail(fails)
+
+    @override
+    async def stop(self, instance: InstanceId) -> None:
+        fails = await self._called()
+        engine, worker = next(pair for pair in self._places if pair[0].host.instance == instance)
+        if engine.wanted and instance not in self._ending:
+            self._world.note(f"the provider stops {instance}")
+            self._ending[instance] = None
+            worker.stop(for_good=True)
+            self._world.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
+        self._fail(fails)
+
+    @override
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
+        return running
+
+    def _end(self, engine: EngineProcess, worker: WorkerProcess) -> None:
+        for process in (worker, engine):
+            process.wanted = False
+            process.kill()
+        self._ending.pop(engine.host.instance, None)
+
+    @property
+    def _places(self) -> list[tuple[EngineProcess, WorkerProcess]]:
+        return list(zip(self._world.engines, self._world.workers, strict=True))
+
+    @property
+    def _wanted(self) -> list[EngineProcess]:
+        return [engine for engine in self._world.engines if engine.wanted]
+
+    async def _called(self) -> float:
+        """Whether this call will fail: 0 not at all, below a half before, else after it had its effect."""
+        await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
+        fails = self._chance.random() if self._chance.random() < self.failing else 0.0
+        if fails < 0.5:
+            self._fail(fails)
+        return fails
+
+    def _fail(self, fails: float) -> None:
+        if fails:
+            away = "the provider does not answer"
+            raise ProviderError(away)

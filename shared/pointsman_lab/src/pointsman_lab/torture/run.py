@@ -1,0 +1,228 @@
+"""One seed from its beginning to its verdict.
+
+Three acts: the fleet starts and serves while faults strike; all faults end and everything must come to agree within a
+bound; clients ask once more and all of them must be served. Then the checkers judge.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    MigrationRefused,
+    RequestGranted,
+    RequestMigrated,
+    RequestRejected,
+)
+from pointsman.contracts.requests import RequestFailed
+from pointsman.primitives import Seconds
+from pointsman_lab.torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
+from pointsman_lab.torture.clients import Order, ask
+from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.engines import vocabulary
+from pointsman_lab.torture.faults import Trouble
+from pointsman_lab.torture.log_capture import listening_for_errors
+from pointsman_lab.torture.loop import StalledError, VirtualLoop
+from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
+from pointsman_lab.torture.processes import IngressProcess
+from pointsman_lab.torture.scenarios import SCENARIOS
+
+START_SECONDS_MAX = 1.0
+QUIET_SECONDS_MAX: Seconds = 150.0
+"""Virtual time in which everything must agree after the last fault: longer than the longest bound in the plan."""
+LAST_ORDERS = 8
+BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
+"""How many more come together with one order, each as likely."""
+POLL_SECONDS: Seconds = 1.0
+AGREED_POLLS = 4
+"""In a row: longer than a worker waits for its engine, so that what it asked while they were apart is over."""
+TEAR_DOWN_ROUNDS_MAX = 20
+TEAR_DOWN_SECONDS: Seconds = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a seed went. `problems` is empty where it passed; `digest` is of the log, entry by entry."""
+
+    seed: int
+    problems: list[str]
+    digest: str
+    entries: int
+    steps: int
+    virtual_seconds: Seconds
+    outcomes: dict[str, int] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    """Log entries by kind, with the reason where there are several (`kind_of`)."""
+    trace: list[tuple[Seconds, str]] = field(default_factory=list)
+
+
+def run_seed(seed: int) -> Verdict:
+    """Run one seed. The same seed gives an equal verdict, digest included."""
+    plan = plan_of(seed)
+    if not gc.get_freeze_count():
+        vocabulary()
+        gc.freeze()  # what was imported is looked through once, not at each seed
+    gc.collect()
+    gc.disable()
+    loop = VirtualLoop(Random(f"loop {seed}"))
+    world = World(plan, loop)
+    loop.set_exception_handler(lambda _loop, context: world.violation(f"unhandled: {context}"))
+    try:
+        with listening_for_errors(world), loop.breaking_endless_steps(world.violation):
+            return _judged(world, loop)
+    finally:
+        gc.enable()
+
+
+def _judged(world: World, loop: VirtualLoop) -> Verdict:
+    asyncio.set_event_loop(loop)
+    problems: list[str] = []
+    try:
+        problems += loop.run_until_complete(_acts(world))
+    except StalledError as error:
+        problems.append(f"the run stalled: {error}")
+    verdict = Verdict(
+        seed=world.plan.seed,
+        problems=list(dict.fromkeys([*world.violations, *problems])),
+        digest=log_digest(world),
+        entries=len(world.network.history),
+        steps=loop.steps,
+        virtual_seconds=loop.time(),
+        events=dict(sorted(Counter(kind_of(s.event) for s in world.network.history if not s.echo).items())),
+        outcomes=dict(sorted(Counter(order.outcome for order in world.traffic.orders).items())),
+        trace=list(world.trace),
+    )
+    _tear_down(world, loop)
+    return verdict
+
+
+def log_digest(world: World) -> str:
+    """Every entry of the log and what each client got, as one number."""
+    digest = hashlib.blake2b(digest_size=16)
+    for stored in world.network.history:
+        payload = encode(stored.event) if stored.event is not None else b"unreadable"
+        digest.update(b"%d %s " % (stored.sequence, stored.writer.encode()) + payload)
+    for order in world.traffic.orders:
+        digest.update(f"{order.number} {order.outcome} {order.status} {order.ended_at!r}".encode())
+    return digest.hexdigest()
+
+
+REASONED = (RequestRejected, MigrationRefused, RequestFailed, HandOverRefused)
+
+
+def kind_of(event: LogEvent | None) -> str:
+    """What an entry is counted as."""
+    if event is None:
+        return "unreadable"
+    name = type(event).__name__
+    if isinstance(event, REASONED):
+        return f"{name} {event.reason}"
+    if isinstance(event, RequestMigrated):
+        return f"{name} {'re-bound' if event.rebound else 'planned' if event.plan else 'relocated'}"
+    return f"{name} by its ingress" if isinstance(event, RequestGranted) and event.stamp is None else name
+
+
+async def _acts(world: World) -> list[str]:
+    chance = world.chance("start")
+    for process in world.processes:
+        if process.wanted:
+            world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
+    trouble = Trouble(world)
+    trouble.schedule()
+    clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
+    await asyncio.sleep(FAULTS_BEGIN + world.plan.fault_seconds)
+    trouble.heal()
+    await _quiet(world, trouble, clients)
+    world.note("last orders")
+    last = [world.traffic.order(last=True) for _ in range(LAST_ORDERS)]
+    await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
+    await _quiet(world, trouble, clients)
+    problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, world)]
+    problems += [
+        f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
+        for order in last
+        if order.outcome != "answered"
+    ]
+    return problems
+
+
+def _findings(checker: Checker, world: World) -> list[str]:
+    """What a checker finds. One that cannot even look has found something, too."""
+    try:
+        return list(checker(world))
+    except Exception as error:  # noqa: BLE001 - a broken system may break whoever looks at it
+        return [f"{checker.__name__} could not judge: {error!r}"]
+
+
+def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
+    """Orders with their times: a stream of them, and some bursts. In a scenario they come evenly, to its end."""
+    chance = world.chance("arrivals")
+    if world.plan.scenario:
+        every = world.plan.fault_seconds / world.plan.requests
+        for number in range(world.plan.requests):
+            yield world.traffic.order(), FAULTS_BEGIN + every * (number + chance.random())
+        return
+    at = FAULTS_BEGIN / 2
+    burst = 0
+    for _ in range(world.plan.requests):
+        if burst:
+            burst -= 1
+        else:
+            burst = chance.choice(BURSTS)
+            at += chance.expovariate(world.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / world.plan.fault_seconds)
+        yield world.traffic.order(), at
+
+
+async def _client(world: World, order: Order, wait: Seconds) -> None:
+    await asyncio.sleep(wait)
+    await ask(order, world.chance("choice").choice(_in_rotation(world)))
+
+
+def _in_rotation(world: World) -> list[IngressProcess]:
+    """Where a client may go: in a scenario there is a balancer that looks after readiness."""
+    ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
+    return ready or world.ingresses
+
+
+async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[None]"]) -> None:
+    """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
+    deadline = world.loop.time() + QUIET_SECONDS_MAX
+    agreed = 0
+    while agreed < AGREED_POLLS and world.loop.time() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+        trouble.undrain_all()
+        agrees = all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world))
+        agreed = agreed + 1 if agrees else 0
+
+
+def _tear_down(world: World, loop: VirtualLoop) -> None:
+    """Let every task end, those of killed processes too, with nobody left who could hear them."""
+    for process in world.processes:
+        process.kill()
+    loop.set_exception_handler(_hear_nothing)
+    for life in world.lives:
+        loop.release(life)
+    for _ in range(TEAR_DOWN_ROUNDS_MAX):
+        unfinished = loop.unfinished
+        if not unfinished:
+            break
+        for task in unfinished:
+            task.cancel()
+        with contextlib.suppress(StalledError):
+            loop.run_until_complete(asyncio.wait(unfinished, timeout=TEAR_DOWN_SECONDS))
+    with contextlib.suppress(StalledError):
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    asyncio.set_event_loop(None)
+    loop.close()
+    world.forget()
+
+
+def _hear_nothing(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
+    """Whatever goes wrong when everything is torn down."""

@@ -1,0 +1,133 @@
+"""Promises that hold in quiet: one engine of four is bad, or every service is restarted in turn, and nothing else happens.
+
+Judged by what clients got and by what the log says. Times are virtual wall seconds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.fleet import (
+    InstanceEjected,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUnejected,
+)
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.plan import BAD_SECONDS
+
+FIRST_SECONDS: Seconds = 15.0
+"""After which a bad engine must have been found out."""
+TOUCHED_SHARE_MAX = 0.02
+"""Of the requests that come after that: those that the bad engine may still get."""
+TRIED_SHARE_MAX = 0.06
+"""The same with those that try it when an ejection ends: there are few requests in a run, and as many ends as ever."""
+BACK_SECONDS_MAX: Seconds = 30.0
+"""Within which an engine must be whole again that is well."""
+
+EVIDENCE = 5
+"""So many failures in a row it takes to eject an engine; one that is hardly ever chosen shows them late."""
+NOTICED_SECONDS: Seconds = 0.25
+"""A prefill that takes less is no slowness that anybody could tell from a busy machine."""
+
+SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
+"""Of each request that was sent to an engine there is one at least."""
+
+
+def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
+    """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open, and as many as
+    are evidence."""
+    if world.plan.scenario != "bad engine":
+        return
+    bad = next(host for host in world.hosts.values() if host.well_since)
+    from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
+    asked, touched, trials = set(), set(), set()
+    half_open, slow = False, bad.last_misdeed == "slow"
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, RequestArrived) and from_then <= stored.at < bad.well_since:
+            asked.add(event.request)
+        elif isinstance(event, InstanceEjected | InstanceUnejected) and event.instance == bad.instance:
+            half_open = isinstance(event, InstanceUnejected) and event.half_open
+        elif isinstance(event, RequestGranted) and event.instance == bad.instance and half_open:
+            trials.add(event.request)
+        elif (
+            isinstance(event, SENT)
+            and event.instance == bad.instance
+            and event.request in asked
+            and (not slow or _is_noticed(event, world.plan.speed))
+        ):
+            touched.add(event.request)
+    allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
+    if len(touched - trials) > allowed or len(touched) > max(allowed, TRIED_SHARE_MAX * len(asked)):
+        yield (
+            f"{bad.instance} still got {len(touched)} of {len(asked)} requests, {len(touched & trials)} of them to try it: "
+            f"{sorted(touched)[:5]}"
+        )
+
+
+def _is_noticed(event: LogEvent, speed: float) -> bool:
+    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
+
+
+def a_well_engine_is_back_soon(world: World) -> Iterator[str]:
+    """It is whole again within its time, and stays so."""
+    if world.plan.scenario != "bad engine":
+        return
+    bad = next(host for host in world.hosts.values() if host.well_since)
+    told = [
+        stored
+        for stored in world.network.history
+        if isinstance(stored.event, InstanceEjected | InstanceUnejected) and stored.event.instance == bad.instance
+    ]
+    last = told[-1] if told else None
+    if last is not None and not (isinstance(last.event, InstanceUnejected) and not last.event.half_open):
+        yield f"{bad.instance} is well since {bad.well_since:.1f} s, and not whole again: {last.event}"
+    elif last is not None and last.at > bad.well_since + BACK_SECONDS_MAX:
+        yield f"{bad.instance} is well since {bad.well_since:.1f} s, and whole only at {last.at:.1f} s"
+    for stored in world.network.history:
+        event = stored.event
+        if isinstance(event, InstanceEjected) and event.instance != bad.instance:
+            yield f"{event.instance} is well, and was ejected: {event}"
+
+
+def clients_notice_nothing(world: World) -> Iterator[str]:
+    """Everybody is served whole, unless an engine broke off in the middle of what a client had seen a part of."""
+    if not world.plan.scenario:
+        return
+    resets = any(host.last_misdeed == "resets" for host in world.hosts.values())
+    for order in world.traffic.orders:
+        late = order.code in ("slo_ttft", "slo_unreachable")
+        fine = order.outcome in ("answered", "hung up") or (order.outcome == "broken off" and resets) or late
+        if not fine:
+            yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"
+
+
+def restarted_workers_keep_their_caches(world: World) -> Iterator[str]:
+    """A worker that is stopped and started goes on in the same epoch, and nobody takes its instance for gone."""
+    if world.plan.scenario != "rolling restart":
+        return
+    joined: Counter[InstanceId] = Counter()
+    for stored in world.network.history:
+        event = stored.event
+        if (
+            isinstance(event, InstanceJoined) and not event.cache_detail
+        ):  # an engine may contradict its events at any time
+            joined[event.instance] += 1
+        elif isinstance(event, InstanceLeft | InstanceSuspected | InstanceEjected):
+            yield f"{event.instance} is well, and the log has {type(event).__name__} of it at {stored.sequence}"
+    for instance, count in joined.items():
+        if count > 1:
+            yield f"{instance} joined {count} times"
+
+
+SCENARIOS: tuple[Callable[[World], Iterator[str]], ...] = (
+    a_bad_engine_is_kept_away,
+    a_well_engine_is_back_soon,
+    clients_notice_nothing,
+    restarted_workers_keep_their_caches,
+)
