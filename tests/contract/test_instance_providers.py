@@ -26,9 +26,11 @@ from typing_extensions import override
 from pointsman.adapters.providers.process import InstanceTemplate, ProcessProvider, kill_all, stop_all
 from pointsman.ports import InstanceProvider, ProviderError
 from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime import instance_supervisor
 from pointsman.runtime.instance_supervisor import STOP_SECONDS
 from tests.support.waiting import eventually
 
+SUPERVISOR = instance_supervisor.__name__
 SLEEPER = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
 
 

@@ -55,7 +55,7 @@ from pointsman.contracts.fleet import (
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
-    Patience,
+    LivenessTimeouts,
     PrefillCost,
 )
 from pointsman.contracts.requests import (
@@ -86,7 +86,7 @@ DECODE_CANDIDATE = DecodeCandidate(
     transfer_tokens=76,
     transfer_seconds=0.002,
 )
-PATIENCE = Patience(heard_since=1767225590.5, suspect_after=3.0, leave_after=30.0)
+PATIENCE = LivenessTimeouts(heard_since=1767225590.5, suspect_after=3.0, leave_after=30.0)
 SETTINGS: dict[str, bool | float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
 
 EVENTS: list[LogEvent] = [

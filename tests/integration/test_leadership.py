@@ -27,7 +27,7 @@ from pointsman.state.state import State
 from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import Following
+from pointsman_scheduler.recovery import Recovery
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
@@ -112,8 +112,8 @@ class World:
         """A cold fold, in the order of the log."""
         return await folded(self.client.log, empty_state(SchedulerSettings(), policy_set()))
 
-    def following(self) -> Following:
-        return Following(
+    def following(self) -> Recovery:
+        return Recovery(
             event_log=self.client.log,
             checkpoints=self.broker.checkpoints,
             clock=self.clock,

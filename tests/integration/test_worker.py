@@ -50,7 +50,7 @@ from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker import handover
-from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, Ledger, portions
+from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
@@ -763,7 +763,7 @@ def test_what_does_not_fit_one_message_goes_on_in_the_next() -> None:
 
 
 def test_a_cache_too_large_for_one_snapshot_is_continued_by_stores() -> None:
-    ledger = Ledger(INSTANCE, Epoch(1))
+    ledger = CacheEventSequencer(INSTANCE, Epoch(1))
     keys = [BlockKey(n) for n in range(1, 100_001)]
 
     first, *rest = ledger.snapshot(0.0, [Run(pack_keys(keys))])

@@ -18,15 +18,15 @@ from pointsman.contracts.fleet import InstanceLeft
 from pointsman.policies.outliers import _Look
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman.state.outliers import Record
-from pointsman.state.recent_decisions import Decided
+from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
 from pointsman.state.state import State
 from pointsman_ingress.placement.routing import Router
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
-from pointsman_lab.torture.loop import OWNER, EndlessStepError, Mortal, StalledError, VirtualLoop
-from pointsman_lab.torture.network import Network, Weather
+from pointsman_lab.torture.loop import OWNER, EndlessStepError, KillableTask, StalledError, VirtualLoop
+from pointsman_lab.torture.network import LinkConditions, Network
 from pointsman_lab.torture.plan import plan_of
 from pointsman_lab.torture.run import run_seed
 from pointsman_scheduler.service import SchedulerService
@@ -152,7 +152,7 @@ def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: 
     pass
 
 
-def _counting_again(_decided: Decided, _stamp: Stamp) -> bool:
+def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
     return True
 
 
@@ -170,7 +170,7 @@ _hear_election = Router._elected
         (State, "_current", _ignoring_epochs, tuple(FAULTS)),
         (State, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
-        (Decided, "first_time", _counting_again, tuple(FAULTS)),
+        (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
@@ -260,7 +260,7 @@ def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on
         finally:
             done.append(f"{name} cleaned up")
 
-    mortals = {name: Mortal() for name in ("killed", "paused", "untouched")}
+    mortals = {name: KillableTask() for name in ("killed", "paused", "untouched")}
     for name, mortal in mortals.items():
         context = contextvars.Context()
         context.run(OWNER.set, mortal)
@@ -281,7 +281,7 @@ def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on
 def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop: VirtualLoop) -> None:
     network = Network(PoolName("test"), loop, Random(2))
     link = network.link(SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
-    link.weather = Weather(delay=0.05, loss=0.2, doubling=0.2)
+    link.weather = LinkConditions(delay=0.05, loss=0.2, doubling=0.2)
 
     async def write() -> None:
         for epoch in range(100):

@@ -12,7 +12,7 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected, Insta
 from pointsman.primitives import Epoch, InstanceId, Term
 from pointsman.state import recent_decisions
 from pointsman.state.fleet import Status
-from pointsman.state.recent_decisions import Decided
+from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, reported
 
@@ -25,7 +25,7 @@ def _stamp(number: int, term: int = 1) -> Stamp:
 
 @given(st.lists(st.integers(1, 12), max_size=40))
 def test_a_number_is_news_once_whatever_came_before(numbers: list[int]) -> None:
-    known, seen = Decided(), set[int]()
+    known, seen = RecentDecisions(), set[int]()
 
     for number in numbers:
         assert known.first_time(_stamp(number)) == (number not in seen)
@@ -33,7 +33,7 @@ def test_a_number_is_news_once_whatever_came_before(numbers: list[int]) -> None:
 
 
 def test_what_is_remembered_singly_is_only_what_came_before_a_missing_one() -> None:
-    known = Decided()
+    known = RecentDecisions()
     numbers = list(range(1, 200))
     Random(1).shuffle(numbers)
 
@@ -45,7 +45,7 @@ def test_what_is_remembered_singly_is_only_what_came_before_a_missing_one() -> N
 
 def test_a_decision_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_decisions, "DISORDER_MAX", 10)
-    known = Decided()
+    known = RecentDecisions()
 
     for number in range(3, 100):
         assert known.first_time(_stamp(number))
@@ -55,7 +55,7 @@ def test_a_decision_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_term_has_its_own_numbers() -> None:
-    known = Decided()
+    known = RecentDecisions()
 
     assert [known.first_time(_stamp(1, term)) for term in (1, 2, 2)] == [True, True, False]
 

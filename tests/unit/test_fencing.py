@@ -20,9 +20,9 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.holding import Hold, HoldBounds
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.routing import REPEAT_WALL_SECONDS, Router
-from pointsman_ingress.placement.scheduler_liveness import Silence
+from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
 from tests.support.events import joined, route
 
 POOL = PoolName("default")
@@ -86,7 +86,7 @@ class Rig:
 
     broker: MemoryBroker
     router: Router
-    under_way: UnderWay
+    under_way: InFlightRequests
     asked: list[tuple[RouteRequest, Reply]]
 
     async def asked_times(self, count: int) -> None:
@@ -120,8 +120,8 @@ async def rig() -> AsyncIterator[Rig]:
     broker, clock, board = MemoryBroker(POOL), ScaledClock(), HealthBoard()
     link = broker.client(clock, name="ingress")
     fleet = FleetView(clock, board)
-    under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
-    silence = Silence(commands=link.commands, pool=POOL, clock=clock, board=board, silence_max=3.0)
+    under_way = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
+    silence = SchedulerLiveness(commands=link.commands, pool=POOL, clock=clock, board=board, silence_max=3.0)
     router = Router(
         commands=link.commands,
         fleet=fleet,

@@ -18,7 +18,7 @@ from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
 from pointsman_scheduler import recovery
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import Following, LogBrokenError
+from pointsman_scheduler.recovery import LogBrokenError, Recovery
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
@@ -65,8 +65,8 @@ async def _a_log_that_begins_late() -> tuple[MemoryBroker, list[tuple[LogEntry, 
     return broker, passed
 
 
-def _following(broker: MemoryBroker, checkpoints: MemoryCheckpoints) -> Following:
-    return Following(
+def _following(broker: MemoryBroker, checkpoints: MemoryCheckpoints) -> Recovery:
+    return Recovery(
         event_log=broker.client(ScaledClock(), name="starts").log,
         checkpoints=checkpoints,
         clock=ScaledClock(),

@@ -22,7 +22,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.openai_errors import Refusal
 from pointsman_ingress.placement.fleet_view import FleetView, Model
 from pointsman_ingress.placement.holding import Hold, HoldBounds
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from tests.support.events import joined, reported, route
 from tests.support.waiting import eventually
@@ -51,8 +51,8 @@ class Rig:
         found = self.under_way(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
         return found.id if found is not None else None
 
-    def under_way(self, pool: PoolName) -> UnderWay:
-        return UnderWay(fleet=self.fleets[pool], events=self.logs[pool], clock=ScaledClock())
+    def under_way(self, pool: PoolName) -> InFlightRequests:
+        return InFlightRequests(fleet=self.fleets[pool], events=self.logs[pool], clock=ScaledClock())
 
     def refusal(self, name: str) -> tuple[int, str]:
         with pytest.raises(Refusal) as refusal:

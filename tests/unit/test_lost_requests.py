@@ -20,7 +20,7 @@ from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_
 from pointsman.state.state import PoolSettings, State
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.heartbeat import HEARTBEAT_WALL_SECONDS, Heartbeat
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.loop import VirtualLoop
@@ -160,7 +160,7 @@ def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_i
         named.append(loop.time())
 
     async def scenario() -> None:
-        under_way = UnderWay(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
+        under_way = InFlightRequests(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
         heartbeat = Heartbeat(
             commands=link.commands,
             pool=pool,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
 from pointsman_ingress.http.openai_errors import Refusal
-from pointsman_ingress.prompt.openai_requests import Asked, Chat, parse_messages
+from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_messages
 
 ASKS = {"role": "user", "content": "How is the weather?"}
 NOTE = {"role": "system", "content": "It is late."}
@@ -43,7 +43,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-def asked(**fields: Any) -> Asked:
+def asked(**fields: Any) -> ParsedRequest:
     return parse_messages(json.dumps({"model": "m", "max_tokens": 9, "messages": [ASKS], **fields}).encode())
 
 

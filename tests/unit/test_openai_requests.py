@@ -11,7 +11,7 @@ from pointsman_ingress.http.request_headers import Objectives, objectives, sessi
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
     Chat,
-    Sized,
+    SizedRequest,
     Texts,
     Tokenised,
     parse_chat,
@@ -160,4 +160,4 @@ def test_names_are_freed_of_what_could_break_a_log_or_a_header() -> None:
 def test_a_long_query_and_many_documents_count_for_no_more_than_the_log_can_hold() -> None:
     asked = parse_pairs(json.dumps({"text_1": "x" * 4_000_000, "text_2": [1] * 1_200_000}).encode())
 
-    assert asked.prompt == Sized(PAIRS_TOKENS_MAX)
+    assert asked.prompt == SizedRequest(PAIRS_TOKENS_MAX)

@@ -11,7 +11,7 @@ from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher, PolicySet, UnknownPolicyError, scaling_policy
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.routing.round_robin import RoundRobin
-from pointsman.policies.scaling import Limits, PoolSize, ScalingPolicy, Wish, limited
+from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
 from pointsman.policies.scaling.schedule import parse_cron
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.scaling.target_utilisation import TargetUtilisation
@@ -58,7 +58,7 @@ class Pool:
             self.state.apply(finished(name, instance, at=self.now + 0.96))
             self.now += every
 
-    def wish(self, wanted: int | None = None) -> Wish:
+    def wish(self, wanted: int | None = None) -> ScaleTarget:
         ready = len(self.state.fleet.ready)
         return self.policy.wish(self.state, PoolSize(ready=ready, wanted=wanted or ready), self.now)
 
@@ -190,7 +190,7 @@ def test_limits_let_a_pool_grow_fast_and_shrink_slowly() -> None:
     scaling.decide(decided(1, wanted=4, at=0.0, current=2))
 
     def allowed(wanted: int, now: Seconds, *, deliberate: bool = False) -> int | None:
-        wish = limited(Wish(wanted, "", deliberate), scaling, now, limits)
+        wish = limited(ScaleTarget(wanted, "", deliberate), scaling, now, limits)
         return wish.wanted if wish else None
 
     assert [allowed(9, 29), allowed(9, 30), allowed(5, 30)] == [None, 6, 5]

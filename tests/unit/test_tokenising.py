@@ -11,18 +11,18 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman_ingress.engine.proxy import EngineClient
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
-from pointsman_ingress.prompt.tokenization import Inquiry, Tokenising, Tokens
+from pointsman_ingress.prompt.tokenization import TokenizeContext, Tokenizing, Tokens
 
-NOBODY = Inquiry({}, "r")
+NOBODY = TokenizeContext({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}
 PICTURE = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
 
 
 @pytest.fixture
-async def tokenising() -> AsyncIterator[Tokenising]:
+async def tokenising() -> AsyncIterator[Tokenizing]:
     """With the builtin tokenizer, and no engine to ask."""
     async with aiohttp.ClientSession() as session:
-        made = Tokenising(
+        made = Tokenizing(
             tokenizer=Tokenizer.builtin(),
             engine=lambda _adapter: None,
             engines=EngineClient(session, api_key="", forward_authorization=True),
@@ -33,17 +33,17 @@ async def tokenising() -> AsyncIterator[Tokenising]:
         made.close()
 
 
-async def of_chat(tokenising: Tokenising, *messages: dict[str, Any], **fields: Any) -> Tokens:
+async def of_chat(tokenising: Tokenizing, *messages: dict[str, Any], **fields: Any) -> Tokens:
     body = json.dumps({"messages": messages, **fields}).encode()
     return await tokenising.tokens(parse_chat(body), NOBODY)
 
 
-async def of_completion(tokenising: Tokenising, **fields: Any) -> Tokens:
+async def of_completion(tokenising: Tokenizing, **fields: Any) -> Tokens:
     body = json.dumps(fields).encode()
     return await tokenising.tokens(parse_completion(body), NOBODY)
 
 
-async def test_a_plain_prompt_is_known_whole(tokenising: Tokenising) -> None:
+async def test_a_plain_prompt_is_known_whole(tokenising: Tokenizing) -> None:
     tokens = await of_chat(tokenising, SYSTEM)
 
     assert (tokens.exact, tokens.said) == (True, "exact")
@@ -61,7 +61,7 @@ async def test_a_plain_prompt_is_known_whole(tokenising: Tokenising) -> None:
     ],
 )
 async def test_a_prompt_is_cut_as_the_engine_cuts_it(
-    tokenising: Tokenising, fields: dict[str, Any], kept: slice, exact: bool, said: str
+    tokenising: Tokenizing, fields: dict[str, Any], kept: slice, exact: bool, said: str
 ) -> None:
     ids = list(range(300, 320))
     tokens = await of_completion(tokenising, prompt=ids, **{"truncate_prompt_tokens": 10, **fields})
@@ -73,7 +73,7 @@ async def test_a_prompt_is_cut_as_the_engine_cuts_it(
     "content", [[PICTURE], [{"type": "text", "text": "What is this?"}, PICTURE], [{"image_url": "x"}]]
 )
 async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_beside_it(
-    tokenising: Tokenising, content: list[Any]
+    tokenising: Tokenizing, content: list[Any]
 ) -> None:
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "Hello."}, {"role": "user", "content": content}]
     text = await of_chat(tokenising, *turns[:2], {"role": "user", "content": "\n\nSomething else."})
@@ -85,7 +85,7 @@ async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_bes
     assert len(before) < len(tokens.keyed) < len(text.prompts[0])
 
 
-async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenising: Tokenising) -> None:
+async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenising: Tokenizing) -> None:
     vectors = await of_completion(tokenising, prompt_embeds="AAAA")
     likely = await of_chat(tokenising, SYSTEM, prompt_logprobs=0)
     echoed = await of_completion(tokenising, prompt="Hello", echo=True, logprobs=1)
@@ -94,7 +94,7 @@ async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenising: Token
     assert (vectors.said, likely.said, echoed.said) == ("none; prompt_embeds", *["none; prompt_logprobs"] * 2)
 
 
-async def test_a_template_of_the_clients_own_is_never_run_here(tokenising: Tokenising) -> None:
+async def test_a_template_of_the_clients_own_is_never_run_here(tokenising: Tokenizing) -> None:
     tokens = await of_chat(tokenising, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
 
     assert (tokens.exact, tokens.said) == (False, "none; guessed")

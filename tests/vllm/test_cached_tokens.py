@@ -160,7 +160,7 @@ async def until_probed(link: Link, start: Sequence, instances: int) -> None:
         await asyncio.sleep(0.2)
 
 
-class Conversations:
+class SessionAffinity:
     """Several chats and documents that grow, one request at a time: whole and streamed, with and without usage."""
 
     def __init__(self, url: str, seed: int, *, conversations: int = 5) -> None:
@@ -230,7 +230,7 @@ def outcome_of(name: str, events: list[LogEvent], *, granularity: Tokens = BLOCK
 
 
 async def run(
-    link: Link, traffic: Conversations, requests: int, name: str, *, granularity: Tokens = BLOCK_TOKENS
+    link: Link, traffic: SessionAffinity, requests: int, name: str, *, granularity: Tokens = BLOCK_TOKENS
 ) -> list[LogEvent]:
     """Send requests and hold the predictions against what was reported."""
     start = (await link.log.extent()).last
@@ -254,7 +254,7 @@ async def nudge(url: str, **headers: str) -> None:
 
 async def test_in_a_quiet_run_on_two_engines_predictions_are_what_engines_report(real_fleet: RealFleet) -> None:
     async with link_to(real_fleet.file) as link:
-        traffic = Conversations(real_fleet.url, 1)
+        traffic = SessionAffinity(real_fleet.url, 1)
         await run(link, traffic, 100, "quiet run")
 
     page = fetched(f"{real_fleet.url}/metrics").decode()
@@ -275,7 +275,7 @@ async def test_under_eviction_after_a_reset_and_after_a_restart_predictions_are_
             fleet = find_fleet(data=up.data)
             async with link_to(fleet) as link:
                 await until_probed(link, 0, 1)
-                traffic = Conversations(fleet.ingress, 2)
+                traffic = SessionAffinity(fleet.ingress, 2)
                 events = await run(link, traffic, 50, "under eviction")
                 assert any(isinstance(event, BlocksRemoved) for event in events)
 
@@ -305,7 +305,7 @@ async def test_each_data_parallel_rank_has_predictions_of_its_own(vllm_home: Eng
             fleet = find_fleet(data=up.data)
             async with link_to(fleet) as link:
                 await until_probed(link, 0, 2)
-                events = await run(link, Conversations(fleet.ingress, 3), 60, "two ranks", granularity=granularity)
+                events = await run(link, SessionAffinity(fleet.ingress, 3), 60, "two ranks", granularity=granularity)
             up.stop()
         used = answer_counts(fetched(f"{engine.url}/metrics").decode())
 

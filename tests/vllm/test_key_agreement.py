@@ -24,15 +24,15 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.proxy import EngineClient, usage_in
-from pointsman_ingress.prompt.openai_requests import Asked, Chat, parse_chat, parse_completion, parse_messages
-from pointsman_ingress.prompt.tokenization import Inquiry, Tokenising, Tokens
+from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_chat, parse_completion, parse_messages
+from pointsman_ingress.prompt.tokenization import TokenizeContext, Tokenizing, Tokens
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.vllm.conftest import ADAPTER
 
 MODEL = "smollm2-135m"
-NOBODY = Inquiry({}, "agreement")
+NOBODY = TokenizeContext({}, "agreement")
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 PARSE = {CHAT: parse_chat, COMPLETIONS: parse_completion, MESSAGES: parse_messages}
 SECRET = b"agreement"
@@ -96,7 +96,7 @@ class Case:
         ).encode()
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> ParsedRequest:
         return PARSE[self.path](self.body)
 
     @property
@@ -198,7 +198,7 @@ def vectors_of(home: EngineHome, tokens: int) -> bytes:
 class Bench:
     """One engine, and what the ingress and the worker have, without anything between them."""
 
-    def __init__(self, engine: RunningEngine, cache: EngineCache, local: Tokenising, remote: Tokenising) -> None:
+    def __init__(self, engine: RunningEngine, cache: EngineCache, local: Tokenizing, remote: Tokenizing) -> None:
         self.engine, self.cache, self.local, self.remote = engine, cache, local, remote
 
     async def post(self, path: str, body: bytes) -> tuple[int, Any]:
@@ -207,7 +207,7 @@ class Bench:
             async with session.post(self.engine.url + path, data=body, headers=headers) as answer:
                 return answer.status, await answer.json()
 
-    def keys(self, tokens: Tokens, asked: Asked, adapter: str) -> list[list[BlockKey]]:
+    def keys(self, tokens: Tokens, asked: ParsedRequest, adapter: str) -> list[list[BlockKey]]:
         """Of each prompt."""
         root = self.cache.chain.root(lora=adapter, cache_salt=asked.cache_salt)
         prompts = [tokens.keyed] if len(tokens.prompts) == 1 else tokens.prompts
@@ -232,7 +232,7 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         followed(engine.kv, engine.replay, chain=chain, engine_block_tokens=BLOCK_TOKENS) as cache,
     ):
         ways = [
-            Tokenising(
+            Tokenizing(
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(session, api_key="", forward_authorization=False),
@@ -263,7 +263,7 @@ class Row:
         return self.same_tokens and self.same_keys and self.cached == self.expected_cached
 
 
-def unrendered(asked: Asked) -> list[Asked]:
+def unrendered(asked: ParsedRequest) -> list[ParsedRequest]:
     """The same, with nothing that an engine could render. Nothing where only who has the template knows what it is given."""
     prompt = asked.prompt
     if not isinstance(prompt, Chat):

@@ -44,7 +44,7 @@ EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 _OUTCOME = {met: SLO_OUTCOMES.labels(name) for met, name in ((True, "met"), (False, "missed"))}
 
 
-class Life:
+class RequestLifecycle:
     """From the moment a valid request may leave a trace. All times are engine seconds."""
 
     def __init__(

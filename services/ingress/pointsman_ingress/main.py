@@ -39,16 +39,16 @@ from pointsman_ingress.http.tenants import Keyring, KeysFileError
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.heartbeat import Heartbeat
 from pointsman_ingress.placement.holding import Hold, HoldBounds
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_ingress.placement.retry_budget import RetryBounds, RetryBudget
 from pointsman_ingress.placement.routing import Router
-from pointsman_ingress.placement.scheduler_liveness import Silence
+from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
 from pointsman_ingress.prompt.keys import Keys
 from pointsman_ingress.prompt.probe import Prober
-from pointsman_ingress.prompt.tokenization import Tokenising
-from pointsman_ingress.service import Additions, Bounds, Gateway
+from pointsman_ingress.prompt.tokenization import Tokenizing
+from pointsman_ingress.service import BodyRewrites, Bounds, Gateway
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.timeouts import FirstByteBounds
 
@@ -203,7 +203,7 @@ async def assembled(
                     first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
                 ),
                 objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
-                additions=Additions(stream_usage=settings.stream_usage, client_name=settings.names_clients),
+                additions=BodyRewrites(stream_usage=settings.stream_usage, client_name=settings.names_clients),
                 keyring=keyring,
                 pools=pools,
                 engines=engines,
@@ -240,13 +240,15 @@ def _pool(
 ) -> Pool:
     """Raises click.ClickException."""
     fleet = FleetView(clock, board)
-    under_way = UnderWay(fleet=fleet, events=link.log, clock=clock)
-    silence = Silence(commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max)
+    under_way = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
+    silence = SchedulerLiveness(
+        commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max
+    )
     rebinding = Rebinding()
     router = Router(
         commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
     )
-    tokenising = Tokenising(
+    tokenising = Tokenizing(
         tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
         engine=under_way.least_busy,
         failed=under_way.failed,

@@ -19,7 +19,7 @@ class Interruption(StrEnum):
     OVERDUE = "timeout"
 
 
-class Patience:
+class RequestDeadline:
     """Watches over the task that enters it. When `interruption` is set, the CancelledError there is its doing."""
 
     def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:

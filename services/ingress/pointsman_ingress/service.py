@@ -26,7 +26,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.engine.disaggregation import NOT_PREFILLED, Prefilled, SplitBody, read_prefill
-from pointsman_ingress.engine.passthrough import Passage
+from pointsman_ingress.engine.passthrough import Passthrough
 from pointsman_ingress.engine.proxy import (
     TOLD_FAILURE,
     EngineAnswer,
@@ -58,15 +58,15 @@ from pointsman_ingress.http.openai_errors import (
 )
 from pointsman_ingress.http.request_headers import ANONYMOUS, Objectives, cleaned, objectives, session_of, tenant_of
 from pointsman_ingress.http.tenants import Keyring
-from pointsman_ingress.lifecycle import Life
+from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.placement.retry_budget import RetryTicket
 from pointsman_ingress.placement.routing import NoPlaceError, Router
 from pointsman_ingress.prompt.keys import Keys
-from pointsman_ingress.prompt.openai_requests import Asked, Tokenised
-from pointsman_ingress.prompt.tokenization import Inquiry
-from pointsman_ingress.request_deadline import Interruption, Patience
+from pointsman_ingress.prompt.openai_requests import ParsedRequest, Tokenised
+from pointsman_ingress.prompt.tokenization import TokenizeContext
+from pointsman_ingress.request_deadline import Interruption, RequestDeadline
 from pointsman_ingress.timeouts import FOREVER, FirstByteBounds, FirstByteDeadline
 
 log = structlog.get_logger()
@@ -103,7 +103,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Additions:
+class BodyRewrites:
     """What is added to a client's body on its way to an engine."""
 
     stream_usage: bool
@@ -121,7 +121,7 @@ class Gateway:
         name: str,
         bounds: Bounds,
         objectives: Objectives,
-        additions: Additions,
+        additions: BodyRewrites,
         keyring: Keyring,
         pools: Pools,
         engines: EngineClient,
@@ -143,15 +143,15 @@ class Gateway:
         self._ids = ids
         self._access_log = access_log
         self._bodies = Bodies()
-        self._passage = Passage(engines, retries=bounds.retries, first_byte=bounds.first_byte)
+        self._passage = Passthrough(engines, retries=bounds.retries, first_byte=bounds.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A cancellation of its task ends it, too, with an error to the client; a second one is raised."""
         call = Call(endpoint, scope, send, ids=self._ids, clock=self._clock)
-        life: Life | None = None
+        life: RequestLifecycle | None = None
         with (
             self._logged(call, lambda: life),
-            Patience(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience,
+            RequestDeadline(self._supervisor, wall_seconds=self._bounds.request_wall_seconds) as patience,
         ):
             try:
                 asked = await self._read(call, receive, patience)
@@ -182,7 +182,7 @@ class Gateway:
             await call.refuse(refusal)
 
     @contextmanager
-    def _logged(self, call: Call, life: Callable[[], Life | None]) -> Iterator[None]:
+    def _logged(self, call: Call, life: Callable[[], RequestLifecycle | None]) -> Iterator[None]:
         try:
             yield
         finally:
@@ -191,7 +191,7 @@ class Gateway:
 
     # Understand
 
-    async def _read(self, call: Call, receive: Receive, patience: Patience) -> Asked:
+    async def _read(self, call: Call, receive: Receive, patience: RequestDeadline) -> ParsedRequest:
         """What the client asks for. Raises Refusal, ClientGoneError."""
         call.key_name = call.tenant = self._keyring.tenant(call.headers)
         bounds = self._bounds
@@ -199,7 +199,7 @@ class Gateway:
         patience.watch(receive)
         return call.endpoint.read(call.body, call.headers)
 
-    async def _find(self, call: Call, asked: Asked) -> tuple[Pool, Model]:
+    async def _find(self, call: Call, asked: ParsedRequest) -> tuple[Pool, Model]:
         """Raises Refusal."""
         call.model, call.wants_stream = cleaned(asked.model) or None, asked.stream
         call.tenant = call.key_name or tenant_of(call.headers, asked.user)
@@ -207,13 +207,13 @@ class Gateway:
         call.model, call.pool = model.name, pool.name
         return pool, model
 
-    async def _understand(self, call: Call, asked: Asked) -> tuple[Pool, RouteRequest]:
+    async def _understand(self, call: Call, asked: ParsedRequest) -> tuple[Pool, RouteRequest]:
         """Whose request it is, and how that pool's scheduler must know it. Raises Refusal."""
         wished = objectives(call.headers, self._objectives)
         pool, model = await self._find(call, asked)
         model_len = pool.fleet.context_of(model)
         _check_length(asked, model_len, _certain_tokens(asked))
-        tokens = await pool.tokenising.tokens(asked, Inquiry(call.headers, call.id, model))
+        tokens = await pool.tokenising.tokens(asked, TokenizeContext(call.headers, call.id, model))
         call.prefix, call.prompt_tokens = tokens.said, tokens.count
         call.comparable = asked.answers == 1 and len(tokens.prompts) == 1
         call.asks_usage = asked.usage_may_be_asked and self._additions.stream_usage
@@ -243,8 +243,8 @@ class Gateway:
             call.body = naming_client(call.body, command.tenant)
         return pool, command
 
-    def _begin(self, pool: Pool, call: Call, command: RouteRequest) -> Life:
-        return Life(
+    def _begin(self, pool: Pool, call: Call, command: RouteRequest) -> RequestLifecycle:
+        return RequestLifecycle(
             command.request,
             pool=pool,
             arrived_at=command.arrived_at,
@@ -255,7 +255,7 @@ class Gateway:
 
     # Place, forward, and again
 
-    async def _deliver(self, call: Call, life: Life, command: RouteRequest) -> None:
+    async def _deliver(self, call: Call, life: RequestLifecycle, command: RouteRequest) -> None:
         """Raises Refusal where the client gets no answer from an engine."""
         with life.pool.retry_budget.open() as ticket:
             while True:
@@ -269,7 +269,7 @@ class Gateway:
                     return
 
     def _next_attempt(
-        self, life: Life, command: RouteRequest, ticket: RetryTicket, error: EngineFailedError
+        self, life: RequestLifecycle, command: RouteRequest, ticket: RetryTicket, error: EngineFailedError
     ) -> RouteRequest:
         """What to ask the scheduler now that the engine has failed it. Raises Refusal where it may not be tried again."""
         failed = life.instance
@@ -287,7 +287,7 @@ class Gateway:
         excluded = [*command.excluded, failed]
         return msgspec.structs.replace(command, request=life.request, attempt=command.attempt + 1, excluded=excluded)
 
-    def _may_go_elsewhere(self, life: Life, command: RouteRequest, ticket: RetryTicket) -> bool:
+    def _may_go_elsewhere(self, life: RequestLifecycle, command: RouteRequest, ticket: RetryTicket) -> bool:
         tried = [*command.excluded, life.instance]
         other = life.pool.under_way.least_busy(command, excluded=tried)
         if other is None or command.attempt > self._bounds.retries:
@@ -297,7 +297,7 @@ class Gateway:
             return False  # a leader does not place where it is doubtful that anybody answers
         return ticket.claim()
 
-    async def _place(self, life: Life, command: RouteRequest) -> tuple[RouteRequest, RouteGranted]:
+    async def _place(self, life: RequestLifecycle, command: RouteRequest) -> tuple[RouteRequest, RouteGranted]:
         """Its place, and the command that it was given for. Raises Refusal where there is none; the request's end is written then."""
         answer = await self._routed(life, command)
         while _nobody_is_left(answer) and command.excluded and not life.reached and self._may_wait(command):
@@ -318,7 +318,7 @@ class Gateway:
     def _may_wait(self, command: RouteRequest) -> bool:
         return self._clock.now() - command.arrived_at < self._bounds.hold_wall_seconds * self._clock.speed
 
-    async def _routed(self, life: Life, command: RouteRequest) -> RouteGranted | RouteRejected | None:
+    async def _routed(self, life: RequestLifecycle, command: RouteRequest) -> RouteGranted | RouteRejected | None:
         router = life.pool.router
         answer = await _route(router, command)
         if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
@@ -328,7 +328,7 @@ class Gateway:
             answer = await _route(router, msgspec.structs.replace(command, request=life.request))
         return answer
 
-    def _refused(self, life: Life, answer: RouteRejected) -> Refusal:
+    def _refused(self, life: RequestLifecycle, answer: RouteRejected) -> Refusal:
         """What the client is told of a request that the leader has ended."""
         life.ended_by_leader()
         return self._refusal(answer)
@@ -338,7 +338,7 @@ class Gateway:
         return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
     async def _forward(
-        self, call: Call, life: Life, grant: RouteGranted, command: RouteRequest, ticket: RetryTicket
+        self, call: Call, life: RequestLifecycle, grant: RouteGranted, command: RouteRequest, ticket: RetryTicket
     ) -> None:
         """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
         body = asking_for_usage(call.body) if call.asks_usage else call.body
@@ -359,7 +359,7 @@ class Gateway:
     async def _exchange(
         self,
         call: Call,
-        life: Life,
+        life: RequestLifecycle,
         grant: RouteGranted,
         body: bytes,
         command: RouteRequest,
@@ -394,7 +394,7 @@ class Gateway:
         return command.max_output_tokens * max(command.slo_tpot, self._objectives.tpot)
 
     async def _opened(
-        self, call: Call, life: Life, grant: RouteGranted, body: bytes, *, output: Seconds = 0.0
+        self, call: Call, life: RequestLifecycle, grant: RouteGranted, body: bytes, *, output: Seconds = 0.0
     ) -> tuple[EngineAnswer, bytes]:
         """The answer and its first bytes, which come in time or when nobody else could take the request. `output`: engine
         seconds that the answer may take before anything of it is sent. Raises EngineFailedError."""
@@ -415,7 +415,7 @@ class Gateway:
                 )
 
     async def _prefill_elsewhere(
-        self, call: Call, life: Life, grant: RouteGranted, body: bytes
+        self, call: Call, life: RequestLifecycle, grant: RouteGranted, body: bytes
     ) -> tuple[RouteGranted, bytes] | None:
         """Have the prompt computed where it was placed, and ask where the request goes on: that grant, and the body to be
         sent there. None where the engine refused the request, which the client has been told. Raises EngineFailedError,
@@ -435,7 +435,9 @@ class Gateway:
         life.handed_over(onward, prefilled.cached_tokens)
         return onward, split.decode(prefilled)
 
-    async def _prefill(self, call: Call, life: Life, grant: RouteGranted, split: SplitBody) -> Prefilled | None:
+    async def _prefill(
+        self, call: Call, life: RequestLifecycle, grant: RouteGranted, split: SplitBody
+    ) -> Prefilled | None:
         """None where the engine refused the request. Raises EngineFailedError."""
         with life.pool.under_way.at_engine(grant):
             answer, first = await self._opened(call, life, grant, split.prefill())
@@ -448,7 +450,13 @@ class Gateway:
                 return None
 
     async def _stream(
-        self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
+        self,
+        call: Call,
+        life: RequestLifecycle,
+        grant: RouteGranted,
+        answer: EngineAnswer,
+        first: bytes,
+        knowledge: str,
     ) -> None:
         await call.start(answer.content_type, grant, knowledge=knowledge, length=None)
         remover = UsageRemover() if call.asks_usage else None
@@ -478,7 +486,13 @@ class Gateway:
         life.finished(usage, output_tokens=usage.completion_tokens if usage.completion_tokens >= 0 else answer.events)
 
     async def _hand_over(
-        self, call: Call, life: Life, grant: RouteGranted, answer: EngineAnswer, first: bytes, knowledge: str
+        self,
+        call: Call,
+        life: RequestLifecycle,
+        grant: RouteGranted,
+        answer: EngineAnswer,
+        first: bytes,
+        knowledge: str,
     ) -> None:
         """An answer that is not streamed: nothing is shown before it is whole."""
         body = await answer.whole(first)
@@ -490,7 +504,9 @@ class Gateway:
             life.first_token()
         life.finished(usage, output_tokens=0)
 
-    async def _pass_refusal_on(self, call: Call, life: Life, answer: EngineAnswer, first: bytes = b"") -> None:
+    async def _pass_refusal_on(
+        self, call: Call, life: RequestLifecycle, answer: EngineAnswer, first: bytes = b""
+    ) -> None:
         """The engine's own 4xx: the client's business, unless it says that the engine is not fit to serve anybody. Raises
         EngineFailedError then, if there is another."""
         body = await answer.whole(first)
@@ -505,7 +521,7 @@ class Gateway:
 
     # Interruptions
 
-    async def _interrupted(self, call: Call, life: Life | None, interruption: Interruption | None) -> None:
+    async def _interrupted(self, call: Call, life: RequestLifecycle | None, interruption: Interruption | None) -> None:
         call.reason = interruption or ""
         overdue = interruption is Interruption.OVERDUE
         if life is not None and not life.over:
@@ -513,7 +529,7 @@ class Gateway:
         if overdue:
             await call.refuse(given_up(), mid_event=True)
 
-    async def _end_interrupted(self, life: Life, *, overdue: bool) -> None:
+    async def _end_interrupted(self, life: RequestLifecycle, *, overdue: bool) -> None:
         reason = Interruption.OVERDUE if overdue else Interruption.HUNG_UP
         if life.grant is None and await life.pool.router.withdraw(life.request, reason):
             life.ended_by_leader()
@@ -522,20 +538,20 @@ class Gateway:
         else:
             life.cancelled(reason)
 
-    async def _stumbled(self, call: Call, life: Life | None, error: Exception) -> None:
+    async def _stumbled(self, call: Call, life: RequestLifecycle | None, error: Exception) -> None:
         """A defect of ours. The client and the log are told so."""
         log.error("request_stumbled", request=call.id, exc_info=error)
         if life is not None and not life.over:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))
 
-    async def _nested_too_deeply(self, call: Call, life: Life | None) -> None:
+    async def _nested_too_deeply(self, call: Call, life: RequestLifecycle | None) -> None:
         """A body that decodes, and whose parts cannot be followed to their end."""
         if life is not None and not life.over:
             life.failed("malformed_body", 400)
         await call.refuse(too_deep())
 
-    async def _cut(self, call: Call, life: Life | None) -> None:
+    async def _cut(self, call: Call, life: RequestLifecycle | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
         call.reason = INGRESS_STOPPED
         if life is not None and not life.over:
@@ -543,7 +559,7 @@ class Gateway:
         await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
 
 
-def _leave_slow_engine(life: Life, wall_seconds: Seconds) -> bool:
+def _leave_slow_engine(life: RequestLifecycle, wall_seconds: Seconds) -> bool:
     """No first byte in time: whether to try another engine. Where that is not possible the request goes on waiting, for it
     would lose its place for nothing; the log is told all the same."""
     life.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
@@ -562,7 +578,7 @@ async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteR
         return None
 
 
-def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: Sequence[int]) -> bytes:
+def _packed_keys(keys: Keys, model: Model, asked: ParsedRequest, tokens: Sequence[int]) -> bytes:
     """Raises Refusal for impossible token ids."""
     try:
         return keys.packed(model.base, tokens, lora=model.adapter, cache_salt=asked.cache_salt)
@@ -571,7 +587,7 @@ def _packed_keys(keys: Keys, model: Model, asked: Asked, tokens: Sequence[int]) 
         raise bad_request(msg, param="prompt") from error
 
 
-def _check_length(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> None:
+def _check_length(asked: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
     """Refuse what cannot fit the model; `model_len` 0 means that nobody knows."""
     if model_len == 0 or asked.truncates:
         return
@@ -580,25 +596,25 @@ def _check_length(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Non
         raise too_long(prompt_tokens, output_tokens, model_len, param=asked.prompt_field)
 
 
-def _demanded_tokens(asked: Asked) -> Tokens:
+def _demanded_tokens(asked: ParsedRequest) -> Tokens:
     """Output that must fit the context beside the prompt."""
     return 1 if asked.output_tokens is None or not asked.output_demanded else asked.output_tokens
 
 
-def _context_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+def _context_tokens(asked: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
     """The context that an instance must have. A prompt that was guessed, or will be truncated, may look longer than it is:
     the longest context that there is has room for it."""
     needed = prompt_tokens + _demanded_tokens(asked)
     return min(needed, model_len or CONTEXT_TOKENS_MAX)
 
 
-def _certain_tokens(asked: Asked) -> Tokens:
+def _certain_tokens(asked: ParsedRequest) -> Tokens:
     """Tokens of the longest prompt that are known without tokenising."""
     prompt = asked.prompt
     return max(map(len, prompt.prompts)) if isinstance(prompt, Tokenised) else 0
 
 
-def _output_tokens(asked: Asked, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+def _output_tokens(asked: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
     """The most that can come out; 0 where neither the client nor the model sets a bound."""
     room = max(0, model_len - prompt_tokens)
     if asked.output_tokens is None:

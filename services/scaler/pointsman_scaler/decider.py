@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pointsman.contracts.decisions import ScaleDecided
-from pointsman.policies.scaling import Limits, PoolSize, ScalingPolicy, Wish, limited
+from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
@@ -36,12 +36,12 @@ class Decider:
 
     def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
         """The decision of a person."""
-        return self.decision(state, Wish(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
+        return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
     def again(self, state: State, now: Seconds) -> ScaleDecided | None:
         """The newest decision once more, for a log that is about to lose it."""
         newest = state.scaling.decided
-        return self.decision(state, Wish(newest.wanted, newest.reason), now) if newest else None
+        return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now) if newest else None
 
     def outside(self, wanted: int) -> str:
         """Why the pool cannot have this size, or nothing."""
@@ -50,7 +50,7 @@ class Decider:
             return ""
         return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
 
-    def decision(self, state: State, wish: Wish, now: Seconds) -> ScaleDecided:
+    def decision(self, state: State, wish: ScaleTarget, now: Seconds) -> ScaleDecided:
         return ScaleDecided(
             at=now,
             policy=self.policy.name,
@@ -62,11 +62,11 @@ class Decider:
             scaler=self.scaler,
         )
 
-    def _first_wish(self, state: State) -> Wish:
+    def _first_wish(self, state: State) -> ScaleTarget:
         """What is there, within the bounds, but one at least: only a running engine tells which model it serves."""
         there = sum(not instance.draining for instance in state.fleet.instances)
         wanted = max(1, min(max(there, self.limits.lowest), self.limits.highest))
-        return Wish(wanted, f"the first decision of this pool: {there} are there")
+        return ScaleTarget(wanted, f"the first decision of this pool: {there} are there")
 
 
 def in_service(state: State) -> list[Instance]:

@@ -45,7 +45,7 @@ Step = Grow | Drain | Undrain | Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class PoolStatus:
     """The pool as State and provider tell it. `staying` take requests or will again; `coming` were started and have not
     joined; `leaving` drain to be stopped; `overdue` should have joined long ago."""
 
@@ -65,11 +65,11 @@ class Census:
         return self.in_service == wanted == self.total and not self.leaving
 
 
-def census(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> Census:
+def census(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> PoolStatus:
     """Count the pool. `start_seconds_max`: wall seconds that a started instance may take to join."""
     instances = state.fleet.instances
     absent = [p for p in provided if p.instance not in state.fleet]
-    return Census(
+    return PoolStatus(
         staying=tuple(i for i in instances if not i.draining),
         coming=tuple(p.instance for p in absent if p.age <= start_seconds_max),
         leaving=tuple(i for i in instances if i.leaving),
@@ -81,7 +81,7 @@ def census(state: State, provided: list[ProvidedInstance], *, start_seconds_max:
 
 def next_steps(
     state: State,
-    count: Census,
+    count: PoolStatus,
     *,
     wanted: int,
     stoppable: Callable[[list[InstanceId]], list[InstanceId]],
@@ -111,7 +111,7 @@ def requests_at(state: State, instance: InstanceId) -> int:
 
 
 def _victim(
-    state: State, count: Census, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
+    state: State, count: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
     """Of those that the provider may stop: who serves nobody, else who has the least to lose. Unless the pool is to be
     emptied, nobody without whom the others cannot serve."""

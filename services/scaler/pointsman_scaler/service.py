@@ -50,7 +50,7 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decider import Decider
-from pointsman_scaler.reconciler import Census, Drain, Grow, Step, Stop, Undrain, census, next_steps, requests_at
+from pointsman_scaler.reconciler import Drain, Grow, PoolStatus, Step, Stop, Undrain, census, next_steps, requests_at
 from pointsman_scaler.settings import ScalerSettings
 
 log = structlog.get_logger()
@@ -120,7 +120,7 @@ class ScalerService:
         self._decided_at: Sequence = 0
         """Where the newest decision is in the log."""
         self._log_checked_at = clock.wall()
-        self._census: Census | None = None
+        self._census: PoolStatus | None = None
         self._leaving_since: dict[InstanceId, Seconds] = {}
         self._grows_after: Seconds = 0.0
         self._growth_wait = GROWTH_WAIT_WALL_SECONDS
@@ -272,7 +272,7 @@ class ScalerService:
             return
         log.info("leader_told", command=type(command).__name__, instance=command.instance)
 
-    def _note_leaving(self, count: Census) -> None:
+    def _note_leaving(self, count: PoolStatus) -> None:
         wall, leaving = self._clock.wall(), {instance.id for instance in count.leaving}
         self._leaving_since = {i: self._leaving_since.get(i, wall) for i in leaving}
 
@@ -286,7 +286,7 @@ class ScalerService:
             return ""
         return "it is idle"
 
-    async def _say_applied(self, count: Census, wanted: int) -> None:
+    async def _say_applied(self, count: PoolStatus, wanted: int) -> None:
         names = ", ".join(sorted(instance.id for instance in count.staying))
         await self._append(
             ScaleApplied(

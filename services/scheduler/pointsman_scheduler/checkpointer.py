@@ -26,7 +26,7 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_scheduler.checkpointing import Cadence, Checkpointer
 from pointsman_scheduler.policy_config import chosen_policies, empty_state
-from pointsman_scheduler.recovery import Following
+from pointsman_scheduler.recovery import Recovery
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -103,7 +103,7 @@ def checkpointer_over(
 ) -> Checkpointer:
     """One that follows the log as its scheduler does. `spread`: as in Cadence."""
     policies = chosen_policies(settings)
-    following = Following(
+    following = Recovery(
         event_log=link.log,
         checkpoints=link.checkpoints,
         clock=clock,

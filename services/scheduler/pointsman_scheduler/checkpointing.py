@@ -29,7 +29,7 @@ from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.containment import DeadLetterWatch
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
-from pointsman_scheduler.recovery import Beginning, Following, LogBrokenError
+from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 
 log = structlog.get_logger()
 
@@ -59,7 +59,7 @@ class Checkpointer:
         *,
         event_log: EventLog,
         checkpoints: Checkpoints,
-        following: Following,
+        following: Recovery,
         clock: Clock,
         cadence: Cadence,
     ) -> None:
@@ -85,7 +85,7 @@ class Checkpointer:
             except LogBrokenError as error:
                 log.warning("checkpoints_begin_anew", reason=str(error))
 
-    async def _fold(self, beginning: Beginning) -> None:
+    async def _fold(self, beginning: StartPoint) -> None:
         state = beginning.state
         self._end = beginning.end
         self._extent, self._extent_at = beginning.extent, self._clock.wall()

@@ -6,9 +6,9 @@ from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
-from pointsman.state.workload import Line
+from pointsman.state.workload import InstanceQueue
 
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:

@@ -18,7 +18,7 @@ DOUBT_SHARE = 3.0
 """Of the same: the longest that several silent instances are put down to the log."""
 
 
-class Hearing:
+class Heartbeats:
     """What one leader has heard of the log in its term. All times are wall time."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: Seconds) -> None:

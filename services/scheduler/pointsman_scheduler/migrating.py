@@ -27,7 +27,7 @@ PLAN_MOVES_MAX = 256
 PLANS_REMEMBERED_MAX = 256
 
 
-class MigrationDesk:
+class MigrationHandler:
     """One leader's dealings with rebalancers, for one term."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

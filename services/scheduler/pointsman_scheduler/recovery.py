@@ -48,7 +48,7 @@ class _LookAgainError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPoint:
     """A State to go on from. `end` is the log's last sequence at that moment, `label` the checkpoint it came from."""
 
     state: State
@@ -60,7 +60,7 @@ class Beginning:
         return self.extent.last
 
 
-class Following:
+class Recovery:
     """Begins folds and reads the log for them. One fold at a time."""
 
     def __init__(
@@ -83,18 +83,18 @@ class Following:
         self._unfit: set[CheckpointLabel] = set()
         self.form = checkpoint_form(empty_state())
 
-    async def begin(self) -> Beginning:
+    async def begin(self) -> StartPoint:
         """Waits for as long as the log does not answer."""
         extent, found = await self._extent_and_checkpoint()
         if found is not None:
             label, state = found
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
-            return Beginning(state, extent, label)
+            return StartPoint(state, extent, label)
         if extent.first > 1:
             log.warning("log_begins_late", first=extent.first, lost="what was known before, until workers report again")
-        return Beginning(self._empty_state(), extent, None)
+        return StartPoint(self._empty_state(), extent, None)
 
-    async def entries(self, beginning: Beginning) -> AsyncIterator[LogEntry]:
+    async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
         """Every entry that `beginning.state` does not know yet, for ever. Raises LogBrokenError."""
         label = beginning.label
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]

@@ -80,11 +80,11 @@ from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.fleet_status import FleetGauges, describe_fleet, foreign_keys
-from pointsman_scheduler.heartbeats import Hearing
-from pointsman_scheduler.migrating import MigrationDesk
+from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import Beginning, Following, LogBrokenError
+from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -151,7 +151,7 @@ class SchedulerService:
         self._name = name
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.lease_seconds)
-        self._following = Following(
+        self._following = Recovery(
             event_log=event_log,
             checkpoints=checkpoints,
             clock=clock,
@@ -172,7 +172,7 @@ class SchedulerService:
         self._ownership = Ownership()
         self._strangers_asked: dict[InstanceId, Seconds] = {}
         """Who was asked to join again, and after which report."""
-        self._hearing = Hearing(clock, suspect_seconds=settings.suspect_seconds)
+        self._hearing = Heartbeats(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
         self._dead_letters = DeadLetterWatch()
         self._unwritten: list[LogEvent] = []
@@ -180,7 +180,7 @@ class SchedulerService:
         self._listens_since: Seconds = 0.0
         self._listens_since_wall: Seconds = 0.0
         self.state = empty_state(settings, policies)
-        self._migrations: MigrationDesk | None = None
+        self._migrations: MigrationHandler | None = None
         self.dispatcher: Dispatcher | None = None
         """Present for the term of this scheduler. Whether it may decide at this moment `leading` tells."""
         board.missing(LEADERSHIP, "folding the log")
@@ -264,7 +264,7 @@ class SchedulerService:
 
     # Folding
 
-    def _begin_life(self, beginning: Beginning) -> None:
+    def _begin_life(self, beginning: StartPoint) -> None:
         self.state = beginning.state
         self._end = beginning.end
         self._fence = None
@@ -278,7 +278,7 @@ class SchedulerService:
         if self._fence is not None:
             self._fence.broken = self._fence.broken or reason
 
-    async def _fold(self, beginning: Beginning) -> None:
+    async def _fold(self, beginning: StartPoint) -> None:
         """Raises LogBrokenError."""
         async for entry in self._following.entries(beginning):
             await self._take_in(entry)
@@ -355,7 +355,7 @@ class SchedulerService:
         self._fence = fence
         self._unwritten = []
         self.dispatcher = Dispatcher(state, self._policies, term=term, on_record=self._note_decision)
-        self._migrations = MigrationDesk(self.dispatcher)
+        self._migrations = MigrationHandler(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
         log.info("leading", term=term, as_of=state.sequence, instances=len(state.fleet.instances))

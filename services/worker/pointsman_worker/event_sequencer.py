@@ -18,7 +18,7 @@ RUN_OVERHEAD_BYTES = 48
 """About what a run costs beside its keys, in the same measure."""
 
 
-class Ledger:
+class CacheEventSequencer:
     """Numbers the cache events of one epoch, from 1."""
 
     def __init__(self, instance: InstanceId, epoch: Epoch) -> None:

@@ -56,7 +56,7 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker import handover
-from pointsman_worker.event_sequencer import CacheEvents, Ledger
+from pointsman_worker.event_sequencer import CacheEvents, CacheEventSequencer
 from pointsman_worker.handover import Handover
 from pointsman_worker.settings import SettingsError, WorkerSettings, role_of
 from pointsman_worker.translator import BlockTranslator
@@ -122,10 +122,10 @@ class EventSource(Protocol):
 
 
 @dataclass(slots=True)
-class Life:
+class CacheSession:
     """One epoch of the instance. `translator` is None where the engine publishes no events."""
 
-    ledger: Ledger
+    ledger: CacheEventSequencer
     facts: EngineFacts
     cache: CacheKnown
     translator: BlockTranslator | None
@@ -176,7 +176,7 @@ class WorkerService:
         self._events = events
         self._calibration = calibration
         self._unconfirmed_wall_seconds = unconfirmed_wall_seconds
-        self._life: Life | None = None
+        self._life: CacheSession | None = None
         self._last_epoch = Epoch(0)
         self._load = EngineLoad()
         self._names = FurtherNames()
@@ -200,7 +200,7 @@ class WorkerService:
         self._leaving = ""
         self._pausing = False
         """Whether a successor is to go on where this worker stops."""
-        self._taken_over: tuple[Life, Sequence] | None = None
+        self._taken_over: tuple[CacheSession, Sequence] | None = None
         """The life of the worker before this one and its last write, until the engine has proved to be the same."""
         self._running: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -337,7 +337,7 @@ class WorkerService:
         elif life is not None and life.cache == "empty":
             self._contents_unknown(life, 0, reason)
 
-    def _contents_unknown(self, life: Life, missed: int, reason: str) -> None:
+    def _contents_unknown(self, life: CacheSession, missed: int, reason: str) -> None:
         if life.cache == "empty":
             log.warning("engine_events_lost", missed=missed, reason=reason)
             life = self._begin_life(life.facts, "unknown", life.translator, detail=reason, distrusted=life.distrusted)
@@ -374,7 +374,7 @@ class WorkerService:
             if life.cache == "empty":
                 self._contents_unknown(life, 0, "blocks could not be confirmed in time")
 
-    def _certain(self, life: Life) -> bool:
+    def _certain(self, life: CacheSession) -> bool:
         """Whether missed events can be had again, and what they say is true."""
         return not life.distrusted and (self._events is None or self._events.certain)
 
@@ -386,11 +386,11 @@ class WorkerService:
         *,
         detail: str = "",
         distrusted: bool = False,
-    ) -> Life:
+    ) -> CacheSession:
         unix_ms = int(wall_time_of(self._clock.now(), self._clock.speed) * 1000)
         self._last_epoch = Epoch(max(self._last_epoch + 1, unix_ms))
-        ledger = Ledger(self._instance, self._last_epoch)
-        self._life = life = Life(ledger, facts, cache, translator, detail, distrusted)
+        ledger = CacheEventSequencer(self._instance, self._last_epoch)
+        self._life = life = CacheSession(ledger, facts, cache, translator, detail, distrusted)
         self._report_at = self._clock.wall()
         self._wake.set()
         log.info("epoch_begun", instance=self._instance, epoch=life.epoch, cache=cache, model=facts.model)
@@ -601,7 +601,7 @@ class WorkerService:
                 await self._wake.wait()
                 await self._clock.sleep_wall(0.0 if self._leaving else self._settings.flush_ms / 1000)
 
-    async def _write_life(self, life: Life, *, reporting: bool) -> bool:
+    async def _write_life(self, life: CacheSession, *, reporting: bool) -> bool:
         """Write what the log does not know yet of this life. False when the life ended meanwhile."""
         if not life.joined_at and not await self._append(self._joined(life), life):
             return False
@@ -615,7 +615,7 @@ class WorkerService:
                 written.set_result(None)
         return True
 
-    def _due_events(self, life: Life, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
+    def _due_events(self, life: CacheSession, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
         if life.translator is None:
             return
         at = self._clock.now()
@@ -631,7 +631,7 @@ class WorkerService:
             life.cache, life.detail = "empty", ""
         yield from life.ledger.changes(at, changes)
 
-    def _joined(self, life: Life) -> InstanceJoined:
+    def _joined(self, life: CacheSession) -> InstanceJoined:
         settings, facts = self._settings, life.facts
         profile, measured = PROFILES[settings.engine_model], self._calibration
         return InstanceJoined(
@@ -659,7 +659,7 @@ class WorkerService:
             cache_detail=life.detail if life.cache == "unknown" else "",
         )
 
-    async def _report(self, life: Life, *, back_within: Seconds = 0.0) -> None:
+    async def _report(self, life: CacheSession, *, back_within: Seconds = 0.0) -> None:
         """One try: the next report says more than a late one."""
         translator, load = life.translator, self._load
         report = InstanceReported(
@@ -686,7 +686,7 @@ class WorkerService:
         self._went_back = self._went_back or sequence <= self._written
         self._written = sequence
 
-    async def _check_log(self, life: Life) -> None:
+    async def _check_log(self, life: CacheSession) -> None:
         """Begin a new life for the same cache when the log no longer has the beginning or the end of this one."""
         if not self._went_back and self._clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
             return
@@ -702,7 +702,7 @@ class WorkerService:
         log.warning("log_forgot_us", identity=extent.identity, first=extent.first, last=extent.last)
         self._begin_again(life)
 
-    def _begin_again(self, life: Life) -> None:
+    def _begin_again(self, life: CacheSession) -> None:
         """Tell the whole story once more, under a new epoch: the log, or its leader, no longer knows it."""
         self._written, self._went_back = 0, False
         successor = self._begin_life(
@@ -711,7 +711,7 @@ class WorkerService:
         successor.snapshot_due = life.translator is not None
         successor.missed, successor.missed_reason = life.missed, life.missed_reason
 
-    async def _append(self, event: LogEvent, life: Life) -> bool:
+    async def _append(self, event: LogEvent, life: CacheSession) -> bool:
         """Append one event, however often it takes: what comes after it would be a gap without it. False when the
         life ended meanwhile, and nobody needs the event any more."""
         wait = APPEND_RETRY_SECONDS
@@ -754,7 +754,7 @@ class WorkerService:
         directory = settings.state_directory
         return Path(directory) / f"{settings.pool}.{self._instance}.worker" if directory else None
 
-    def _hand_over(self, life: Life) -> None:
+    def _hand_over(self, life: CacheSession) -> None:
         """Nothing is awaited in here: blocks and cursor are of the same moment."""
         path, translator = self._state_file, life.translator
         blocks = translator.to_keep() if translator is not None and life.cache == "empty" else None
@@ -794,9 +794,11 @@ class WorkerService:
             log.warning("handover_unreadable", path=str(path), reason=str(error))
             return None
         self._last_epoch = kept.epoch
-        ledger = Ledger(self._instance, kept.epoch)
+        ledger = CacheEventSequencer(self._instance, kept.epoch)
         ledger.sequence = kept.sequence
-        life = Life(ledger, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity)
+        life = CacheSession(
+            ledger, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity
+        )
         if self._identity(life) != kept.joined:
             life.joined_at = 0  # it is another instance to the log, with the same cache
         self._taken_over = life, kept.written
@@ -813,7 +815,7 @@ class WorkerService:
         self._report_now()
         log.info("epoch_goes_on", instance=self._instance, epoch=life.epoch, sequence=life.ledger.sequence)
 
-    def _identity(self, life: Life) -> bytes:
+    def _identity(self, life: CacheSession) -> bytes:
         """What the log is told of the instance when it joins, but for what its reports tell as well."""
         joined = msgspec.structs.replace(self._joined(life), at=0.0, adapters=[], aliases=[], certain=True)
         return msgspec.json.encode(joined)

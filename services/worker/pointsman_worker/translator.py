@@ -90,7 +90,7 @@ class HeldBlocks(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Tally:
+class TranslatorCounters:
     """What was seen and not used, for metrics and the log."""
 
     parked_dropped: int = 0
@@ -169,7 +169,7 @@ class BlockTranslator:
         if rest or not span:
             msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
             raise ValueError(msg)
-        self.tally = Tally()
+        self.tally = TranslatorCounters()
         self._chain = key_chain
         self._engine_block_tokens = engine_block_tokens
         self._last_place = span - 1

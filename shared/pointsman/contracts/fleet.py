@@ -142,7 +142,7 @@ class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class LivenessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long the leader bears with silent workers, engine seconds. `heard_since`: silence before that moment does
     not count, since the leader was not there to hear."""
 
@@ -155,7 +155,7 @@ class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
     """The leader has not heard from the worker for a while: nothing new is placed there."""
 
     silent_seconds: Seconds
-    patience: Patience | None = None
+    patience: LivenessTimeouts | None = None
 
 
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
@@ -193,4 +193,4 @@ class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
     """The instance is gone and its cache with it. `patience` where the leader let go of it for its silence."""
 
     reason: Text
-    patience: Patience | None = None
+    patience: LivenessTimeouts | None = None

@@ -25,7 +25,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import NOWHERE, Line, Request
+from pointsman.state.workload import NOWHERE, InstanceQueue, Request
 
 OUTPUT_TOKENS_RESERVED: Tokens = 512
 """How much of an answer room is kept for at most: clients ask for far more than they use."""
@@ -35,7 +35,7 @@ DECODE_RETRY_SECONDS: Seconds = 1.0
 
 UNKNOWN_ROOM = -1
 
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True)

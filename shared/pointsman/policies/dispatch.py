@@ -32,7 +32,7 @@ from pointsman.contracts.fleet import (
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
-    Patience,
+    LivenessTimeouts,
 )
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
@@ -42,7 +42,7 @@ from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DE
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
-from pointsman.policies.rebalancing.migration_check import Objection, Recheck
+from pointsman.policies.rebalancing.migration_check import Recheck, Veto
 from pointsman.policies.rebalancing.rebinding import Rebinding, Rebound, Window
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, NoInstance, RoutingPolicy
 from pointsman.policies.routing.base import Choice
@@ -51,7 +51,7 @@ from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import NOWHERE, Line, Request, Stage
+from pointsman.state.workload import NOWHERE, InstanceQueue, Request, Stage
 
 P = TypeVar(
     "P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing, OutlierDetection
@@ -328,10 +328,10 @@ class Dispatcher:
         """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
         policies = self.policies
         window = Window(policies.prefill_window_tokens, policies.running_max)
-        judged: Rebound | Objection = Objection("rebind_off", "the scheduler was not told --rebind")
+        judged: Rebound | Veto = Veto("rebind_off", "the scheduler was not told --rebind")
         if policies.rebind:
             judged = Rebinding(self.state, turn.now, window).judge(migration)
-        if isinstance(judged, Objection):
+        if isinstance(judged, Veto):
             self._refuse_move(migration, judged, plan, turn)
             return False
         self._move(migration, judged.option, NOWHERE, plan, turn, wasted=judged.wasted)
@@ -347,7 +347,7 @@ class Dispatcher:
             if decode is not None:
                 self._move(migration, offered, decode, plan, turn)
                 return True
-            offered = Objection("target_unavailable", f"nobody could decode what {offered.instance} prefills")
+            offered = Veto("target_unavailable", f"nobody could decode what {offered.instance} prefills")
         self._refuse_move(migration, offered, plan, turn)
         return False
 
@@ -423,7 +423,7 @@ class Dispatcher:
         `heard_since`: silence before this moment does not count (the leader was not there to hear).
         """
         turn = _Turn(now)
-        patience = Patience(heard_since=heard_since, suspect_after=suspect_after, leave_after=leave_after)
+        patience = LivenessTimeouts(heard_since=heard_since, suspect_after=suspect_after, leave_after=leave_after)
         for instance in self.state.fleet.instances:
             silent = now - max(instance.heard_at, heard_since)
             if silent > leave_after:
@@ -467,7 +467,7 @@ class Dispatcher:
         self._grant_next(freed, turn)
         return turn.events
 
-    def _suspect(self, instance: Instance, silent: Seconds, patience: Patience, turn: _Turn) -> None:
+    def _suspect(self, instance: Instance, silent: Seconds, patience: LivenessTimeouts, turn: _Turn) -> None:
         self._decide(
             turn,
             InstanceSuspected(
@@ -480,7 +480,7 @@ class Dispatcher:
             ),
         )
 
-    def _let_go(self, instance: Instance, silent: Seconds, patience: Patience, turn: _Turn) -> None:
+    def _let_go(self, instance: Instance, silent: Seconds, patience: LivenessTimeouts, turn: _Turn) -> None:
         reason = f"not heard of for {silent:.1f} s"
         self._decide(
             turn,
@@ -802,7 +802,7 @@ class Dispatcher:
             ),
         )
 
-    def _refuse_move(self, migration: Migration, objection: Objection, plan: MigrationPlan, turn: _Turn) -> None:
+    def _refuse_move(self, migration: Migration, objection: Veto, plan: MigrationPlan, turn: _Turn) -> None:
         self._decide(
             turn,
             MigrationRefused(
@@ -833,7 +833,7 @@ class Dispatcher:
                 return
             self._grant(request, turn)
 
-    def _assume_prefills(self, instance: InstanceId, line: Line, turn: _Turn) -> None:
+    def _assume_prefills(self, instance: InstanceId, line: InstanceQueue, turn: _Turn) -> None:
         """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
         factor = self.state.correction(instance)
         for request in list(line.prefill.values()):
@@ -868,7 +868,7 @@ class Dispatcher:
             ),
         )
 
-    def _has_room(self, line: Line, request: Request) -> bool:
+    def _has_room(self, line: InstanceQueue, request: Request) -> bool:
         policies = self.policies
         return line.has_room(
             request.uncached_tokens, window_tokens=policies.prefill_window_tokens, running_max=policies.running_max

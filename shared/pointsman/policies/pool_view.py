@@ -16,9 +16,9 @@ from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.state.latency_model import Correction
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
-_EMPTY_LINE = Line()
+_EMPTY_LINE = InstanceQueue()
 _NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Memory)
@@ -136,7 +136,7 @@ class PoolView:
         """The memory of this kind, which the policy asked State to keep."""
         return self._state.recall(kind)
 
-    def line(self, instance_id: InstanceId) -> Line:
+    def line(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
         return self._state.workload.lines.get(instance_id, _EMPTY_LINE)
 

@@ -8,7 +8,7 @@ overdue. Limit: of requests that are not streamed nobody sees the first token; t
 """
 
 from pointsman.primitives import Seconds
-from pointsman.state.workload import Line
+from pointsman.state.workload import InstanceQueue
 
 STALL_SECONDS = 3.0
 """T of the paper, in engine time."""
@@ -18,7 +18,7 @@ FORSAKEN_SECONDS = 10.0
 it gives a first token before. After that it is tried again."""
 
 
-def stalled_seconds(line: Line, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
+def stalled_seconds(line: InstanceQueue, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
     """How long the instance has finished no prefill although it should have; 0 while that is at most `after`."""
     if line.prefill:
         since = _overdue_since(line, now)
@@ -32,7 +32,7 @@ def stalled_seconds(line: Line, now: Seconds, *, after: Seconds = STALL_SECONDS)
     return elapsed if elapsed > after else 0.0
 
 
-def _overdue_since(line: Line, now: Seconds) -> Seconds:
+def _overdue_since(line: InstanceQueue, now: Seconds) -> Seconds:
     """When the engine began the prefill that should be over by now; `now` where none is overdue."""
     watched = next((request for request in line.prefill.values() if request.streaming), None)
     if watched is None or now <= watched.granted_at + watched.engine_seconds:

@@ -35,7 +35,7 @@ STOP_SECONDS: Seconds = STOP_SECONDS_MAX + 2.0
 WORKER_RESTART_SECONDS: Seconds = 1.0
 
 
-class KeptInstance(msgspec.Struct, frozen=True):
+class SupervisedInstance(msgspec.Struct, frozen=True):
     """What to keep; see `adapters.providers.process.InstanceTemplate`. Log files go to the directory `logs`."""
 
     instance: str
@@ -47,10 +47,10 @@ class KeptInstance(msgspec.Struct, frozen=True):
     """The file whose lock this process was given; it writes its process id there."""
 
 
-class Keeper:
+class InstanceSupervisor:
     """One instance, from its first process to its last."""
 
-    def __init__(self, kept: KeptInstance, sockets: Path) -> None:
+    def __init__(self, kept: SupervisedInstance, sockets: Path) -> None:
         self._kept = kept
         self._told_to_stop = False
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -161,11 +161,11 @@ def _free_ports(count: int) -> list[int]:
 
 def main() -> None:
     """The one argument is a KeptInstance as JSON."""
-    kept = msgspec.json.decode(sys.argv[1], type=KeptInstance)
+    kept = msgspec.json.decode(sys.argv[1], type=SupervisedInstance)
     Path(kept.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
-        keeper = Keeper(kept, sockets)
+        keeper = InstanceSupervisor(kept, sockets)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop())
         signal.signal(signal.SIGQUIT, lambda *_: keeper.kill())

@@ -124,7 +124,7 @@ def numbered_name(number: int) -> InstanceId:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class FleetMirror:
     """What is taken over from a fleet that really runs, so that its twin here decides each request as it does.
 
     None of it makes a fleet better or worse. Names and keys say where on a hash ring instances and prompts lie, and
@@ -140,10 +140,10 @@ class Likeness:
     """What passes between a grant and its engine's hearing of it: the time that processes and sockets take. None: none."""
 
 
-NOBODY = Likeness()
+NOBODY = FleetMirror()
 
 
-def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: Likeness = NOBODY) -> Outcome:
+def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: FleetMirror = NOBODY) -> Outcome:
     """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
     what waits for an instance that never comes back stays `unfinished`."""
     return _Simulation(scenario, requests, like).run()
@@ -179,7 +179,7 @@ class _Engine:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: Likeness = NOBODY) -> None:
+    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: FleetMirror = NOBODY) -> None:
         self._scenario = scenario
         self._requests = requests
         self._like = like

@@ -16,7 +16,7 @@ the missing one is taken for lost, and passed over should it come after all."""
 
 
 @dataclass(slots=True)
-class Decided:
+class RecentDecisions:
     """The numbers of one term that were applied: 1 to `through`, and those in `beyond`."""
 
     term: Term = field(default=Term(0))

@@ -14,7 +14,7 @@ REMEMBERED_MAX = 50_000
 K = TypeVar("K")
 
 
-class Conversations:
+class SessionAffinity:
     """Least recently used conversations are forgotten first, at a named bound."""
 
     def __init__(self) -> None:

@@ -59,9 +59,9 @@ from pointsman.state.latency_model import Correction
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Failure, Outliers, Prefill
 from pointsman.state.prefix_index import PrefixIndex
-from pointsman.state.recent_decisions import Decided
+from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.scaling import Scaling
-from pointsman.state.session_affinity import Conversations
+from pointsman.state.session_affinity import SessionAffinity
 from pointsman.state.speculation import Speculation
 from pointsman.state.trackers.base import Memory
 from pointsman.state.trackers.decode_load import DecodeLoad
@@ -115,7 +115,7 @@ class State:
         self.delivered = DeliveredHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
-        self.conversations = Conversations()
+        self.conversations = SessionAffinity()
         self.hotness = Hotness(
             block_tokens=settings.block_tokens,
             level_tokens=settings.affinity_level_tokens,
@@ -135,7 +135,7 @@ class State:
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
-        self.decided = Decided()
+        self.decided = RecentDecisions()
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0

@@ -90,7 +90,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class InstanceQueue:
     """What one instance has before it: pending requests in the order they came, then those inside the engine."""
 
     pending: dict[RequestId, Request] = field(default_factory=dict)
@@ -228,15 +228,15 @@ class Workload:
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
-        self.lines: dict[InstanceId, Line] = {}
+        self.lines: dict[InstanceId, InstanceQueue] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
         """Of those in `_ended`."""
 
-    def line(self, instance: InstanceId) -> Line:
+    def line(self, instance: InstanceId) -> InstanceQueue:
         line = self.lines.get(instance)
         if line is None:
-            line = self.lines[instance] = Line()
+            line = self.lines[instance] = InstanceQueue()
         return line
 
     def expect(self, request: Request, instance: InstanceId) -> None:

@@ -12,7 +12,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Line
+from pointsman.state.workload import InstanceQueue
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 
@@ -24,7 +24,7 @@ LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
 LOOKS_MIN = 30
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 class Balance(Examiner):

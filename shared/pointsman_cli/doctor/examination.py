@@ -11,7 +11,7 @@ from pointsman.simulation.replay import take_in
 from pointsman.simulation.replay.folding import copy_of
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
-from pointsman_cli.history.start_point import Beginning
+from pointsman_cli.history.start_point import StartPoint
 
 
 class Examiner(ABC):
@@ -59,7 +59,7 @@ class Diagnosis:
 
 
 def examine(
-    entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: Beginning
+    entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
     """Read the entries once, from `beginning.start` on. The examiners must be fresh."""
     state = State(settings) if beginning.state is None else copy_of(beginning.state)

@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.explain.timeline import NOT_KNOWN, GrantTold, Meanwhile, Story, Weighed
+from pointsman_cli.explain.timeline import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
 
 PHASE_SHARE_MIN = 0.2
 """A stretch that took less of the time to first token explains nothing."""
@@ -38,9 +38,9 @@ WAY_SHARE_MIN = 0.1
 NAMES_MAX = 3
 
 
-def reasons(story: Story) -> list[str]:
+def reasons(story: RequestTimeline) -> list[str]:
     """The findings, most decisive first; none for a request that nothing is to be said about."""
-    findings: tuple[Callable[[Story], Iterator[str]], ...] = (
+    findings: tuple[Callable[[RequestTimeline], Iterator[str]], ...] = (
         _refusal,
         _held_up,
         _failed_attempts,
@@ -59,7 +59,7 @@ def reasons(story: Story) -> list[str]:
     return [sentence for finding in findings for sentence in finding(story)]
 
 
-def headline(story: Story) -> str:
+def headline(story: RequestTimeline) -> str:
     """How it ended, and whether in time."""
     end, ttft = story.end, story.ttft
     where = f" on {instance}" if (instance := _instance(story)) else ""
@@ -82,7 +82,7 @@ def seconds(value: Seconds) -> str:
     return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 
-def _instance(story: Story) -> InstanceId:
+def _instance(story: RequestTimeline) -> InstanceId:
     ended_at = getattr(story.end, "instance", "") if story.end else ""
     if ended_at:
         return InstanceId(ended_at)
@@ -90,7 +90,7 @@ def _instance(story: Story) -> InstanceId:
     return placement.instance if placement else InstanceId("")
 
 
-def _punctuality(story: Story, ttft: Seconds) -> str:
+def _punctuality(story: RequestTimeline, ttft: Seconds) -> str:
     arrival = story.arrival
     what = "first token" if arrival is None or arrival.streaming else "answer"
     if arrival is None:
@@ -100,7 +100,7 @@ def _punctuality(story: Story, ttft: Seconds) -> str:
     return f"{what} after {seconds(ttft)}, {verdict}"
 
 
-def _refusal(story: Story) -> Iterator[str]:
+def _refusal(story: RequestTimeline) -> Iterator[str]:
     rejected = next((d for d in story.decisions if d.kind == "rejected"), None)
     if rejected is None:
         return
@@ -113,7 +113,7 @@ def _refusal(story: Story) -> Iterator[str]:
         )
 
 
-def _held_up(story: Story) -> Iterator[str]:
+def _held_up(story: RequestTimeline) -> Iterator[str]:
     arrival = story.arrival
     if arrival is not None and arrival.held_up > OFF_SECONDS_MIN:
         yield f"no scheduler answered for {seconds(arrival.held_up)}: for admission its objective was longer by that"
@@ -128,7 +128,7 @@ FAILURES = {
 }
 
 
-def _failed_attempts(story: Story) -> Iterator[str]:
+def _failed_attempts(story: RequestTimeline) -> Iterator[str]:
     for event in story.failed:
         told = event.what if event.what != event.failure else ""
         yield (
@@ -137,7 +137,7 @@ def _failed_attempts(story: Story) -> Iterator[str]:
         )
 
 
-def _out(story: Story) -> Iterator[str]:
+def _out(story: RequestTimeline) -> Iterator[str]:
     """Who was ejected and so no candidate, when it was placed last."""
     placement = story.placement
     for candidate in placement.candidates if placement is not None else ():
@@ -147,7 +147,7 @@ def _out(story: Story) -> Iterator[str]:
             yield f"{candidate.instance} was no candidate: {candidate.why_out}"
 
 
-def _retries(story: Story) -> Iterator[str]:
+def _retries(story: RequestTimeline) -> Iterator[str]:
     for decision in story.decisions:
         if decision.excluded:
             failed = ", ".join(decision.excluded)
@@ -160,7 +160,7 @@ def _retries(story: Story) -> Iterator[str]:
         yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
 
 
-def _queue(story: Story) -> Iterator[str]:
+def _queue(story: RequestTimeline) -> Iterator[str]:
     waited, decision = _spent(story, "queue"), story.placement
     if decision is None or not _is_telling(story, waited):
         return
@@ -174,7 +174,7 @@ def _queue(story: Story) -> Iterator[str]:
     yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
 
 
-def _alternative(story: Story) -> Iterator[str]:
+def _alternative(story: RequestTimeline) -> Iterator[str]:
     """What else there was, and why it was not taken."""
     decision = story.placement
     if decision is None or not (_is_telling(story, _spent(story, "queue")) or _took_long_inside(story)):
@@ -193,11 +193,11 @@ def _alternative(story: Story) -> Iterator[str]:
         yield f"{said}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
 
 
-def _numbers(weighed: Weighed) -> str:
+def _numbers(weighed: WeighedCandidate) -> str:
     return f"queue {seconds(weighed.queue_seconds)}, {weighed.uncached_tokens:,} tokens to compute"
 
 
-def _slow_engine(story: Story) -> Iterator[str]:
+def _slow_engine(story: RequestTimeline) -> Iterator[str]:
     grant, first = (story.grants[-1] if story.grants else None), story.first_token
     if grant is None or first is None or (factor := _factor(story)) is None:
         return
@@ -218,7 +218,7 @@ def _slow_engine(story: Story) -> Iterator[str]:
         yield from _others(story.meanwhile, grant)
 
 
-def _factor(story: Story) -> float | None:
+def _factor(story: RequestTimeline) -> float | None:
     """How many times as long its prefill took as the work inside the engine should; None where that is not told."""
     grant, first = (story.grants[-1] if story.grants else None), story.first_token
     if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
@@ -226,12 +226,12 @@ def _factor(story: Story) -> float | None:
     return first.prefill / grant.work_seconds
 
 
-def _took_long_inside(story: Story) -> bool:
+def _took_long_inside(story: RequestTimeline) -> bool:
     factor, first = _factor(story), story.first_token
     return factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(story, first.prefill)
 
 
-def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
+def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
     """Whether the instance was slow as such."""
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
@@ -251,7 +251,7 @@ def _pace(grant: GrantTold, factor: float) -> Iterator[str]:
         yield f"that was unusual for {grant.instance}, whose prefills had been taking {grant.correction:.1f} times{load}"
 
 
-def _others(meanwhile: Meanwhile | None, grant: GrantTold) -> Iterator[str]:
+def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]:
     """Whether it was that engine, or everything."""
     if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
         return
@@ -263,17 +263,17 @@ def _others(meanwhile: Meanwhile | None, grant: GrantTold) -> Iterator[str]:
     )
 
 
-def _usual_elsewhere(grant: GrantTold) -> float:
+def _usual_elsewhere(grant: GrantRecord) -> float:
     """How long prefills had been taking on the other instances, over what their cost models say."""
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
 
 
-def _or_more(grant: GrantTold) -> str:
+def _or_more(grant: GrantRecord) -> str:
     return "or more " if grant.correction >= CORRECTION_MAX else ""
 
 
-def _hot_prefix(story: Story) -> Iterator[str]:
+def _hot_prefix(story: RequestTimeline) -> Iterator[str]:
     decision = story.placement or (story.decisions[-1] if story.decisions else None)
     prefix = decision.prefix if decision else None
     if prefix is None or prefix.window < HOT_ARRIVALS_MIN:
@@ -288,7 +288,7 @@ def _hot_prefix(story: Story) -> Iterator[str]:
         )
 
 
-def _missed_hit(story: Story) -> Iterator[str]:
+def _missed_hit(story: RequestTimeline) -> Iterator[str]:
     end, decision = story.end, story.placement
     if not isinstance(end, RequestFinished) or decision is None or end.cached_tokens < 0:
         return
@@ -307,7 +307,7 @@ def _missed_hit(story: Story) -> Iterator[str]:
     yield f"{missing:,} tokens that were predicted to be cached had to be computed{why}{when}"
 
 
-def _way(story: Story) -> Iterator[str]:
+def _way(story: RequestTimeline) -> Iterator[str]:
     spent = _spent(story, "way")
     if story.ttft and spent > WAY_SHARE_MIN * story.ttft:
         yield (
@@ -316,7 +316,7 @@ def _way(story: Story) -> Iterator[str]:
         )
 
 
-def _prediction(story: Story) -> Iterator[str]:
+def _prediction(story: RequestTimeline) -> Iterator[str]:
     decision, ttft = story.placement, story.ttft
     if decision is None or decision.predicted_ttft is None or ttft is None or story.first_token is None:
         return
@@ -326,7 +326,7 @@ def _prediction(story: Story) -> Iterator[str]:
         yield f"it took {seconds(abs(off))} {how} than predicted ({seconds(decision.predicted_ttft)})"
 
 
-def _doubt(story: Story) -> Iterator[str]:
+def _doubt(story: RequestTimeline) -> Iterator[str]:
     decision = story.placement
     chosen = next((c for c in decision.candidates if c.chosen), None) if decision else None
     if chosen is None:
@@ -337,25 +337,25 @@ def _doubt(story: Story) -> Iterator[str]:
         yield "its tokens had to be guessed, so no hit could be predicted for sure"
 
 
-def _no_end(story: Story) -> Iterator[str]:
+def _no_end(story: RequestTimeline) -> Iterator[str]:
     if story.end is None and story.phases:
         phase = story.phases[-1]
         yield f"since {seconds(phase.since_seconds)} after its arrival it is {phase.name}, for {seconds(phase.seconds)}"
 
 
-def _spent(story: Story, kind: str) -> Seconds:
+def _spent(story: RequestTimeline, kind: str) -> Seconds:
     return sum(phase.seconds for phase in story.phases if phase.kind == kind)
 
 
-def _until_first_token(story: Story) -> Seconds:
+def _until_first_token(story: RequestTimeline) -> Seconds:
     return sum(phase.seconds for phase in story.phases if phase.kind != "decoding")
 
 
-def _is_telling(story: Story, spent: Seconds) -> bool:
+def _is_telling(story: RequestTimeline, spent: Seconds) -> bool:
     return spent > PHASE_SHARE_MIN * _until_first_token(story) and spent > 0
 
 
-def _share_of_wait(story: Story, spent: Seconds) -> str:
+def _share_of_wait(story: RequestTimeline, spent: Seconds) -> str:
     whole = _until_first_token(story)
     return f" ({min(1.0, spent / whole):.0%} of the time to the first token)" if whole else ""
 

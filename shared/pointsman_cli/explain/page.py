@@ -14,13 +14,13 @@ from pointsman_cli.explain.diagnosis import headline, reasons, seconds
 from pointsman_cli.explain.lookup import Slow
 from pointsman_cli.explain.timeline import (
     NOT_KNOWN,
-    Ahead,
-    DecisionTold,
-    GrantTold,
+    DecisionRecord,
+    GrantRecord,
     MoveRefused,
     Phase,
-    Story,
-    Weighed,
+    QueuedAhead,
+    RequestTimeline,
+    WeighedCandidate,
     blocks_of,
 )
 from pointsman_cli.tap.event_lines import line
@@ -34,7 +34,7 @@ ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
 
 
-def show_story(console: Console, story: Story) -> None:
+def show_story(console: Console, story: RequestTimeline) -> None:
     """All of it, from the verdict to the single events."""
     _show_head(console, story)
     told = reasons(story)
@@ -79,7 +79,7 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
     console.print(f"for the story of one: pointsman explain {slowest[0].request}", markup=False, soft_wrap=True)
 
 
-def story_as_json(story: Story) -> dict[str, Any]:
+def story_as_json(story: RequestTimeline) -> dict[str, Any]:
     """Everything that is shown, and every number unrounded."""
     return {
         "request": story.request,
@@ -107,7 +107,7 @@ def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if name != "keys"} | {"blocks": blocks_of(arrival)}
 
 
-def _show_head(console: Console, story: Story) -> None:
+def _show_head(console: Console, story: RequestTimeline) -> None:
     arrival = story.arrival
     console.print(f"request {story.request}", style="bold", markup=False, soft_wrap=True)
     when = wall_time(story.arrived_at, story.speed).isoformat(sep=" ", timespec="milliseconds")
@@ -147,7 +147,7 @@ def _show_time(console: Console, phases: Sequence[Phase]) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _show_predictions(console: Console, story: Story) -> None:
+def _show_predictions(console: Console, story: RequestTimeline) -> None:
     decision, end = story.placement, story.end
     if decision is None or decision.predicted_ttft is None:
         return
@@ -162,7 +162,7 @@ def _show_predictions(console: Console, story: Story) -> None:
     console.print(table)
 
 
-def _show_decision(console: Console, decision: DecisionTold) -> None:
+def _show_decision(console: Console, decision: DecisionRecord) -> None:
     console.print(
         f"{decision.kind} {seconds(decision.after_seconds)} after its arrival: entry {decision.sequence:,}, decision "
         f"{decision.number:,} of term {decision.term}, from what was known as of entry {decision.as_of:,}"
@@ -181,7 +181,7 @@ def _show_decision(console: Console, decision: DecisionTold) -> None:
     _show_ahead(console, f"before it on {decision.instance}", decision.ahead)
 
 
-def _admission(decision: DecisionTold) -> str:
+def _admission(decision: DecisionRecord) -> str:
     name = decision.settings.get("admission", "")
     left = f"{seconds(decision.budget_seconds)} of its objective left"
     if decision.kind == "rejected":
@@ -195,7 +195,7 @@ def _admission(decision: DecisionTold) -> str:
     return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {verdict}"
 
 
-def _candidates(decision: DecisionTold) -> Table:
+def _candidates(decision: DecisionRecord) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "instance", "status", "cache known"):
         table.add_column(column, no_wrap=True)
@@ -206,7 +206,7 @@ def _candidates(decision: DecisionTold) -> Table:
     return table
 
 
-def _candidate(weighed: Weighed) -> Iterable[str]:
+def _candidate(weighed: WeighedCandidate) -> Iterable[str]:
     known = weighed.status != NOT_KNOWN
     return (
         "->" if weighed.chosen else "" if weighed.weighed else "not weighed",
@@ -224,7 +224,7 @@ def _candidate(weighed: Weighed) -> Iterable[str]:
     )
 
 
-def _show_grant(console: Console, grant: GrantTold, *, told: Sequence[Ahead]) -> None:
+def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAhead]) -> None:
     """`told`: who was before it when it was placed."""
     by = "granted" if grant.by_leader else "sent by its ingress, without a scheduler,"
     console.print(
@@ -248,7 +248,7 @@ def _show_grant(console: Console, grant: GrantTold, *, told: Sequence[Ahead]) ->
         _show_ahead(console, f"before it in {grant.instance}", grant.in_engine)
 
 
-def _show_ahead(console: Console, what: str, ahead: Sequence[Ahead]) -> None:
+def _show_ahead(console: Console, what: str, ahead: Sequence[QueuedAhead]) -> None:
     if not ahead:
         return
     console.print(
@@ -289,7 +289,7 @@ def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
         )
 
 
-def _show_events(console: Console, story: Story) -> None:
+def _show_events(console: Console, story: RequestTimeline) -> None:
     console.print("\nits entries in the log", style="bold")
     for entry in story.entries:
         text = line(entry, speed=story.speed, keys=False)

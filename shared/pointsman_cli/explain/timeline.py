@@ -39,18 +39,18 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
 from pointsman.simulation.replay.folding import behind, copy_of, take_in
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Line, Request, Stage
+from pointsman.state.workload import InstanceQueue, Request, Stage
 
-Decided = RequestPlaced | RequestRejected | RequestMigrated
+RecentDecisions = RequestPlaced | RequestRejected | RequestMigrated
 AHEAD_MAX = 4096
 NOT_KNOWN = "not known"
 """Status of an instance that joined before a log of which nothing earlier is known."""
 
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class WeighedCandidate:
     """One instance as the decision found it. Seconds include the learned correction."""
 
     instance: InstanceId
@@ -77,7 +77,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class QueuedAhead:
     """A request that was before this one on the same instance."""
 
     request: RequestId
@@ -106,7 +106,7 @@ class PrefixFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionTold:
+class DecisionRecord:
     """One decision of the leader about this request. Times count from the arrival."""
 
     kind: str
@@ -132,8 +132,8 @@ class DecisionTold:
     predicted_cached_tokens: Tokens
     budget_seconds: Seconds
     """What was left of the objective."""
-    candidates: list[Weighed]
-    ahead: list[Ahead]
+    candidates: list[WeighedCandidate]
+    ahead: list[QueuedAhead]
     prefix: PrefixFacts | None
 
 
@@ -158,7 +158,7 @@ class MoveRefused:
 
 
 @dataclass(slots=True, kw_only=True)
-class GrantTold:
+class GrantRecord:
     """It was sent to an engine. Seconds of work are by the cost model, uncorrected."""
 
     sequence: Sequence
@@ -170,7 +170,7 @@ class GrantTold:
     by_leader: bool
     overtaken_by: list[RequestId]
     """Granted on the same instance while it waited, although they came later."""
-    in_engine: list[Ahead]
+    in_engine: list[QueuedAhead]
     decoding: int
     work_seconds: Seconds
     """Prefill work inside the engine before its first token, its own included."""
@@ -183,7 +183,7 @@ class GrantTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meanwhile:
+class PeerPrefills:
     """Prefills of other instances that ended while the request was inside its engine. `pace`: at the median, how many
     times as long as their cost models say."""
 
@@ -203,7 +203,7 @@ class Phase:
 
 
 @dataclass(slots=True, kw_only=True)
-class Story:
+class RequestTimeline:
     """Everything of one request. What the log does not say is None, empty or -1."""
 
     request: RequestId
@@ -216,10 +216,10 @@ class Story:
     entries: list[LogEntry] = field(default_factory=list)
     fenced: set[Sequence] = field(default_factory=set)
     """Entries that nobody applied: a deposed leader wrote them."""
-    decisions: list[DecisionTold] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
     refused: list[MoveRefused] = field(default_factory=list)
-    grants: list[GrantTold] = field(default_factory=list)
-    meanwhile: Meanwhile | None = None
+    grants: list[GrantRecord] = field(default_factory=list)
+    meanwhile: PeerPrefills | None = None
     failed: list[RequestAttemptFailed] = field(default_factory=list)
     """What engines did wrong, in the order of the log."""
     first_token: PrefillFinished | None = None
@@ -240,7 +240,7 @@ class Story:
         return self.arrival is None and self.log_begins > 1
 
     @property
-    def placement(self) -> DecisionTold | None:
+    def placement(self) -> DecisionRecord | None:
         """The last decision on where it waits."""
         return next((d for d in reversed(self.decisions) if d.kind != "rejected"), None)
 
@@ -251,13 +251,15 @@ def story_of(
     settings: PoolSettings,
     *,
     known: Callable[[Sequence], State | None] = lambda _: None,
-) -> Story:
+) -> RequestTimeline:
     """Read the log twice: what it says of the request, then what was known. `entries` can be read again.
 
     `known`: for a log that has lost its beginning, what is known of it as of that entry or an earlier one.
     """
     story = _outline(entries, request, settings)
-    decided = [e for e in story.entries if isinstance(e.event, Decided | RequestGranted) and not _is_fenced(e, story)]
+    decided = [
+        e for e in story.entries if isinstance(e.event, RecentDecisions | RequestGranted) and not _is_fenced(e, story)
+    ]
     begun = known(min(point.sequence for point in decided) - 1) if decided else None
     if begun is None:
         _Witness(story, State(settings), decided).read(entries)
@@ -268,9 +270,9 @@ def story_of(
     return story
 
 
-def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> Story:
+def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
     """Its own events; later ones of a kind that happens once are repeats."""
-    story = Story(request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0)
+    story = RequestTimeline(request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0)
     term = 0
     for entry in entries:
         event = entry.event
@@ -290,7 +292,7 @@ def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSett
     return story
 
 
-def _note(story: Story, event: LogEvent) -> None:
+def _note(story: RequestTimeline, event: LogEvent) -> None:
     match event:
         case RequestArrived():
             story.arrival = story.arrival or event
@@ -305,7 +307,7 @@ def _note(story: Story, event: LogEvent) -> None:
             pass
 
 
-def _arrived_at(story: Story) -> Seconds:
+def _arrived_at(story: RequestTimeline) -> Seconds:
     if story.arrival is not None:
         return story.arrival.arrived_at
     if isinstance(story.end, RequestFinished):
@@ -315,7 +317,7 @@ def _arrived_at(story: Story) -> Seconds:
     return first.at
 
 
-def _refused(story: Story) -> list[MoveRefused]:
+def _refused(story: RequestTimeline) -> list[MoveRefused]:
     """In the order of the log; a second copy of one is a repeat."""
     refused: dict[Stamp | None, MoveRefused] = {}
     for entry in story.entries:
@@ -344,14 +346,14 @@ def _term_of(entry: LogEntry) -> Term:
     return stamp.term if stamp else Term(0)
 
 
-def _is_fenced(entry: LogEntry, story: Story) -> bool:
+def _is_fenced(entry: LogEntry, story: RequestTimeline) -> bool:
     return entry.sequence in story.fenced
 
 
 class _Witness:
     """Folds the log as the leader did, and looks around before each decision on the request."""
 
-    def __init__(self, story: Story, state: State, points: list[LogEntry]) -> None:
+    def __init__(self, story: RequestTimeline, state: State, points: list[LogEntry]) -> None:
         self._story = story
         self._state = state
         self._blind = story.log_begins > state.sequence + 1
@@ -398,7 +400,7 @@ class _Witness:
             paces += self._pace_of(entry, grant.instance)
             take_in(self._state, entry)
         if paces:
-            story.meanwhile = Meanwhile(prefills=len(paces), pace=median(paces))
+            story.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
         """Of a prefill that this entry ends elsewhere; nothing of any other entry."""
@@ -466,13 +468,13 @@ class _Witness:
             self._known_ahead = {ahead.request for ahead in decision.ahead}
             self._overtaken_by = []
 
-    def _decided(self, entry: LogEntry, event: Decided) -> DecisionTold:
+    def _decided(self, entry: LogEntry, event: RecentDecisions) -> DecisionRecord:
         story, state = self._story, self._state
         request = state.workload.requests.get(event.request)
         after = event.at - story.arrived_at
         instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
         stamp = event.stamp
-        return DecisionTold(
+        return DecisionRecord(
             kind={RequestPlaced: "placed", RequestMigrated: "moved", RequestRejected: "rejected"}[type(event)],
             sequence=entry.sequence,
             term=stamp.term if stamp else Term(0),
@@ -497,7 +499,7 @@ class _Witness:
             prefix=self._prefix(request),
         )
 
-    def _weighed(self, request: Request | None, event: Decided, chosen: InstanceId) -> list[Weighed]:
+    def _weighed(self, request: Request | None, event: RecentDecisions, chosen: InstanceId) -> list[WeighedCandidate]:
         """Who was weighed first, in the order of the event, then everybody else in the fleet."""
         told = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
         others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in told]
@@ -508,10 +510,12 @@ class _Witness:
             found += [self._weigh(view.option(i).as_candidate(), held, chosen, weighed=False) for i in others]
         return found
 
-    def _weigh(self, told: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool) -> Weighed:
+    def _weigh(
+        self, told: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
+    ) -> WeighedCandidate:
         instance = self._state.fleet.get(told.instance)
         line = self._state.workload.lines.get(told.instance, _NO_LINE)
-        return Weighed(
+        return WeighedCandidate(
             instance=told.instance,
             chosen=told.instance == chosen,
             weighed=weighed,
@@ -531,7 +535,7 @@ class _Witness:
             correction=self._state.correction(told.instance),
         )
 
-    def _ahead(self, instance: InstanceId, now: Seconds) -> list[Ahead]:
+    def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
         """Who had no first token yet on the instance, the engine's own first."""
         line = self._state.workload.lines.get(instance, _NO_LINE)
         return [
@@ -558,14 +562,14 @@ class _Witness:
             holders=sorted(instance for instance, blocks in held.items() if blocks > place),
         )
 
-    def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantTold:
+    def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
         state = self._state
         request = state.workload.requests.get(event.request)
         line = state.workload.lines.get(event.instance, _NO_LINE)
         before_seconds, before_tokens = line.engine_left(event.at)
         held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
         instance = state.fleet.get(event.instance)
-        return GrantTold(
+        return GrantRecord(
             sequence=entry.sequence,
             after_seconds=event.at - self._story.arrived_at,
             instance=event.instance,
@@ -583,14 +587,14 @@ class _Witness:
         )
 
 
-def _cached(request: Request | None, event: Decided) -> Tokens:
+def _cached(request: Request | None, event: RecentDecisions) -> Tokens:
     if request is None or isinstance(event, RequestRejected):
         return 0
     return request.prompt_tokens - event.uncached_tokens
 
 
-def _told(request: Request, now: Seconds) -> Ahead:
-    return Ahead(
+def _told(request: Request, now: Seconds) -> QueuedAhead:
+    return QueuedAhead(
         request=request.id,
         tenant=request.tenant,
         stage="in prefill" if request.stage is Stage.PREFILL else str(request.stage),
@@ -604,7 +608,7 @@ def _told(request: Request, now: Seconds) -> Ahead:
 # --- Where the time went ---
 
 
-def _phases(story: Story) -> list[Phase]:
+def _phases(story: RequestTimeline) -> list[Phase]:
     """Its life as stretches of time that leave nothing out, from arrival to its end or to the end of the log."""
     first = (
         ("gone", "before its first entry that is left") if story.arrived_before_the_log else ("way", "to the scheduler")
@@ -626,7 +630,7 @@ def _phases(story: Story) -> list[Phase]:
     return _joined(phases)
 
 
-def _marks(event: LogEvent, story: Story) -> list[tuple[Seconds, str, str, InstanceId]]:
+def _marks(event: LogEvent, story: RequestTimeline) -> list[tuple[Seconds, str, str, InstanceId]]:
     """Which stretch begins with an event; of a grant also when the engine was reached, where the ingress told."""
     match event:
         case RequestArrived():
@@ -651,7 +655,7 @@ def _marks(event: LogEvent, story: Story) -> list[tuple[Seconds, str, str, Insta
             return []
 
 
-def _is_handed_over(story: Story, attempt: int) -> bool:
+def _is_handed_over(story: RequestTimeline, attempt: int) -> bool:
     """Whether this attempt was prefilled in one instance and decoded in another."""
     events = (entry.event for entry in story.entries)
     return any(isinstance(event, RequestHandedOver) and event.attempt == attempt for event in events)

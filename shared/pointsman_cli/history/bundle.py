@@ -27,7 +27,7 @@ from pointsman.primitives import Sequence
 from pointsman.simulation.replay import Known
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
-from pointsman_cli.history.checkpoint import KeptCheckpoint, proven
+from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History
 from pointsman_cli.history.errors import HistoryError
 
@@ -50,7 +50,7 @@ class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: str
     version: int
     header: Header
-    checkpoint: KeptCheckpoint | None = None
+    checkpoint: ExportedCheckpoint | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,7 +172,7 @@ class BundleHistory(History):
 
 
 def write_bundle(
-    file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: KeptCheckpoint | None = None
+    file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: ExportedCheckpoint | None = None
 ) -> int:
     """Write a bundle, whole or not at all, and say how many entries it has. Raises OSError, HistoryError."""
     draft = file.with_name(f".{file.name}.part")

@@ -19,7 +19,7 @@ from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 
 
-class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a `CheckpointLabel` says, without the identity of a log, and the state as bytes."""
 
     as_of: Sequence
@@ -28,7 +28,7 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
 
 
-def proven(history: History, kept: KeptCheckpoint) -> Known | None:
+def proven(history: History, kept: ExportedCheckpoint) -> Known | None:
     """What is known from this checkpoint; None where it is of another log or of another fold. Raises HistoryError."""
     with closing(history.entries(kept.as_of)) as entries:
         entry = next(entries, None)
@@ -42,7 +42,7 @@ def proven(history: History, kept: KeptCheckpoint) -> Known | None:
     return Known(state, policies) if _form(state, policies) == kept.form else None
 
 
-def kept_from(history: History, known: Known) -> KeptCheckpoint | None:
+def kept_from(history: History, known: Known) -> ExportedCheckpoint | None:
     """What proves to a reader elsewhere what is known here; None where its entry is gone by now. Raises HistoryError."""
     as_of = known.state.sequence
     with closing(history.entries(as_of)) as entries:
@@ -50,7 +50,7 @@ def kept_from(history: History, known: Known) -> KeptCheckpoint | None:
     if entry is None or entry.sequence != as_of:
         return None
     form = _form(known.state, known.policies)
-    return KeptCheckpoint(as_of=as_of, entry=entry_digest(entry), form=form, content=encode_state(known.state))
+    return ExportedCheckpoint(as_of=as_of, entry=entry_digest(entry), form=form, content=encode_state(known.state))
 
 
 def _form(state: State, policies: PolicySet) -> str:

@@ -30,7 +30,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import Known
-from pointsman_cli.history.checkpoint import KeptCheckpoint, proven
+from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History
 from pointsman_cli.history.errors import HistoryError
 
@@ -87,7 +87,7 @@ class LiveHistory(History):
                 content = runner.run(self._in_store(lambda store, label=label: store.load(label)))  # type: ignore[misc]
                 if content is None:
                     continue
-                kept = KeptCheckpoint(as_of=label.as_of, entry=label.entry, form=label.form, content=content)
+                kept = ExportedCheckpoint(as_of=label.as_of, entry=label.entry, form=label.form, content=content)
                 if (known := proven(self, kept)) is not None:
                     return known
         return None

@@ -21,7 +21,7 @@ from pointsman_cli.history.differences import show_difference
 from pointsman_cli.history.output import console_for, json_option, progress_console, write_json
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, Source, source_options
-from pointsman_cli.history.start_point import Beginning, beginning_of
+from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.history.time_options import HELP, UpTo, moment_in
 from pointsman_cli.terminal import wall_time
 
@@ -161,7 +161,7 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _folded(history: History, beginning: Beginning, entries: Iterable[LogEntry]) -> _Replayed:
+def _folded(history: History, beginning: StartPoint, entries: Iterable[LogEntry]) -> _Replayed:
     settings = history.settings
     tally = _Tally(entries, Counter())
     wall, cpu = time.perf_counter(), time.process_time()
@@ -170,7 +170,7 @@ def _folded(history: History, beginning: Beginning, entries: Iterable[LogEntry])
     return _Replayed(history.origin, beginning.note, tally, settings.speed, state, None, *took)
 
 
-def _verified(history: History, beginning: Beginning, entries: Iterable[LogEntry]) -> _Replayed:
+def _verified(history: History, beginning: StartPoint, entries: Iterable[LogEntry]) -> _Replayed:
     settings = history.settings
     tally = _Tally(entries, Counter())
     wall, cpu = time.perf_counter(), time.process_time()

@@ -5,10 +5,10 @@ from typing import Any
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request, Stage
+from pointsman.state.workload import InstanceQueue, Request, Stage
 from pointsman_cli.terminal import wall_time
 
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:

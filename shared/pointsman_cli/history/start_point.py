@@ -11,7 +11,7 @@ from pointsman_cli.history.time_options import Moment
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPoint:
     """`known` is None where the fold begins empty. `note`: what people should know about it; nothing where the log is whole."""
 
     known: Known | None
@@ -32,24 +32,24 @@ class Beginning:
         return self.known.state.sequence + 1 if self.known is not None else 1
 
 
-def beginning_of(history: History, moment: Moment | None = None) -> Beginning:
+def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
     """For a fold up to `moment`, or to the end. Raises HistoryError."""
     first = history.header.first
     if first <= 1:
-        return Beginning(None, "")
+        return StartPoint(None, "")
     gone = f"the log begins at entry {first:,}"
     if moment is not None and moment.sequence is not None and moment.sequence < first - 1:
         msg = f"{gone}; what came before is gone. The recorder's archive keeps everything: name it with --from"
         raise HistoryError(msg)
     known = history.known
     if known is None:
-        return Beginning(
+        return StartPoint(
             None,
             f"{gone}, and there is no checkpoint that this version can begin with: what was known before is missing",
         )
     as_of = known.state.sequence
     if moment is not None and moment.is_behind(known.state):
-        return Beginning(
+        return StartPoint(
             None, f"{gone}, and its oldest checkpoint is of entry {as_of:,}: what was known before is missing"
         )
-    return Beginning(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")
+    return StartPoint(known, f"{gone}; this begins behind entry {as_of:,}, with a checkpoint of what was known then")

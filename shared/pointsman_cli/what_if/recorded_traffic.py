@@ -36,17 +36,17 @@ from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import Line
+from pointsman.state.workload import InstanceQueue
 from pointsman_cli.history.errors import HistoryError
 from pointsman_cli.history.restarts import Restarts
-from pointsman_cli.history.start_point import Beginning
+from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.history.time_options import Moment
 
 ANSWERS_MIN = 30
 """Fewer answered requests in the span say nothing about a policy."""
 
 SAMPLE_SECONDS = 1.0
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def read_record(
     *,
     origin: str,
     settings: PoolSettings,
-    beginning: Beginning,
+    beginning: StartPoint,
     since: Moment,
     to: Moment,
 ) -> Record:
@@ -114,7 +114,7 @@ class _Life:
 @dataclass(slots=True)
 class _Reader:
     settings: PoolSettings
-    beginning: Beginning
+    beginning: StartPoint
     since: Moment
     to: Moment
     _term: int = 0

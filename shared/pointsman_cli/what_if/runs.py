@@ -10,7 +10,7 @@ from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies.dispatch import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.simulation.outcome import Outcome
-from pointsman.simulation.simulator import Likeness, Scenario, simulate
+from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import EngineProfile
 from pointsman_cli.what_if.calibration import Calibration, calibrate, profile_of
@@ -117,7 +117,7 @@ class Twin:
         return between + self.calibration.ways.get(request.number, self.calibration.way_seconds)
 
     def _run(self, scenario: Scenario) -> Outcome:
-        like = Likeness(
+        like = FleetMirror(
             name_of=self._name_of,
             keys_of=recorded_keys,
             speed=self.record.settings.speed,

@@ -23,7 +23,7 @@ from pointsman_ingress.timeouts import FirstByteBounds, FirstByteDeadline
 log = structlog.get_logger()
 
 
-class Passage:
+class Passthrough:
     """Takes a question to an engine and the answer back."""
 
     def __init__(self, engines: EngineClient, *, retries: int, first_byte: FirstByteBounds) -> None:

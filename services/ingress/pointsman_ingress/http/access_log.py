@@ -14,7 +14,7 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.runtime.telemetry import ACCESS_LOG_DROPPED
 from pointsman_ingress.http.call import Call
 from pointsman_ingress.http.request_headers import header_text
-from pointsman_ingress.lifecycle import Life
+from pointsman_ingress.lifecycle import RequestLifecycle
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status of a request whose client hung up before it had an answer."""
@@ -75,7 +75,7 @@ class AccessLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
 
-    def tell(self, call: Call, life: Life | None) -> None:
+    def tell(self, call: Call, life: RequestLifecycle | None) -> None:
         """`life`: where the request was understood. Not blocking; raises nothing."""
         seconds = self._clock.wall() - call.received_at_wall
         line = _line(call, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
@@ -83,7 +83,7 @@ class AccessLog:
             ACCESS_LOG_DROPPED.inc()
 
 
-def _line(call: Call, life: Life | None, *, seconds: Seconds, speed: float, now: datetime) -> AccessLine:
+def _line(call: Call, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime) -> AccessLine:
     grant = None if life is None else life.grant
     usage = None if life is None else life.usage
     reason = call.reason or (life.reason if life else "")

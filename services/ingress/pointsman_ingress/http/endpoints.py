@@ -8,7 +8,7 @@ from pointsman_ingress.http.anthropic_errors import ANTHROPIC_ERRORS
 from pointsman_ingress.http.openai_errors import OPENAI_ERRORS, ErrorShape
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.openai_requests import (
-    Asked,
+    ParsedRequest,
     parse_audio,
     parse_chat,
     parse_completion,
@@ -26,7 +26,7 @@ class Endpoint:
     """One of them."""
 
     path: str
-    parse: Callable[[bytes], Asked] | None
+    parse: Callable[[bytes], ParsedRequest] | None
     """Of a JSON body. None where it is a form."""
     shape: StreamShape = CHUNKS
     placed: bool = True
@@ -35,7 +35,7 @@ class Endpoint:
     """Whether one engine may prefill it and another decode."""
     errors: ErrorShape = OPENAI_ERRORS
 
-    def read(self, body: bytes, headers: Headers) -> Asked:
+    def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """What the client asks for. Raises Refusal."""
         if self.parse is None:
             return parse_audio(body, headers.get(b"content-type", b""))

@@ -12,7 +12,7 @@ from pointsman.contracts.commands import FollowAnswered, FollowRequests, SentReq
 from pointsman.contracts.subjects import follow_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import PoolName, Seconds, Term
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.rebinding import Rebinding
 
 HEARTBEAT_WALL_SECONDS: Seconds = 1.0
@@ -30,7 +30,7 @@ class Heartbeat:
         commands: Commands,
         pool: PoolName,
         clock: Clock,
-        under_way: UnderWay,
+        under_way: InFlightRequests,
         rebinding: Rebinding,
         newest_term: Callable[[], Term],
     ) -> None:

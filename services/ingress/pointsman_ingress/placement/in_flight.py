@@ -35,7 +35,7 @@ class _Failures:
     until: Seconds = 0.0
 
 
-class UnderWay:
+class InFlightRequests:
     """Of one pool."""
 
     def __init__(self, *, fleet: FleetView, events: EventLog, clock: Clock) -> None:

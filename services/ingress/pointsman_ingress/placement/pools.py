@@ -17,13 +17,13 @@ from pointsman_ingress.http.openai_errors import Refusal, model_wanted, no_engin
 from pointsman_ingress.placement.fleet_view import FleetView, Model
 from pointsman_ingress.placement.heartbeat import Heartbeat
 from pointsman_ingress.placement.holding import Hold
-from pointsman_ingress.placement.in_flight import UnderWay
+from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.routing import Router
-from pointsman_ingress.placement.scheduler_liveness import Silence
+from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
 from pointsman_ingress.prompt.keys import Keys
-from pointsman_ingress.prompt.tokenization import Tokenising
+from pointsman_ingress.prompt.tokenization import Tokenizing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,12 @@ class Pool:
 
     name: PoolName
     fleet: FleetView
-    silence: Silence
-    under_way: UnderWay
+    silence: SchedulerLiveness
+    under_way: InFlightRequests
     router: Router
     rebinding: Rebinding
     heartbeat: Heartbeat
-    tokenising: Tokenising
+    tokenising: Tokenizing
     keys: Keys
     events: EventLog
     retry_budget: RetryBudget

@@ -33,8 +33,8 @@ from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.holding import Hold
-from pointsman_ingress.placement.in_flight import UnderWay
-from pointsman_ingress.placement.scheduler_liveness import Silence
+from pointsman_ingress.placement.in_flight import InFlightRequests
+from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
 
 log = structlog.get_logger()
 
@@ -71,8 +71,8 @@ class Router:
         *,
         commands: Commands,
         fleet: FleetView,
-        under_way: UnderWay,
-        silence: Silence,
+        under_way: InFlightRequests,
+        silence: SchedulerLiveness,
         pool: PoolName,
         clock: Clock,
         hold: Hold,

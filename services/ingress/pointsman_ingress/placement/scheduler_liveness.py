@@ -18,7 +18,7 @@ SIGN_OF_LIFE_WALL_SECONDS: Seconds = 1.0
 """How long a scheduler may take to show that it lives, and how often one that is silent is asked to."""
 
 
-class Silence:
+class SchedulerLiveness:
     """Of the scheduler of one pool. Wall time."""
 
     def __init__(

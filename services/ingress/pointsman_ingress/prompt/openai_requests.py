@@ -196,17 +196,17 @@ class Embeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedRequest:
     """A prompt that nobody reads on the way: of how many tokens, about, is all that counts."""
 
     tokens: Tokens
 
 
-Prompt = Tokenised | Texts | Chat | Embeddings | Sized
+Prompt = Tokenised | Texts | Chat | Embeddings | SizedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """One request, as far as routing cares. `output_tokens` None: as many as fit."""
 
     model: str
@@ -231,7 +231,7 @@ class Asked:
     """Whether it is a stream whose client did not ask for its usage, so that it can be asked for and kept from it."""
 
 
-def parse_completion(body: bytes) -> Asked:
+def parse_completion(body: bytes) -> ParsedRequest:
     """A body of /v1/completions. Raises Refusal."""
     fields = _decode(_completion_body, body)
     prompt = _completion_prompt(fields)
@@ -247,7 +247,7 @@ def parse_completion(body: bytes) -> Asked:
     )
 
 
-def parse_chat(body: bytes) -> Asked:
+def parse_chat(body: bytes) -> ParsedRequest:
     """A body of /v1/chat/completions. Raises Refusal."""
     fields = _decode(_chat_body, body)
     if not fields.messages:
@@ -275,7 +275,7 @@ def parse_chat(body: bytes) -> Asked:
     return _asked(fields, prompt, output_tokens, output_tokens, prompt_field="messages", reads_cache=reads_cache)
 
 
-def parse_response(body: bytes) -> Asked:
+def parse_response(body: bytes) -> ParsedRequest:
     """A body of /v1/responses. Raises Refusal."""
     fields = _decode(_response_body, body)
     if not fields.input and not fields.previous_input_messages:
@@ -304,7 +304,7 @@ def parse_response(body: bytes) -> Asked:
     return replace(asked, truncates=truncates, truncate_to=0, usage_may_be_asked=False)
 
 
-def parse_messages(body: bytes) -> Asked:
+def parse_messages(body: bytes) -> ParsedRequest:
     """A body of Anthropic's /v1/messages. Raises Refusal."""
     fields = _decode(_messages_body, body)
     if not fields.messages:
@@ -342,17 +342,17 @@ def _chat_of_messages(
     )
 
 
-def parse_embeddings(body: bytes) -> Asked:
+def parse_embeddings(body: bytes) -> ParsedRequest:
     """A body of /v1/embeddings: only how much there is to read is looked at. Raises Refusal."""
     fields = _decode(_embeddings_body, body)
     given = fields.messages or fields.input
     if not given:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
-    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field="input"), stream=False)
+    return replace(_asked(fields, SizedRequest(max(1, _size(given))), 0, 0, prompt_field="input"), stream=False)
 
 
-def parse_pairs(body: bytes) -> Asked:
+def parse_pairs(body: bytes) -> ParsedRequest:
     """A body of /rerank or /score: each document is read together with the query. Raises Refusal."""
     fields = _decode(_pairs_body, body)
     query = fields.query or fields.queries or fields.text_1 or fields.data_1
@@ -360,28 +360,28 @@ def parse_pairs(body: bytes) -> Asked:
     pairs = len(documents) if isinstance(documents, list) else 1
     # Several queries go with one document each, one query with all of them.
     read = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
-    return replace(_asked(fields, Sized(min(read, PAIRS_TOKENS_MAX)), 0, 0, prompt_field=""), stream=False)
+    return replace(_asked(fields, SizedRequest(min(read, PAIRS_TOKENS_MAX)), 0, 0, prompt_field=""), stream=False)
 
 
-def parse_pooled(body: bytes) -> Asked:
+def parse_pooled(body: bytes) -> ParsedRequest:
     """A body of /pooling or /classify: only how much there is to read is looked at. Raises Refusal."""
     fields = _decode(_pooled_body, body)
     given = fields.messages or fields.input or fields.data
-    return replace(_asked(fields, Sized(max(1, _size(given))), 0, 0, prompt_field=""), stream=False)
+    return replace(_asked(fields, SizedRequest(max(1, _size(given))), 0, 0, prompt_field=""), stream=False)
 
 
-def parse_audio(body: bytes, content_type: bytes) -> Asked:
+def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
     """A form of /v1/audio/transcriptions or /v1/audio/translations. Raises Refusal."""
     form = read_form(body, content_type)
     fields = _Body(model=form.model, stream=form.stream, user=form.user)
     heard, written = 1 + form.file_bytes // AUDIO_BYTES_A_TOKEN, 64 + form.file_bytes // AUDIO_BYTES_A_WORD
-    asked = _asked(fields, Sized(heard), written, None, prompt_field="file")
+    asked = _asked(fields, SizedRequest(heard), written, None, prompt_field="file")
     return replace(asked, usage_may_be_asked=False)
 
 
-def parse_named(body: bytes) -> Asked:
+def parse_named(body: bytes) -> ParsedRequest:
     """A body of which only the model is looked at. Raises Refusal."""
-    return _asked(_decode(_any_body, body), Sized(0), 0, None, prompt_field="")
+    return _asked(_decode(_any_body, body), SizedRequest(0), 0, None, prompt_field="")
 
 
 def _decode(decoder: msgspec.json.Decoder[F], body: bytes) -> F:
@@ -403,12 +403,12 @@ def _asked(
     *,
     prompt_field: str,
     reads_cache: bool = True,
-) -> Asked:
+) -> ParsedRequest:
     salt = fields.cache_salt or ""
     if len(salt) > SALT_LENGTH_MAX:
         msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
         raise bad_request(msg, param="cache_salt")
-    return Asked(
+    return ParsedRequest(
         model=fields.model or "",
         prompt=prompt,
         prompt_field=prompt_field,

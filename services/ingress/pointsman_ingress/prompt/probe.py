@@ -28,7 +28,7 @@ from pointsman_ingress.http.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Endp
 from pointsman_ingress.http.openai_errors import Refusal
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.prompt.keys import Keys
-from pointsman_ingress.prompt.tokenization import Inquiry, Tokenising
+from pointsman_ingress.prompt.tokenization import TokenizeContext, Tokenizing
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class Prober:
         self,
         *,
         fleet: FleetView,
-        tokenising: Tokenising,
+        tokenising: Tokenizing,
         keys: Keys,
         engines: EngineClient,
         events: EventLog,
@@ -184,7 +184,7 @@ class Prober:
         words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
         message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
-        tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.read(body, {}), Inquiry({}, self._request_id()))
+        tokens = await self._tokenising.tokens(CHAT_COMPLETIONS.read(body, {}), TokenizeContext({}, self._request_id()))
         return _Trial(CHAT_COMPLETIONS, body, tokens.prompts[0]), tokens.exact
 
     def _token_trial(self, instance: Instance) -> _Trial:

@@ -32,7 +32,15 @@ from pointsman_ingress.http.endpoints import TOKENIZE
 from pointsman_ingress.http.openai_errors import bad_request
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import text_parts, texts
-from pointsman_ingress.prompt.openai_requests import Asked, Chat, Embeddings, Prompt, Sized, Texts, Tokenised
+from pointsman_ingress.prompt.openai_requests import (
+    Chat,
+    Embeddings,
+    ParsedRequest,
+    Prompt,
+    SizedRequest,
+    Texts,
+    Tokenised,
+)
 
 log = structlog.get_logger()
 
@@ -85,7 +93,7 @@ class TextTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class TokenizeContext:
     """In whose name an engine is asked, should one have to be, and which of them can tell."""
 
     headers: Headers
@@ -123,7 +131,7 @@ class Tokens:
         return f"{'none' if nothing else 'partial'}; {self.doubt}"
 
 
-class Tokenising:
+class Tokenizing:
     """Turns prompts into tokens, within the process where a tokenizer is given."""
 
     def __init__(
@@ -146,7 +154,7 @@ class Tokenising:
         self._renders_not: set[tuple[InstanceId, Epoch, str]] = set()
         """Engines that were asked to render and cannot, and where."""
 
-    async def tokens(self, asked: Asked, inquiry: Inquiry) -> Tokens:
+    async def tokens(self, asked: ParsedRequest, inquiry: TokenizeContext) -> Tokens:
         """The request's tokens. Raises Refusal where the prompt itself is at fault."""
         started = self._clock.wall()
         try:
@@ -161,12 +169,12 @@ class Tokenising:
             return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
         return tokens
 
-    async def _understood(self, asked: Asked, inquiry: Inquiry) -> Tokens:
+    async def _understood(self, asked: ParsedRequest, inquiry: TokenizeContext) -> Tokens:
         prompt = self._for_this_template(asked.prompt)
         match prompt:
             case Tokenised():
                 return Tokens(prompt.prompts, exact=True)
-            case Sized():
+            case SizedRequest():
                 return Tokens([[0] * prompt.tokens], exact=False, known=0, doubt="not looked at")
             case Embeddings():
                 return Tokens([[0]], exact=False, known=0, doubt="prompt_embeds")
@@ -192,7 +200,7 @@ class Tokenising:
         told = {"enable_thinking": effort != "none", **(chat.chat_template_kwargs or {}), "reasoning_effort": effort}
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=told)
 
-    async def _beginning(self, chat: Chat, model: str, inquiry: Inquiry) -> Tokens:
+    async def _beginning(self, chat: Chat, model: str, inquiry: TokenizeContext) -> Tokens:
         """Of a chat that is not only text: the tokens before the message that is not, as far as no text in its place
         could change them."""
         variants = [await self._encoded(_in_words(chat, mark), model, inquiry) for mark in MARKS]
@@ -207,7 +215,7 @@ class Tokenising:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _encoded(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
+    async def _encoded(self, prompt: Texts | Chat, model: str, inquiry: TokenizeContext) -> list[list[int]] | None:
         tokenizer = self._tokenizer
         if tokenizer is None:
             return await self._ask_engine(prompt, model, inquiry)
@@ -223,7 +231,7 @@ class Tokenising:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _ask_engine(self, prompt: Texts | Chat, model: str, inquiry: Inquiry) -> list[list[int]] | None:
+    async def _ask_engine(self, prompt: Texts | Chat, model: str, inquiry: TokenizeContext) -> list[list[int]] | None:
         engine = self._engine(inquiry.demand)
         if engine is None:
             return None
@@ -240,7 +248,7 @@ class Tokenising:
                 self._failed(engine.id)
             return None
 
-    async def _rendered(self, engine: Instance, chat: Chat, inquiry: Inquiry) -> list[int]:
+    async def _rendered(self, engine: Instance, chat: Chat, inquiry: TokenizeContext) -> list[int]:
         """What the engine makes of the very same request; nothing where it does not, which `/tokenize` may do all the
         same. Raises _ImpossibleError."""
         path = chat.render_path
@@ -256,7 +264,7 @@ class Tokenising:
             self._renders_not.add((engine.id, engine.epoch, path))
         return []
 
-    async def _tokenised(self, engine: Instance, question: dict[str, Any], inquiry: Inquiry) -> list[int]:
+    async def _tokenised(self, engine: Instance, question: dict[str, Any], inquiry: TokenizeContext) -> list[int]:
         """Raises as `_ask`."""
         status, answer = await self._ask(engine, TOKENIZE.path, msgspec.json.encode(question), inquiry)
         if status != 200:
@@ -264,7 +272,7 @@ class Tokenising:
             raise EngineFailedError(msg)
         return msgspec.json.decode(answer, type=_TokenizeAnswer).tokens
 
-    async def _ask(self, engine: Instance, path: str, body: bytes, inquiry: Inquiry) -> tuple[int, bytes]:
+    async def _ask(self, engine: Instance, path: str, body: bytes, inquiry: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError, and _ImpossibleError where the engine says that the prompt is at fault."""
         async with await self._engines.send(engine.url, path, body, inquiry.headers, inquiry.request_id) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
@@ -337,7 +345,7 @@ def _in_words(chat: Chat, mark: str) -> Chat:
     return replace(chat, messages=messages, foreign="", body=b"")
 
 
-def _truncated(tokens: Tokens, asked: Asked) -> Tokens:
+def _truncated(tokens: Tokens, asked: ParsedRequest) -> Tokens:
     """Cut as the engine cuts. Where the client does not say from which side, the tokenizer decides: most keep the
     beginning."""
     if not asked.truncates:

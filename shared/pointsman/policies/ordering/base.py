@@ -8,7 +8,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class OrderingPolicy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         """The pending request to grant next; the line has at least one. Reads `state`, changes nothing."""
 
     def memories(self) -> tuple[Memory, ...]:

@@ -23,7 +23,7 @@ from pointsman.primitives import Seconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
 from pointsman.state.trackers.queue_deficits import QueueDeficits
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
         return (deficits,)
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         pending = line.pending.values()
         instance = next(iter(pending)).instance
         tenants = state.recall(QueueDeficits).in_turn(instance, {request.tenant for request in pending})

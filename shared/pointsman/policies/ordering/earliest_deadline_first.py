@@ -12,7 +12,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,5 @@ class EarliestDeadlineFirst(OrderingPolicy):
     name: ClassVar[str] = "edf"
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         return min(line.pending.values(), key=lambda request: request.deadline)

@@ -38,8 +38,8 @@ from pointsman.primitives import Seconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
 from pointsman.state.trackers.client_service import ClientService
-from pointsman.state.trackers.late_turns import LateTurns
-from pointsman.state.workload import Line, Request
+from pointsman.state.trackers.late_turns import LateCredit
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class FairDeadlines(OrderingPolicy):
     @override
     def memories(self) -> tuple[Memory, ...]:
         service = ClientService(input_weight=self.input_weight, cached_weight=0.0, output_weight=self.output_weight)
-        return (service, LateTurns(late_share=self.late_share))
+        return (service, LateCredit(late_share=self.late_share))
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
-        turns = state.recall(LateTurns)
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+        turns = state.recall(LateCredit)
         fair = self._within_lead(line.pending.values(), state)
         on_time, late = turns.split(fair, line, now)
         instance = (on_time or late)[0].instance
@@ -78,7 +78,9 @@ class FairDeadlines(OrderingPolicy):
         most = min(services.values()) + self.lead_tokens_max
         return [request for request in pending if services[request.tenant] <= most]
 
-    def _most_urgent(self, on_time: list[Request], line: Line, now: Seconds, factor: float, state: State) -> Request:
+    def _most_urgent(
+        self, on_time: list[Request], line: InstanceQueue, now: Seconds, factor: float, state: State
+    ) -> Request:
         urgent = min(on_time, key=lambda request: request.deadline)
         near = [request for request in on_time if request.deadline <= urgent.deadline + self.tie_seconds]
         if len(near) == 1:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,5 @@ class FirstComeFirstServed(OrderingPolicy):
     name: ClassVar[str] = "fcfs"
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         return next(iter(line.pending.values()))

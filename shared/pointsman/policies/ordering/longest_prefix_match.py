@@ -15,7 +15,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LongestPrefixMatch(OrderingPolicy):
     ageing_tokens: float = 50.0
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         return longest_match(line.pending.values(), state, self.ageing_tokens)
 
 

@@ -20,8 +20,8 @@ from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
-from pointsman.state.trackers.late_turns import LateTurns
-from pointsman.state.workload import Line, Request
+from pointsman.state.trackers.late_turns import LateCredit
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class MooreHodgson(OrderingPolicy):
 
     @override
     def memories(self) -> tuple[Memory, ...]:
-        return (LateTurns(late_share=self.late_share),)
+        return (LateCredit(late_share=self.late_share),)
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
-        turns = state.recall(LateTurns)
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+        turns = state.recall(LateCredit)
         on_time, late = turns.split(line.pending.values(), line, now)
         instance = (on_time or late)[0].instance
         if late and (not on_time or turns.due(instance)):

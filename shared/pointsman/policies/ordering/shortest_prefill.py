@@ -13,7 +13,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class ShortestPrefill(OrderingPolicy):
     ageing: float = 0.05
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         # Everyone ages alike, so `now` takes no part in the comparison.
         return min(line.pending.values(), key=lambda r: r.prefill_seconds + self.ageing * r.arrived_at)

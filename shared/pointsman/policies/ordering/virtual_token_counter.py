@@ -18,7 +18,7 @@ from pointsman.primitives import Seconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Memory
 from pointsman.state.trackers.client_service import ClientService
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class VirtualTokenCounter(OrderingPolicy):
         return (ClientService(input_weight=self.input_weight, cached_weight=1.0, output_weight=self.output_weight),)
 
     @override
-    def first(self, line: Line, now: Seconds, state: State) -> Request:
+    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         oldest: dict[str, Request] = {}
         for request in line.pending.values():
             oldest.setdefault(request.tenant, request)

@@ -17,7 +17,7 @@ from typing_extensions import override
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.migration_planner import Bounds, Relief, Target, Targets
+from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner, Target, Targets
 from pointsman.policies.stall_detection import STALL_SECONDS
 from pointsman.primitives import BlockKey, Seconds
 from pointsman.state.state import State
@@ -44,10 +44,10 @@ class DualMapPair(RebalancingPolicy):
             stall_seconds=self.stall_seconds,
             migrations_max=self.migrations_max,
         )
-        return Relief(state, now, bounds).plan(lambda relief: _within_the_pair(relief, state, now))
+        return MigrationPlanner(state, now, bounds).plan(lambda relief: _within_the_pair(relief, state, now))
 
 
-def _within_the_pair(relief: Relief, state: State, now: Seconds) -> Targets:
+def _within_the_pair(relief: MigrationPlanner, state: State, now: Seconds) -> Targets:
     ready = state.fleet.ready
     known: dict[BlockKey, list[Target]] = {}
 

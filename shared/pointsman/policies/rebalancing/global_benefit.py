@@ -14,7 +14,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.policies.rebalancing.migration_planner import Bounds, Relief, Targets
+from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner, Targets
 from pointsman.policies.stall_detection import STALL_SECONDS
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
@@ -39,9 +39,9 @@ class GlobalBenefit(RebalancingPolicy):
             migrations_max=self.migrations_max,
             waste_weight=self.waste_weight,
         )
-        return Relief(state, now, bounds).plan(_anywhere)
+        return MigrationPlanner(state, now, bounds).plan(_anywhere)
 
 
-def _anywhere(relief: Relief) -> Targets:
+def _anywhere(relief: MigrationPlanner) -> Targets:
     by_queue = sorted(relief.targets.values(), key=lambda target: target.queue)
     return lambda _request: by_queue

@@ -25,7 +25,7 @@ ROUNDING_SECONDS: Seconds = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class Veto:
     """Why a move is not made. `reason` is one of a few words (docs/events.md), `detail` is for people."""
 
     reason: str
@@ -40,31 +40,31 @@ class Recheck:
         self._now = now
         self._queues: dict[InstanceId, _Queue] = {}
 
-    def judge(self, migration: Migration) -> Option | Objection:
+    def judge(self, migration: Migration) -> Option | Veto:
         """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Objection("not_waiting", "it has ended")
+            return Veto("not_waiting", "it has ended")
         if request.stage is not Stage.PENDING:
-            return Objection("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Objection("elsewhere", f"it waits for {request.instance}")
+            return Veto("elsewhere", f"it waits for {request.instance}")
         if migration.target not in self._state.fleet.ready_for(request):
-            return Objection("target_unavailable", f"{migration.target} takes no such requests")
+            return Veto("target_unavailable", f"{migration.target} takes no such requests")
         if migration.target in self._state.fleet.on_trial:
-            return Objection("target_unavailable", f"{migration.target} is half-open after its ejection")
+            return Veto("target_unavailable", f"{migration.target} is half-open after its ejection")
         if migration.target in request.excluded:
-            return Objection("target_unavailable", f"{migration.target} has failed it before")
+            return Veto("target_unavailable", f"{migration.target} has failed it before")
         return self._compare(request, migration)
 
-    def _compare(self, request: Request, migration: Migration) -> Option | Objection:
+    def _compare(self, request: Request, migration: Migration) -> Option | Veto:
         queue = self._queue(migration.source)
         offered = PoolView(self._state, request, self._now).option(migration.target)
         there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now
         if there > left + ROUNDING_SECONDS:
-            return Objection("target_late", f"first token there in {there:.2f} s, {left:.2f} s are left")
+            return Veto("target_late", f"first token there in {there:.2f} s, {left:.2f} s are left")
         if there >= here or migration.target == migration.source:
-            return Objection("no_gain", f"first token there in {there:.2f} s, here in {here:.2f} s")
+            return Veto("no_gain", f"first token there in {there:.2f} s, here in {here:.2f} s")
         queue.give(request.id)
         return offered
 

@@ -28,7 +28,7 @@ from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 NEVER = float("inf")
 
@@ -63,7 +63,7 @@ class Bounds:
     """What a second of prefill that the source would not have had to compute counts, beyond what it delays itself."""
 
 
-class Relief:
+class MigrationPlanner:
     """One round over one State at one moment; made, asked for its plan once, and dropped."""
 
     def __init__(self, state: State, now: Seconds, bounds: Bounds) -> None:
@@ -78,14 +78,14 @@ class Relief:
             if instance_left.status is not Status.READY:
                 self._sort_out(instance_left, now)
 
-    def plan(self, targets_for: Callable[["Relief"], Targets]) -> MigrationPlan:
+    def plan(self, targets_for: Callable[["MigrationPlanner"], Targets]) -> MigrationPlan:
         """The moves, in the order in which they are to be made. `targets_for` is asked only where there is work."""
         if not self._sources or not self.targets:
             return MigrationPlan(self._state.sequence)
         return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
 
     def _sort_in(self, instance: Instance, now: Seconds) -> None:
-        line = self._state.workload.lines.get(instance.id) or Line()
+        line = self._state.workload.lines.get(instance.id) or InstanceQueue()
         stall_after = self._bounds.stall_seconds
         stalled = stalled_seconds(line, now, after=stall_after) if stall_after > 0 else 0.0
         if line.pending:
@@ -236,7 +236,7 @@ class _Source:
 def _source(
     state: State,
     instance: InstanceId,
-    line: Line,
+    line: InstanceQueue,
     stalled: Seconds,
     now: Seconds,
     slo_share: float,

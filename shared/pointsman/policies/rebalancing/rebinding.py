@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing.base import Migration
-from pointsman.policies.rebalancing.migration_check import Objection
+from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.state import State
-from pointsman.state.workload import Line, Request, Stage
+from pointsman.state.workload import InstanceQueue, Request, Stage
 
 OVERDUE_SECONDS: Seconds = STALL_SECONDS
 GAIN_SECONDS_MIN: Seconds = 1.0
@@ -71,34 +71,34 @@ class Rebinding:
                 moves.setdefault(rebound.option.instance, self._move(request, rebound))
         return list(moves.values())
 
-    def judge(self, migration: Migration) -> Rebound | Objection:
+    def judge(self, migration: Migration) -> Rebound | Veto:
         """What starting again gives now, or why the request should stay."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Objection("not_waiting", "it has ended")
+            return Veto("not_waiting", "it has ended")
         if request.rebound_from:
-            return Objection("rebound_before", f"it was taken out of {request.rebound_from} before")
+            return Veto("rebound_before", f"it was taken out of {request.rebound_from} before")
         if request.stage is not Stage.PREFILL:
-            return Objection("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Objection("elsewhere", f"it is in {request.instance}")
+            return Veto("elsewhere", f"it is in {request.instance}")
         if not _may_go(request):
-            return Objection("bound", "its ingress does not ask where it is to go")
+            return Veto("bound", "its ingress does not ask where it is to go")
         return self._judge_target(request, migration.target)
 
-    def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Objection:
+    def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Veto:
         if self._under_way() >= REBOUND_MAX:
-            return Objection("too_many_rebound", f"{REBOUND_MAX} are under way")
+            return Veto("too_many_rebound", f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
-            return Objection("target_unavailable", f"{target} does not take it")
+            return Veto("target_unavailable", f"{target} does not take it")
         option = PoolView(self._state, request, self._now).option(target)
         if not self._has_room(option):
-            return Objection("target_full", f"{target} could not begin it at once")
+            return Veto("target_full", f"{target} could not begin it at once")
         rebound = self._compare(request, option)
         if rebound is None:
-            return Objection("not_overdue", "its first token is not overdue")
+            return Veto("not_overdue", "its first token is not overdue")
         if rebound.benefit < GAIN_SECONDS_MIN:
-            return Objection("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
+            return Veto("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
         return rebound
 
     def _in_engines(self) -> list[Request]:
@@ -186,7 +186,7 @@ def _may_go(request: Request) -> bool:
     return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
 
 
-def _up_to(line: Line, request: Request) -> tuple[Seconds, Tokens]:
+def _up_to(line: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
     """Prefill work inside the engine before the first token of this request, uncorrected, and its uncached tokens."""
     seconds, tokens = 0.0, 0
     for known in line.prefill.values():

@@ -4,7 +4,7 @@ One file a policy; its docstring gives source, bias and limits. Each reads the s
 why; `limits` turns wishes into decisions, for all of them alike.
 """
 
-from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.limits import Limits, limited
 from pointsman.policies.scaling.manual import Manual
 from pointsman.policies.scaling.schedule import Schedule
@@ -16,4 +16,4 @@ SCALING_POLICIES: dict[str, type[ScalingPolicy]] = {
 }
 DEFAULT_SCALING = Manual.name
 
-__all__ = ["DEFAULT_SCALING", "SCALING_POLICIES", "Limits", "PoolSize", "ScalingPolicy", "Wish", "limited"]
+__all__ = ["DEFAULT_SCALING", "SCALING_POLICIES", "Limits", "PoolSize", "ScaleTarget", "ScalingPolicy", "limited"]

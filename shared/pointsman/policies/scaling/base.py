@@ -19,7 +19,7 @@ class PoolSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ScaleTarget:
     """How many instances there should be, and why. A `deliberate` wish is a person's, now or in a plan made before: it
     counts at once and in full."""
 
@@ -35,7 +35,7 @@ class ScalingPolicy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         """Reads `state`, changes nothing."""
 
     def memories(self) -> tuple[Memory, ...]:

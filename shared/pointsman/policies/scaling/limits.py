@@ -6,7 +6,7 @@ shrinks slowly: the pause before shrinking counts from the last change in either
 
 from dataclasses import dataclass
 
-from pointsman.policies.scaling.base import Wish
+from pointsman.policies.scaling.base import ScaleTarget
 from pointsman.primitives import Seconds
 from pointsman.state.scaling import Scaling
 
@@ -23,23 +23,23 @@ class Limits:
     pause_down_s: Seconds = 60.0
 
 
-def limited(wish: Wish, scaling: Scaling, now: Seconds, limits: Limits) -> Wish | None:
+def limited(wish: ScaleTarget, scaling: Scaling, now: Seconds, limits: Limits) -> ScaleTarget | None:
     """What to decide now: the wish as far as the limits let it, or None where nothing changes."""
     before = scaling.wanted
     bounded = min(max(wish.wanted, limits.lowest), limits.highest)
     if before is None:
-        return Wish(bounded, wish.reason, wish.deliberate)
+        return ScaleTarget(bounded, wish.reason, wish.deliberate)
     outside = min(max(before, limits.lowest), limits.highest)
     if outside != before:
-        return Wish(outside, f"{before} is outside {limits.lowest} to {limits.highest}", deliberate=True)
+        return ScaleTarget(outside, f"{before} is outside {limits.lowest} to {limits.highest}", deliberate=True)
     if bounded == before:
         return None
     if wish.deliberate:
-        return Wish(bounded, wish.reason, deliberate=True)
+        return ScaleTarget(bounded, wish.reason, deliberate=True)
     if bounded > before:
         if now - scaling.up_at < limits.pause_up_s:
             return None
-        return Wish(min(bounded, before + limits.step_up), wish.reason)
+        return ScaleTarget(min(bounded, before + limits.step_up), wish.reason)
     if now - max(scaling.up_at, scaling.down_at) < limits.pause_down_s:
         return None
-    return Wish(max(bounded, before - limits.step_down), wish.reason)
+    return ScaleTarget(max(bounded, before - limits.step_down), wish.reason)

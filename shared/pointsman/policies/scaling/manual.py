@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
 
@@ -18,5 +18,5 @@ class Manual(ScalingPolicy):
     name: ClassVar[str] = "manual"
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
-        return Wish(size.wanted, "as asked for", deliberate=True)
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+        return ScaleTarget(size.wanted, "as asked for", deliberate=True)

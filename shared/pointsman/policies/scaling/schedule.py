@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
 
@@ -74,15 +74,15 @@ class Schedule(ScalingPolicy):
         parse_table(self.times)
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         fired = [(at, wanted, time.text) for time, wanted in parse_table(self.times) if (at := time.last_firing(now))]
         decided = state.scaling.decided
         if not fired:
-            return Wish(size.wanted, "no entry has fired yet", deliberate=True)
+            return ScaleTarget(size.wanted, "no entry has fired yet", deliberate=True)
         at, wanted, text = max(fired)
         if decided is not None and decided.at >= at:
-            return Wish(size.wanted, f"decided after {text} fired", deliberate=True)
-        return Wish(wanted, f"it is time: {text}", deliberate=True)
+            return ScaleTarget(size.wanted, f"decided after {text} fired", deliberate=True)
+        return ScaleTarget(wanted, f"it is time: {text}", deliberate=True)
 
 
 @lru_cache(maxsize=8)

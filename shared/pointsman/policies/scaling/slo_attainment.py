@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
@@ -53,18 +53,18 @@ class SloAttainment(ScalingPolicy):
     refused_max: float = 0.03
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         window = state.recall(ServiceWindow)
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)
-            return Wish(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
+            return ScaleTarget(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
         if trouble := self._trouble(state, window, now):
             needed = self._needed(state, window, now)
             if size.ready < size.wanted:
-                return Wish(
+                return ScaleTarget(
                     max(size.wanted, needed), f"{trouble}; {size.wanted - size.ready} of {size.wanted} are to come"
                 )
-            return Wish(max(size.wanted + 1, needed), trouble)
+            return ScaleTarget(max(size.wanted + 1, needed), trouble)
         return self._fewer(state, size, window, now)
 
     @override
@@ -101,29 +101,29 @@ class SloAttainment(ScalingPolicy):
         span = max(MEASURED_SECONDS_MIN, now - prefills[0].at)
         return ceil(prefill_demand(state, prefills) / span / self.busy_max)
 
-    def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> Wish:
+    def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> ScaleTarget:
         if size.ready < size.wanted or size.ready < 1:
-            return Wish(size.wanted, "not all that were wanted are there")
+            return ScaleTarget(size.wanted, "not all that were wanted are there")
         idle = now - max(window.last_arrival_at, state.scaling.up_at)
         if size.wanted == 1:
             if idle < self.idle_s or state.workload.requests:
-                return Wish(1, "requests come")
-            return Wish(0, f"no request has come for {idle:.0f} s")
+                return ScaleTarget(1, "requests come")
+            return ScaleTarget(0, f"no request has come for {idle:.0f} s")
         since = max(now - self.calm_s, state.scaling.up_at, state.scaling.down_at)
         if now - since < self.calm_s:
-            return Wish(size.wanted, "the last change is too recent to judge")
+            return ScaleTarget(size.wanted, "the last change is too recent to judge")
         if window.last_arrival_at >= since and window.outcomes(since).total < self.outcomes_min:
-            return Wish(size.wanted, "too few of the last requests have an outcome to judge")
+            return ScaleTarget(size.wanted, "too few of the last requests have an outcome to judge")
         return self._without_one(state, size, window.prefills(since), window.outcomes(since))
 
-    def _without_one(self, state: State, size: PoolSize, prefills: list[Prefill], done: Outcomes) -> Wish:
+    def _without_one(self, state: State, size: PoolSize, prefills: list[Prefill], done: Outcomes) -> ScaleTarget:
         level = min(1.0, self.target + self.margin)
         now_on_time = f"{done.attainment:.1%} of {done.total} requests were on time"
         if done.total and done.attainment < level:
-            return Wish(size.wanted, now_on_time)
+            return ScaleTarget(size.wanted, now_on_time)
         without = attainment_without(state, prefills, least_worked(state, prefills))
         reason = f"{now_on_time}, and without one instance {without:.1%} would have been, of {level:.0%} needed"
-        return Wish(size.wanted - 1 if without >= level else size.wanted, reason)
+        return ScaleTarget(size.wanted - 1 if without >= level else size.wanted, reason)
 
 
 def _expected_in_time(request: Request, now: Seconds) -> bool:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.scaling.base import PoolSize, ScalingPolicy, Wish
+from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
@@ -35,9 +35,9 @@ class TargetUtilisation(ScalingPolicy):
     tolerance: float = 0.1
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> Wish:
+    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         if not size.ready:
-            return Wish(max(size.wanted, 1), "no instance is ready")
+            return ScaleTarget(max(size.wanted, 1), "no instance is ready")
         prefills = state.recall(ServiceWindow).prefills(now - self.window_s)
         busy = prefill_demand(state, prefills) / self.window_s / size.ready
         ready = [instance for instance in state.fleet.instances if instance.id in state.fleet.ready]
@@ -45,8 +45,8 @@ class TargetUtilisation(ScalingPolicy):
         measured = f"prefill is {busy:.0%} in use of {self.prefill:.0%}, KV memory {full:.0%} of {self.kv:.0%}"
         ratio = max(busy / self.prefill, full / self.kv)
         if abs(ratio - 1) <= self.tolerance or (ratio > 1 and size.ready < size.wanted):
-            return Wish(size.wanted, measured)
-        return Wish(max(1, ceil(size.ready * ratio)), measured)
+            return ScaleTarget(size.wanted, measured)
+        return ScaleTarget(max(1, ceil(size.ready * ratio)), measured)
 
     @override
     def memories(self) -> tuple[Memory, ...]:

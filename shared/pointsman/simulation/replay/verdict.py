@@ -11,12 +11,12 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.primitives import RequestId, Sequence, Term
 from pointsman.state.state import State
-from pointsman.state.workload import Line
+from pointsman.state.workload import InstanceQueue
 
 DIFFERENCES_KEPT_MAX = 100
 """Differences that a verdict keeps; all are counted."""
 
-_NO_LINE = Line()
+_NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True)

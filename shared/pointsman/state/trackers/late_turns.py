@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import Line, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 CREDIT_SECONDS_MAX = 1.0
 LATE_BEYOND = 0.9
@@ -50,7 +50,7 @@ class Pace:
         self.predicted = PACE_FADE * self.predicted + predicted
 
 
-class LateTurns(Memory):
+class LateCredit(Memory):
     """One credit and one pace an instance."""
 
     def __init__(self, *, late_share: float) -> None:
@@ -59,7 +59,9 @@ class LateTurns(Memory):
         self._credits: dict[InstanceId, Seconds] = {}
         self._paces: dict[InstanceId, Pace] = {}
 
-    def split(self, requests: Iterable[Request], line: Line, now: Seconds) -> tuple[list[Request], list[Request]]:
+    def split(
+        self, requests: Iterable[Request], line: InstanceQueue, now: Seconds
+    ) -> tuple[list[Request], list[Request]]:
         """Those that may be on time if they are granted now, and those that are late even then; order is kept."""
         before = line.engine_seconds_left(now)
         on_time: list[Request] = []

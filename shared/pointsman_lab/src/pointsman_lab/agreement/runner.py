@@ -25,7 +25,7 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.decisions import Settings
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.simulation import metrics
-from pointsman.simulation.simulator import Likeness, Scenario, simulate
+from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
 from pointsman_cli.bench.comparison import FreshFleets, Variant
@@ -253,11 +253,11 @@ def _scenario(pool: Pool) -> Scenario:
     )
 
 
-def _likeness(pool: Pool, speed: float) -> Likeness:
+def _likeness(pool: Pool, speed: float) -> FleetMirror:
     @lru_cache(maxsize=REQUESTS_REMEMBERED)
     def keys_of(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
         chain = KeyChain(secret=pool.secret.encode(), model=SIMULATED_MODEL, block_tokens=block_tokens)
         tokens = prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=pool.seed)
         return chain.extend(chain.root(), tokens)
 
-    return Likeness(name_of=lambda number: InstanceId(f"engine-{number + 1}"), keys_of=keys_of, speed=speed)
+    return FleetMirror(name_of=lambda number: InstanceId(f"engine-{number + 1}"), keys_of=keys_of, speed=speed)

@@ -19,7 +19,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_cli.up.scripts import console_script
 from pointsman_lab.faults.clients import Exchange
-from pointsman_lab.faults.log_tail import Witness
+from pointsman_lab.faults.log_tail import LogTail
 
 FIRST_SECONDS = 10.0
 """What is asked for so soon after it began may have been touched: somebody has to notice. A hang is noticed by first-byte
@@ -54,7 +54,7 @@ class Touched(msgspec.Struct, kw_only=True):
 class EngineWatch:
     """Follows an engine that misbehaves, by the log and by the commands that people have."""
 
-    def __init__(self, witness: Witness, data: Path) -> None:
+    def __init__(self, witness: LogTail, data: Path) -> None:
         self._witness = witness
         self._data = data
 

@@ -15,7 +15,7 @@ from pointsman.primitives import BlockKey
 from pointsman.simulation.replay import verify
 from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
 from pointsman_lab.faults.clients import Ending, Exchange, unserved
-from pointsman_lab.faults.injector import Strike
+from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import GENTLE
 
@@ -194,7 +194,7 @@ def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
                 yield f"{what}: {command} does not name it"
 
 
-def _gentle(strike: Strike) -> bool:
+def _gentle(strike: Injection) -> bool:
     return strike.fault.partition(":")[0] in GENTLE
 
 

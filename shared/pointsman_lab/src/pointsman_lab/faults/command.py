@@ -38,9 +38,9 @@ from pointsman_lab.faults.balancer import Balancer, balanced
 from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.clients import Clients, Exchange, unserved
 from pointsman_lab.faults.fleet import Shape, Struck, struck_fleet
-from pointsman_lab.faults.injector import Strike, Striker
+from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
-from pointsman_lab.faults.log_tail import Witness
+from pointsman_lab.faults.log_tail import LogTail
 from pointsman_lab.faults.observations import Evidence, gathered
 from pointsman_lab.faults.report import FaultsReport, progress_line, reported, show
 from pointsman_lab.faults.schedule import (
@@ -258,11 +258,11 @@ async def _run(
         link = await stack.enter_async_context(
             open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")
         )
-        witness = Witness(options.speed)
+        witness = LogTail(options.speed)
         reading = asyncio.create_task(witness.follow(link))
         await asyncio.sleep(WARM_UP_SECONDS)
         watch = EngineWatch(witness, fleet.data)
-        striker = Striker(fleet, link, seed=seed, watch=watch, balancer=balancer)
+        striker = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
         started, busy = time.monotonic(), BusyShare()
         clients = await _struck(options, requests, seed, striker, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
@@ -279,7 +279,7 @@ async def _struck(
     options: FaultsOptions,
     requests: list[WorkloadRequest],
     seed: int,
-    striker: Striker,
+    striker: Injector,
     faults: list[Fault],
     fleet: Struck,
     balancer: Balancer | None,
@@ -364,7 +364,7 @@ def _note_service(evidence: Evidence, clients: Clients) -> None:
             )
 
 
-def _note_answers(strike: Strike, exchanges: list[Exchange]) -> None:
+def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
     """What those were told who were answered meanwhile."""
     strike.answered = len(exchanges)
     strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))

@@ -33,7 +33,7 @@ DIAGNOSED_SHARE = 0.6
 """After this part of the time in which an engine misbehaves it is asked who is called bad."""
 
 
-class Strike(msgspec.Struct, kw_only=True):
+class Injection(msgspec.Struct, kw_only=True):
     """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
 
     `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as usual in this
@@ -64,7 +64,7 @@ class Strike(msgspec.Struct, kw_only=True):
     """Of an engine that misbehaved."""
 
 
-class Striker:
+class Injector:
     """Strikes one fleet."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Striker:
         self._watch = watch
         self._started = 0.0
         self._restarted: set[str] = set()
-        self.strikes: list[Strike] = []
+        self.strikes: list[Injection] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
         """Every fault at its time, and wait until the fleet is well again."""
@@ -87,7 +87,7 @@ class Striker:
                 await asyncio.sleep(self._started + fault.at - time.monotonic())
                 striking.create_task(self._strike(fault))
 
-    async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Strike], None]) -> None:
+    async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Injection], None]) -> None:
         """One fault after the other, with a calm time before each and after the last one. `told` of each when it is over."""
         self._started = time.monotonic()
         for fault in faults:
@@ -111,7 +111,9 @@ class Striker:
         )
         at, pids = time.monotonic(), list(victims)
         names = ", ".join(victims.values()) or "network"
-        strike = Strike(fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts)
+        strike = Injection(
+            fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts
+        )
         self.strikes.append(strike)
         if fault.action == "kill":
             for pid in pids:
@@ -133,7 +135,7 @@ class Striker:
         await self._until_well(strike, gone=set(pids) if fault.action in ENDS_PROCESSES else set())
         strike.ended = time.monotonic()
 
-    async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Strike) -> None:
+    async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Injection) -> None:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
         async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
             await _tell(session, fault.action)
@@ -189,7 +191,7 @@ class Striker:
                 await asyncio.sleep(0.05)
         return int(leader.scheduler.split("-")[1])
 
-    async def _until_well(self, strike: Strike, *, gone: set[int]) -> None:
+    async def _until_well(self, strike: Injection, *, gone: set[int]) -> None:
         deadline = time.monotonic() + WELL_SECONDS_MAX
         while time.monotonic() < deadline:
             if gone.isdisjoint(self._fleet.pids().values()) and await self._all_ready():

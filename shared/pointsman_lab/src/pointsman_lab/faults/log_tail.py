@@ -8,7 +8,7 @@ from pointsman.state.state import PoolSettings, State
 
 
 @dataclass(slots=True)
-class Witness:
+class LogTail:
     """Every entry so far, and the fold of them. `resets`: where the log did not go on as it had been."""
 
     speed: float

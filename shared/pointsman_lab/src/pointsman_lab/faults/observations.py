@@ -22,8 +22,8 @@ from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
 from pointsman_lab.faults.fleet import Struck
-from pointsman_lab.faults.injector import Strike, Striker
-from pointsman_lab.faults.log_tail import Witness
+from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
 """Long enough for all that heals by itself, on a busy machine, too."""
@@ -35,7 +35,7 @@ class Evidence:
     """`truth`: what each engine holds. `archived`: sequence and payload of every archived entry, up to the log's last."""
 
     exchanges: list[Exchange]
-    strikes: list[Strike]
+    strikes: list[Injection]
     entries: list[LogEntry]
     resets: list[str]
     state: State
@@ -55,8 +55,8 @@ class Evidence:
 async def gathered(
     fleet: Struck,
     link: Link,
-    striker: Striker,
-    witness: Witness,
+    striker: Injector,
+    witness: LogTail,
     exchanges: list[Exchange],
     *,
     in_agreement: Callable[[Evidence], bool],

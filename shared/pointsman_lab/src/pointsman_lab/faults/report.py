@@ -12,12 +12,12 @@ from rich.text import Text
 from pointsman.primitives import Seconds
 from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched
 from pointsman_lab.faults.checks import unanswered
-from pointsman_lab.faults.injector import Strike
+from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.observations import Evidence
 
 BLIND = "blind"
 
-Column = tuple[str, Callable[[Strike], str]]
+Column = tuple[str, Callable[[Injection], str]]
 """Of the table of strikes: its heading, and its cells."""
 
 
@@ -25,7 +25,7 @@ def _seconds(value: Seconds | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def _lasted(strike: Strike) -> str:
+def _lasted(strike: Injection) -> str:
     return f"{strike.lasted:.1f} s" if strike.lasted else ""
 
 
@@ -71,7 +71,7 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     """Whether clients came through a load balancer."""
     busy_share: float
     """Of this machine's cores, from the first request to the last answer."""
-    strikes: list[Strike]
+    strikes: list[Injection]
     findings: dict[str, list[str]]
 
     @property
@@ -139,7 +139,7 @@ def show(console: Console, report: FaultsReport) -> None:
     console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
 
 
-def _strikes(strikes: list[Strike], columns: Sequence[Column]) -> Table:
+def _strikes(strikes: list[Injection], columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
@@ -151,7 +151,7 @@ def _strikes(strikes: list[Strike], columns: Sequence[Column]) -> Table:
     return table
 
 
-def progress_line(strike: Strike) -> str:
+def progress_line(strike: Injection) -> str:
     """A line for who waits."""
     well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
     return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"

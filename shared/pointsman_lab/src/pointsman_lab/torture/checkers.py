@@ -27,12 +27,12 @@ from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
 from pointsman_lab.torture.audit import audit
-from pointsman_lab.torture.clients import Order
-from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.clients import ClientRequest
+from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import MAX_MODEL_LEN, MODEL
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.reference_model import FoldTwin
+from pointsman_lab.torture.reference_model import ReferenceModel
 from pointsman_scheduler import policy_config
 
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
@@ -44,10 +44,10 @@ BEHIND_SECONDS_MAX = 2.0
 NEWS_SECONDS_MAX: Seconds = 15.0
 """For so long an ingress may not have heard of who joined: a partition is at most 12 s."""
 
-Checker = Callable[[World], Iterator[str]]
+Checker = Callable[[Cluster], Iterator[str]]
 
 
-def one_end_a_request(world: World) -> Iterator[str]:
+def one_end_a_request(world: Cluster) -> Iterator[str]:
     """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
     arrived: dict[RequestId, None] = {}
     ends: dict[RequestId, list[Stored]] = defaultdict(list)
@@ -86,7 +86,7 @@ def _left_behind(ends: list[Stored]) -> bool:
     return len(ends) == 2 and len(given_up) == 1
 
 
-def one_id_a_rejection(world: World) -> Iterator[str]:
+def one_id_a_rejection(world: Cluster) -> Iterator[str]:
     """What was rejected is not begun again under another id: an ingress that did not hear so is told again. But one that no engine
     took a connection for asks anew, once nobody is left, as long as it may be held."""
     asked: dict[tuple[object, ...], RequestId] = {}
@@ -108,7 +108,7 @@ def one_id_a_rejection(world: World) -> Iterator[str]:
                 yield f"{event.request} at {stored.sequence} is {first} again, rejected at {rejected[first]}"
 
 
-def one_answer_a_client(world: World) -> Iterator[str]:
+def one_answer_a_client(world: Cluster) -> Iterator[str]:
     """Every client got one right answer, or hung up, or lost its ingress."""
     for order in world.traffic.orders:
         if order.outcome == "waits":
@@ -119,7 +119,7 @@ def one_answer_a_client(world: World) -> Iterator[str]:
             yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
 
 
-def _nobody_has_room(world: World, order: Order) -> bool:
+def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
     """Whether it was called too long while all with its adapter who were there, as far as its ingress may have known, said they
     are short. Where retention drops joins, an ingress that starts may know one only, until the others have joined again."""
     if order.code != "context_length_exceeded":
@@ -139,7 +139,7 @@ def _nobody_has_room(world: World, order: Order) -> bool:
     return max(contexts.values(), default=0) < MAX_MODEL_LEN
 
 
-def decisions_are_recomputed(world: World) -> Iterator[str]:
+def decisions_are_recomputed(world: Cluster) -> Iterator[str]:
     """Every decision, decided again by the production code, is the same."""
     for difference in verify(_entries(world)).differences:
         yield (
@@ -148,7 +148,7 @@ def decisions_are_recomputed(world: World) -> Iterator[str]:
         )
 
 
-def one_leader_a_term(world: World) -> Iterator[str]:
+def one_leader_a_term(world: Cluster) -> Iterator[str]:
     """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's, unless
     retention has dropped the election by which the server would have known."""
     leader: dict[int, str] = {}
@@ -181,20 +181,20 @@ def one_leader_a_term(world: World) -> Iterator[str]:
         yield f"decisions {sorted(missing)[:5]} of term {newest} are not in the log"
 
 
-def the_fold_equals_its_twin(world: World) -> Iterator[str]:
+def the_fold_equals_its_twin(world: Cluster) -> Iterator[str]:
     """State, entry by entry, is what slow and obvious code makes of the same log."""
-    twin = FoldTwin(empty_state(world), empty_model(world))
+    twin = ReferenceModel(empty_state(world), empty_model(world))
     for stored in world.network.history:
         yield from twin.apply(stored)
 
 
-def decisions_keep_the_rules(world: World) -> Iterator[str]:
+def decisions_keep_the_rules(world: Cluster) -> Iterator[str]:
     """Every decision is allowed by rules of their own, on figures that were computed anew: who may be placed, granted, moved
     and handed over where, the window, the budget, and that nothing waits while there is room."""
     yield from audit(world.network.history, lambda: empty_model(world), lapses=world.lapses)
 
 
-def index_equals_engines(world: World) -> Iterator[str]:
+def index_equals_engines(world: Cluster) -> Iterator[str]:
     """What the leader believes of each engine's cache is what is in it. Where an engine has no replay socket, and so what was
     missed is missed for good, it may differ, but then nobody says `exact`."""
     leader = leading(world)
@@ -221,7 +221,7 @@ def index_equals_engines(world: World) -> Iterator[str]:
             yield f"{instance} is {known.status}"
 
 
-def nothing_is_left_over(world: World) -> Iterator[str]:
+def nothing_is_left_over(world: Cluster) -> Iterator[str]:
     """No request is under way, no promise is kept, no engine computes."""
     leader = leading(world)
     if leader is None:
@@ -236,7 +236,7 @@ def nothing_is_left_over(world: World) -> Iterator[str]:
             yield f"{instance} still computes: {host.life.model.counts}"
 
 
-def the_log_equals_its_followers(world: World) -> Iterator[str]:
+def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
     """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
     that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
     folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
@@ -254,7 +254,7 @@ def the_log_equals_its_followers(world: World) -> Iterator[str]:
                 yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
 
 
-def replay_equals_the_leader(world: World) -> Iterator[str]:
+def replay_equals_the_leader(world: Cluster) -> Iterator[str]:
     """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
     remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
     leader = leading(world)
@@ -276,7 +276,7 @@ def _plain(value: object) -> str:
     return repr(vars(value) if hasattr(value, "__dict__") else value)
 
 
-def _replayed(world: World, leader: State) -> State:
+def _replayed(world: Cluster, leader: State) -> State:
     """The leader's state anew: the log up to its election, then every decision after what was known then."""
     history, state, term = world.network.history, empty_state(world), leader.term
     elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
@@ -301,7 +301,7 @@ def _replayed(world: World, leader: State) -> State:
     return state
 
 
-def the_archive_holds_the_log(world: World) -> Iterator[str]:
+def the_archive_holds_the_log(world: Cluster) -> Iterator[str]:
     """Every entry is in SQL, once, or in a gap: dropped before it could be read. Where the log has lost entries the archive
     keeps them, and all that there is now under another name, the newest."""
     archive, losses = world.recorder.archive, world.network.losses
@@ -321,7 +321,7 @@ def the_archive_holds_the_log(world: World) -> Iterator[str]:
         yield f"{len(archived)} entries are archived, {len(world.network.history)} were written"
 
 
-def everyone_is_ready(world: World) -> Iterator[str]:
+def everyone_is_ready(world: Cluster) -> Iterator[str]:
     """Every service says that it can do its work and lacks nothing."""
     for process in world.services:
         if process.life is None:
@@ -331,7 +331,7 @@ def everyone_is_ready(world: World) -> Iterator[str]:
             yield f"{process.name} lacks {process.life.board.lacks}"
 
 
-def the_pool_has_its_size(world: World) -> Iterator[str]:
+def the_pool_has_its_size(world: Cluster) -> Iterator[str]:
     """As many instances run as the scalers' newest decision says, which all of them know."""
     running = sum(engine.wanted for engine in world.engines)
     for scaler in world.scalers if world.provider is not None else ():
@@ -363,18 +363,18 @@ AGREEMENT: tuple[Checker, ...] = (
 )
 
 
-def leading(world: World) -> State | None:
+def leading(world: Cluster) -> State | None:
     """The state of the scheduler that leads."""
     states = [s.service.state for s in world.schedulers if s.life is not None and s.service.leading is not None]
     return states[0] if len(states) == 1 else None
 
 
-def empty_state(world: World) -> State:
+def empty_state(world: Cluster) -> State:
     """What a scheduler of this world folds the log into."""
     return policy_config.empty_state(world.plan.scheduler, policy_config.chosen_policies(world.plan.scheduler))
 
 
-def empty_model(world: World) -> PoolModel:
+def empty_model(world: Cluster) -> PoolModel:
     """What the model of the pool begins with."""
     settings = world.plan.scheduler
     return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
@@ -388,7 +388,7 @@ def fold_in(state: State, stored: Stored) -> None:
         state.apply(stored.event, stored.sequence)
 
 
-def _entries(world: World) -> list[LogEntry]:
+def _entries(world: Cluster) -> list[LogEntry]:
     problem = "damaged by a fault"
     return [
         LogEntry(stored.sequence, "", b"", stored.event, "" if stored.event is not None else problem)

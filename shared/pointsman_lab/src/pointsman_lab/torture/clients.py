@@ -35,7 +35,7 @@ COMPLETIONS = "/v1/completions"
 
 
 @dataclass(eq=False)
-class Order:
+class ClientRequest:
     """One request: what is asked, and what became of it."""
 
     number: int
@@ -84,18 +84,18 @@ class Traffic:
 
     plan: Plan
     chance: Random
-    orders: list[Order] = field(default_factory=list)
+    orders: list[ClientRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
-    def order(self, *, last: bool = False) -> Order:
+    def order(self, *, last: bool = False) -> ClientRequest:
         """One more. `last`: one that must be served."""
         chance = self.chance
         hangs_up = not last and chance.random() < HANG_UP_SHARE
         session, prompt, salt, adapter = self._asked(last=last)
         number = len(self.orders) + 1
-        order = Order(
+        order = ClientRequest(
             number=number,
             prompt=prompt,
             max_tokens=chance.choice((1, 4, 20, 80)),
@@ -128,7 +128,7 @@ class Traffic:
         return [self.chance.randint(300, 4000) for _ in range(count)]
 
 
-async def ask(order: Order, ingress: IngressProcess) -> None:
+async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
     """Send the order and follow it to its end."""
     world = ingress.world
     order.begun_at = world.loop.time()
@@ -166,7 +166,7 @@ async def ask(order: Order, ingress: IngressProcess) -> None:
     exchange.release()
 
 
-def _judge(order: Order, exchange: Exchange, body: bytes) -> None:
+def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
     """What kind of answer it is, and whether it is a right one."""
     if order.status != 200:
         order.outcome = "refused"
@@ -183,7 +183,7 @@ def _judge(order: Order, exchange: Exchange, body: bytes) -> None:
         order.problem = f"not one answer: {exchange.messages}"
 
 
-def _whole(order: Order, body: bytes) -> str:
+def _whole(order: ClientRequest, body: bytes) -> str:
     answer = _decoded(body)
     usage = answer.get("usage", {})
     if usage.get("completion_tokens") != order.max_tokens:
@@ -191,7 +191,7 @@ def _whole(order: Order, body: bytes) -> str:
     return str(answer["choices"][0]["text"])
 
 
-def _streamed(order: Order, body: bytes) -> tuple[str, Outcome]:
+def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     """The text of a stream; `broken off` where it ends with an error."""
     parts = []
     done = False

@@ -10,7 +10,7 @@ from pointsman_lab.torture.clients import Traffic
 from pointsman_lab.torture.engines import MODEL, EngineHost
 from pointsman_lab.torture.ghosts import GhostWatch
 from pointsman_lab.torture.http import Site
-from pointsman_lab.torture.loop import Mortal, VirtualLoop
+from pointsman_lab.torture.loop import KillableTask, VirtualLoop
 from pointsman_lab.torture.network import Link, Network
 from pointsman_lab.torture.operator import Operator
 from pointsman_lab.torture.plan import POOL, POOL_BLOCK_TOKENS, SECRET, Plan
@@ -29,7 +29,7 @@ from pointsman_lab.torture.processes import (
 from pointsman_lab.torture.provider import SimulatedProvider
 
 
-class World:
+class Cluster:
     """Everything of one run. Chance is drawn from streams of their own, so that one more message somewhere does
     not change which process is killed when."""
 
@@ -49,7 +49,7 @@ class World:
         self._directory = TemporaryDirectory(prefix="torture-")
         self.state_directory = self._directory.name
         """Where workers leave what the next one goes on from."""
-        self.lives: list[Mortal] = []
+        self.lives: list[KillableTask] = []
         """Of all processes, the dead ones too."""
         self.hosts: dict[InstanceId, EngineHost] = {}
         self.engines: list[EngineProcess] = []

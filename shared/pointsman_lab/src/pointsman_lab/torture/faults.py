@@ -6,9 +6,9 @@ from typing import Any
 
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman.primitives import InstanceId, Seconds
-from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import MISDEEDS, Lies, Misdeed
-from pointsman_lab.torture.network import CALM, Link, Weather
+from pointsman_lab.torture.network import CALM, Link, LinkConditions
 from pointsman_lab.torture.plan import BAD_SECONDS, FAULTS_BEGIN, FAULTS_SECONDS
 from pointsman_lab.torture.processes import EngineProcess, Life, Process, SchedulerProcess
 from pointsman_scheduler.service import WAITING
@@ -34,13 +34,13 @@ class Fault:
     """A kind of trouble. `weight`: how often, compared with the others."""
 
     weight: float
-    strike: Callable[["Trouble"], None]
+    strike: Callable[["FaultInjector"], None]
 
 
-class Trouble:
+class FaultInjector:
     """Makes trouble in a world, from a seed."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Cluster) -> None:
         self.world = world
         self.chance = world.chance("faults")
 
@@ -72,7 +72,7 @@ class Trouble:
             gaps = self.world.chance("gaps")
             for _ in range(GAPS):
                 loop.outside(
-                    FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, Fault(1.0, Trouble.drop_events)
+                    FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, self._strike, Fault(1.0, FaultInjector.drop_events)
                 )
         kinds = list(FAULTS)
         for _ in range(chance.choice((2, 5, 10, 20, 30))):
@@ -83,7 +83,7 @@ class Trouble:
         """The log loses entries that it had confirmed; not where retention drops the oldest, too."""
         chance = self.world.chance("log losses")
         for _ in range(chance.choice(LOG_LOSSES)):
-            strike = chance.choice((Trouble.power_cut, Trouble.power_cut, Trouble.delete_stream))
+            strike = chance.choice((FaultInjector.power_cut, FaultInjector.power_cut, FaultInjector.delete_stream))
             self.world.loop.outside(FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, self._strike, Fault(1.0, strike))
 
     def _strike(self, fault: Fault) -> None:
@@ -213,7 +213,7 @@ class Trouble:
         rebalancer, seconds = self.world.rebalancer, self._seconds(10.0)
         if rebalancer.life is not None:
             self.world.note(f"the rebalancer is slow for {seconds:.2f} s")
-            rebalancer.link.weather = Weather(delay=self.chance.choice((0.1, 0.3, 1.0)))
+            rebalancer.link.weather = LinkConditions(delay=self.chance.choice((0.1, 0.3, 1.0)))
             self._later(seconds, self._clear_up, rebalancer)
 
     def suspend(self) -> None:
@@ -281,7 +281,7 @@ class Trouble:
         if process.life is None:
             return
         chance, seconds = self.chance, self._seconds(10.0)
-        weather = Weather(
+        weather = LinkConditions(
             delay=chance.choice((0.0004, 0.005, 0.05, 0.3)),
             loss=chance.choice((0.0, 0.02, 0.2)),
             doubling=chance.choice((0.0, 0.05, 0.3)),
@@ -516,7 +516,7 @@ class Trouble:
     def _storm(self) -> None:
         """Bad weather everywhere, all the time."""
         chance = self.chance
-        weather = Weather(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), doubling=0.05)
+        weather = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), doubling=0.05)
         self.world.note(f"storm everywhere: {weather}")
         for process in self.world.services:
             if process.life is not None:
@@ -593,42 +593,42 @@ class Trouble:
 
 
 FAULTS: dict[str, Fault] = {
-    "kill": Fault(3.0, Trouble.kill),
-    "kill scheduler": Fault(1.5, Trouble.kill_scheduler),
-    "kill engine": Fault(2.0, Trouble.kill_engine),
-    "restart": Fault(2.0, Trouble.restart),
-    "rolling restart": Fault(0.7, Trouble.rolling_restart),
-    "pause": Fault(2.0, Trouble.pause),
-    "suspend": Fault(2.0, Trouble.suspend),
-    "ambush": Fault(1.0, Trouble.ambush),
-    "stale leader": Fault(2.0, Trouble.stale_leader),
-    "partition": Fault(2.0, Trouble.partition),
-    "weather": Fault(3.0, Trouble.bad_weather),
-    "server away": Fault(1.0, Trouble.server_away),
-    "clock": Fault(1.0, Trouble.clock_jump),
-    "drop events": Fault(3.0, Trouble.drop_events),
-    "worker cut from engine": Fault(1.0, Trouble.cut_worker_from_engine),
-    "ingress cut from engine": Fault(1.0, Trouble.cut_ingress_from_engine),
-    "drain": Fault(1.0, Trouble.drain),
-    "scale": Fault(2.0, Trouble.scale),
-    "provider away": Fault(0.5, Trouble.provider_away),
-    "clear cache": Fault(0.5, Trouble.clear_cache),
-    "restart unseen": Fault(0.7, Trouble.restart_unseen),
-    "damage": Fault(1.0, Trouble.damage_entries),
-    "archive": Fault(0.5, Trouble.archive_away),
-    "kill ingress": Fault(1.5, Trouble.kill_ingress),
-    "kill two": Fault(1.0, Trouble.kill_two),
-    "pause engine": Fault(2.5, Trouble.pause_engine),
-    "engine errors": Fault(2.0, Trouble.engine_errors),
-    "engine resets": Fault(1.5, Trouble.engine_resets),
-    "engine hangs": Fault(1.5, Trouble.engine_hangs),
-    "engine slow": Fault(2.0, Trouble.engine_slow),
-    "slow rebalancer": Fault(1.0, Trouble.slow_rebalancer),
-    "lie about load": Fault(0.7, Trouble.lie_about_load),
-    "lie about cache": Fault(0.7, Trouble.lie_about_cache),
-    "lie about length": Fault(0.5, Trouble.lie_about_length),
-    "lie about name": Fault(0.5, Trouble.lie_about_name),
-    "garbage": Fault(0.7, Trouble.garbage),
-    "poison": Fault(0.7, Trouble.poison),
+    "kill": Fault(3.0, FaultInjector.kill),
+    "kill scheduler": Fault(1.5, FaultInjector.kill_scheduler),
+    "kill engine": Fault(2.0, FaultInjector.kill_engine),
+    "restart": Fault(2.0, FaultInjector.restart),
+    "rolling restart": Fault(0.7, FaultInjector.rolling_restart),
+    "pause": Fault(2.0, FaultInjector.pause),
+    "suspend": Fault(2.0, FaultInjector.suspend),
+    "ambush": Fault(1.0, FaultInjector.ambush),
+    "stale leader": Fault(2.0, FaultInjector.stale_leader),
+    "partition": Fault(2.0, FaultInjector.partition),
+    "weather": Fault(3.0, FaultInjector.bad_weather),
+    "server away": Fault(1.0, FaultInjector.server_away),
+    "clock": Fault(1.0, FaultInjector.clock_jump),
+    "drop events": Fault(3.0, FaultInjector.drop_events),
+    "worker cut from engine": Fault(1.0, FaultInjector.cut_worker_from_engine),
+    "ingress cut from engine": Fault(1.0, FaultInjector.cut_ingress_from_engine),
+    "drain": Fault(1.0, FaultInjector.drain),
+    "scale": Fault(2.0, FaultInjector.scale),
+    "provider away": Fault(0.5, FaultInjector.provider_away),
+    "clear cache": Fault(0.5, FaultInjector.clear_cache),
+    "restart unseen": Fault(0.7, FaultInjector.restart_unseen),
+    "damage": Fault(1.0, FaultInjector.damage_entries),
+    "archive": Fault(0.5, FaultInjector.archive_away),
+    "kill ingress": Fault(1.5, FaultInjector.kill_ingress),
+    "kill two": Fault(1.0, FaultInjector.kill_two),
+    "pause engine": Fault(2.5, FaultInjector.pause_engine),
+    "engine errors": Fault(2.0, FaultInjector.engine_errors),
+    "engine resets": Fault(1.5, FaultInjector.engine_resets),
+    "engine hangs": Fault(1.5, FaultInjector.engine_hangs),
+    "engine slow": Fault(2.0, FaultInjector.engine_slow),
+    "slow rebalancer": Fault(1.0, FaultInjector.slow_rebalancer),
+    "lie about load": Fault(0.7, FaultInjector.lie_about_load),
+    "lie about cache": Fault(0.7, FaultInjector.lie_about_cache),
+    "lie about length": Fault(0.5, FaultInjector.lie_about_length),
+    "lie about name": Fault(0.5, FaultInjector.lie_about_name),
+    "garbage": Fault(0.7, FaultInjector.garbage),
+    "poison": Fault(0.7, FaultInjector.poison),
 }
 """By name."""

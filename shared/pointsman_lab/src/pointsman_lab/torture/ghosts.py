@@ -7,7 +7,7 @@ from pointsman.primitives import RequestId, Seconds
 from pointsman.state.workload import Stage
 
 if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import World
+    from pointsman_lab.torture.cluster import Cluster
 
 GONE_SECONDS: Seconds = 6.0
 """Of a leader that can read and write all the while."""
@@ -18,7 +18,7 @@ WAITING = (Stage.ARRIVED, Stage.PENDING)
 class GhostWatch:
     """Looks at the leader's books after an ingress was killed."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Cluster") -> None:
         self._world = world
 
     def watch(self, ingress: str) -> None:

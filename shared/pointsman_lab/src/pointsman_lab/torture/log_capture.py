@@ -6,14 +6,14 @@ from typing import Any, NoReturn
 
 import structlog
 
-from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.cluster import Cluster
 
 EXPECTED = frozenset({"instance_unschedulable"})
 """Errors that a fault may cause in a healthy service."""
 
 
 @contextmanager
-def listening_for_errors(world: World) -> Iterator[None]:
+def listening_for_errors(world: Cluster) -> Iterator[None]:
     """While the context is open, what services log goes nowhere, but errors are violations."""
     before = structlog.get_config()
 

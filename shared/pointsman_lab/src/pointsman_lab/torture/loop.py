@@ -41,7 +41,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Mortal:
+class KillableTask:
     """Who can be stopped. `held` are the steps that came due meanwhile."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Mortal:
         self.held: deque[asyncio.Handle] = deque()
 
 
-OWNER: ContextVar[Mortal | None] = ContextVar("OWNER", default=None)
+OWNER: ContextVar[KillableTask | None] = ContextVar("OWNER", default=None)
 """The process that the present code belongs to; None for the simulation itself."""
 
 
@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task = self.create_task(work, context=context.copy())
         assert not task.done()
 
-    def release(self, owner: Mortal) -> None:
+    def release(self, owner: KillableTask) -> None:
         """Let a stopped process go on where it stood."""
         owner.stopped = False
         self._ready.extend(owner.held)

@@ -87,7 +87,7 @@ COMMANDS_WAITING_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkConditions:
     """What happens to the messages of one link. `loss` and `doubling` are shares of all messages."""
 
     delay: Seconds = CALM_DELAY_SECONDS
@@ -95,7 +95,7 @@ class Weather:
     doubling: float = 0.0
 
 
-CALM = Weather()
+CALM = LinkConditions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,9 @@ class Network:
         if first > extent.first:
             self.broker.drop_before(first)
 
-    def carry(self, weather: Weather, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0) -> Seconds:
+    def carry(
+        self, weather: LinkConditions, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0
+    ) -> Seconds:
         """Bring one message over one link, or lose it, or bring it twice. When the last copy comes."""
         chance, now = self.chance, self.loop.time()
         if chance.random() < weather.loss:

@@ -13,7 +13,7 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman_lab.torture.clocks import SkewedClock
 
 if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import World
+    from pointsman_lab.torture.cluster import Cluster
 
 ANSWER_SECONDS: Seconds = 2.0
 AGAIN_SECONDS: Seconds = 0.5
@@ -23,7 +23,7 @@ TRIES_MAX = 8
 class Operator:
     """One person with a command line and a good connection."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Cluster") -> None:
         self._world = world
         self._link = world.link(SkewedClock(world.loop, speed=world.plan.speed), "operator")
         self._pool = world.network.pool

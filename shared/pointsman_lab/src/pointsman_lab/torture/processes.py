@@ -26,8 +26,8 @@ from pointsman_lab.torture.archive import MemoryArchive
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.engines import EngineHost, EngineLife, HostProbe, MemorySockets
 from pointsman_lab.torture.http import Exchange, Session, Site
-from pointsman_lab.torture.loop import OWNER, Mortal
-from pointsman_lab.torture.network import Link, Weather
+from pointsman_lab.torture.loop import OWNER, KillableTask
+from pointsman_lab.torture.network import Link, LinkConditions
 from pointsman_rebalancer.main import chosen_policy
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
@@ -43,7 +43,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import World
+    from pointsman_lab.torture.cluster import Cluster
 
 
 LINK_CLOSE_SECONDS: Seconds = 2.0
@@ -53,7 +53,7 @@ PROBES = "probe-"
 """How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
 
 
-class Life(Mortal):
+class Life(KillableTask):
     """One life of a process: its tasks, its link, its open connections."""
 
     def __init__(self, link: Link | None) -> None:
@@ -73,7 +73,7 @@ class Process(ABC):
     networked = True
     """Whether it has a link to the log server."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Cluster", name: str) -> None:
         self.world = world
         self.name = name
         self.clock = SkewedClock(world.loop, speed=world.plan.speed)
@@ -173,7 +173,7 @@ class Process(ABC):
 class HttpProcess(Process, Site):
     """One that answers HTTP, each request in tasks of its own."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Cluster", name: str) -> None:
         super().__init__(world, name)
         self.app: AsgiApp | None = None
 
@@ -240,7 +240,7 @@ class CheckpointerProcess(Process):
 
 
 class WorkerProcess(Process):
-    def __init__(self, world: "World", name: str, host: EngineHost) -> None:
+    def __init__(self, world: "Cluster", name: str, host: EngineHost) -> None:
         super().__init__(world, name)
         self.host = host
         self.service: WorkerService | None = None
@@ -276,7 +276,7 @@ class WorkerProcess(Process):
 
 
 class IngressProcess(HttpProcess):
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Cluster", name: str) -> None:
         super().__init__(world, name)
         self.engines_cut: set[str] = set()
         """Hosts of engines that this ingress cannot reach."""
@@ -347,7 +347,7 @@ class IngressProcess(HttpProcess):
 class EngineProcess(HttpProcess):
     networked = False
 
-    def __init__(self, world: "World", name: str, host: EngineHost) -> None:
+    def __init__(self, world: "Cluster", name: str, host: EngineHost) -> None:
         super().__init__(world, name)
         self.host = host
 
@@ -401,7 +401,7 @@ class EngineProcess(HttpProcess):
 
 
 class RecorderProcess(Process):
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Cluster", name: str) -> None:
         super().__init__(world, name)
         self.archive = MemoryArchive(world.chance("archive"))
 
@@ -420,7 +420,7 @@ class RebalancerProcess(Process):
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         plan = self.world.plan
         if plan.rebalancer_delay and not self.world.healed:
-            self.link.weather = Weather(delay=plan.rebalancer_delay)
+            self.link.weather = LinkConditions(delay=plan.rebalancer_delay)
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.log,
@@ -439,7 +439,7 @@ class RebalancerProcess(Process):
 class ScalerProcess(Process):
     service: ScalerService
 
-    def __init__(self, world: "World", name: str, provider: InstanceProvider | None) -> None:
+    def __init__(self, world: "Cluster", name: str, provider: InstanceProvider | None) -> None:
         super().__init__(world, name)
         self._provider = provider
 
@@ -466,7 +466,7 @@ class ScalerProcess(Process):
             await service.resign()
 
 
-def engine_host(world: "World", number: int) -> EngineHost:
+def engine_host(world: "Cluster", number: int) -> EngineHost:
     plan, instance = world.plan, InstanceId(f"engine-{number}")
     return EngineHost(
         instance,

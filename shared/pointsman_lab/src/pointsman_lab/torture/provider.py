@@ -15,7 +15,7 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman_lab.torture.processes import EngineProcess, WorkerProcess
 
 if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import World
+    from pointsman_lab.torture.cluster import Cluster
 
 ANSWER_SECONDS: Seconds = 0.02
 """Mean time of a call."""
@@ -26,7 +26,7 @@ GOODBYE_SECONDS: Seconds = 2.0
 class SimulatedProvider(InstanceProvider):
     """Runs engines on the hosts of a world."""
 
-    def __init__(self, world: "World", chance: Random) -> None:
+    def __init__(self, world: "Cluster", chance: Random) -> None:
         self._world = world
         self._chance = chance
         self._ending: dict[InstanceId, None] = {}

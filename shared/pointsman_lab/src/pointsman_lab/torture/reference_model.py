@@ -24,7 +24,7 @@ SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 """How far two sums of the same seconds in another order may differ."""
 
 
-class FoldTwin:
+class ReferenceModel:
     """Folds the log into a State and into the model and says where the two part."""
 
     def __init__(self, state: State, model: PoolModel) -> None:

@@ -24,10 +24,10 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.requests import RequestFailed
 from pointsman.primitives import Seconds
 from pointsman_lab.torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
-from pointsman_lab.torture.clients import Order, ask
-from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.clients import ClientRequest, ask
+from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import vocabulary
-from pointsman_lab.torture.faults import Trouble
+from pointsman_lab.torture.faults import FaultInjector
 from pointsman_lab.torture.log_capture import listening_for_errors
 from pointsman_lab.torture.loop import StalledError, VirtualLoop
 from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
@@ -72,7 +72,7 @@ def run_seed(seed: int) -> Verdict:
     gc.collect()
     gc.disable()
     loop = VirtualLoop(Random(f"loop {seed}"))
-    world = World(plan, loop)
+    world = Cluster(plan, loop)
     loop.set_exception_handler(lambda _loop, context: world.violation(f"unhandled: {context}"))
     try:
         with listening_for_errors(world), loop.breaking_endless_steps(world.violation):
@@ -81,7 +81,7 @@ def run_seed(seed: int) -> Verdict:
         gc.enable()
 
 
-def _judged(world: World, loop: VirtualLoop) -> Verdict:
+def _judged(world: Cluster, loop: VirtualLoop) -> Verdict:
     asyncio.set_event_loop(loop)
     problems: list[str] = []
     try:
@@ -103,7 +103,7 @@ def _judged(world: World, loop: VirtualLoop) -> Verdict:
     return verdict
 
 
-def log_digest(world: World) -> str:
+def log_digest(world: Cluster) -> str:
     """Every entry of the log and what each client got, as one number."""
     digest = hashlib.blake2b(digest_size=16)
     for stored in world.network.history:
@@ -129,12 +129,12 @@ def kind_of(event: LogEvent | None) -> str:
     return f"{name} by its ingress" if isinstance(event, RequestGranted) and event.stamp is None else name
 
 
-async def _acts(world: World) -> list[str]:
+async def _acts(world: Cluster) -> list[str]:
     chance = world.chance("start")
     for process in world.processes:
         if process.wanted:
             world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
-    trouble = Trouble(world)
+    trouble = FaultInjector(world)
     trouble.schedule()
     clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
     await asyncio.sleep(FAULTS_BEGIN + world.plan.fault_seconds)
@@ -153,7 +153,7 @@ async def _acts(world: World) -> list[str]:
     return problems
 
 
-def _findings(checker: Checker, world: World) -> list[str]:
+def _findings(checker: Checker, world: Cluster) -> list[str]:
     """What a checker finds. One that cannot even look has found something, too."""
     try:
         return list(checker(world))
@@ -161,7 +161,7 @@ def _findings(checker: Checker, world: World) -> list[str]:
         return [f"{checker.__name__} could not judge: {error!r}"]
 
 
-def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
+def _orders(world: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
     """Orders with their times: a stream of them, and some bursts. In a scenario they come evenly, to its end."""
     chance = world.chance("arrivals")
     if world.plan.scenario:
@@ -180,18 +180,18 @@ def _orders(world: World) -> Iterator[tuple[Order, Seconds]]:
         yield world.traffic.order(), at
 
 
-async def _client(world: World, order: Order, wait: Seconds) -> None:
+async def _client(world: Cluster, order: ClientRequest, wait: Seconds) -> None:
     await asyncio.sleep(wait)
     await ask(order, world.chance("choice").choice(_in_rotation(world)))
 
 
-def _in_rotation(world: World) -> list[IngressProcess]:
+def _in_rotation(world: Cluster) -> list[IngressProcess]:
     """Where a client may go: in a scenario there is a balancer that looks after readiness."""
     ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
     return ready or world.ingresses
 
 
-async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[None]"]) -> None:
+async def _quiet(world: Cluster, trouble: FaultInjector, clients: list["asyncio.Task[None]"]) -> None:
     """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
     deadline = world.loop.time() + QUIET_SECONDS_MAX
     agreed = 0
@@ -202,7 +202,7 @@ async def _quiet(world: World, trouble: Trouble, clients: list["asyncio.Task[Non
         agreed = agreed + 1 if agrees else 0
 
 
-def _tear_down(world: World, loop: VirtualLoop) -> None:
+def _tear_down(world: Cluster, loop: VirtualLoop) -> None:
     """Let every task end, those of killed processes too, with nobody left who could hear them."""
     for process in world.processes:
         process.kill()

@@ -17,7 +17,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
-from pointsman_lab.torture.cluster import World
+from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: Seconds = 15.0
@@ -38,7 +38,7 @@ SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 """Of each request that was sent to an engine there is one at least."""
 
 
-def a_bad_engine_is_kept_away(world: World) -> Iterator[str]:
+def a_bad_engine_is_kept_away(world: Cluster) -> Iterator[str]:
     """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open, and as many as
     are evidence."""
     if world.plan.scenario != "bad engine":
@@ -74,7 +74,7 @@ def _is_noticed(event: LogEvent, speed: float) -> bool:
     return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
 
 
-def a_well_engine_is_back_soon(world: World) -> Iterator[str]:
+def a_well_engine_is_back_soon(world: Cluster) -> Iterator[str]:
     """It is whole again within its time, and stays so."""
     if world.plan.scenario != "bad engine":
         return
@@ -95,7 +95,7 @@ def a_well_engine_is_back_soon(world: World) -> Iterator[str]:
             yield f"{event.instance} is well, and was ejected: {event}"
 
 
-def clients_notice_nothing(world: World) -> Iterator[str]:
+def clients_notice_nothing(world: Cluster) -> Iterator[str]:
     """Everybody is served whole, unless an engine broke off in the middle of what a client had seen a part of."""
     if not world.plan.scenario:
         return
@@ -107,7 +107,7 @@ def clients_notice_nothing(world: World) -> Iterator[str]:
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"
 
 
-def restarted_workers_keep_their_caches(world: World) -> Iterator[str]:
+def restarted_workers_keep_their_caches(world: Cluster) -> Iterator[str]:
     """A worker that is stopped and started goes on in the same epoch, and nobody takes its instance for gone."""
     if world.plan.scenario != "rolling restart":
         return
@@ -125,7 +125,7 @@ def restarted_workers_keep_their_caches(world: World) -> Iterator[str]:
             yield f"{instance} joined {count} times"
 
 
-SCENARIOS: tuple[Callable[[World], Iterator[str]], ...] = (
+SCENARIOS: tuple[Callable[[Cluster], Iterator[str]], ...] = (
     a_bad_engine_is_kept_away,
     a_well_engine_is_back_soon,
     clients_notice_nothing,
