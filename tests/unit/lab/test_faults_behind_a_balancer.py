@@ -13,7 +13,7 @@ from pointsman_lab.faults.balancer import Balancer, haproxy_config
 from pointsman_lab.faults.clients import Ending, Exchange, unserved
 from pointsman_lab.faults.schedule import FaultError, checked, in_turn, rolling
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BEGAN, ENDED = 1000.0, 1030.0
 
 

@@ -16,7 +16,7 @@ from pointsman_lab.results.studies import OURS, SEEDS, Study, studies
 from pointsman_lab.results.verdict import Duel, duels, verdict_section
 
 HERE = Path()
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def run(*arguments: str) -> Result:
