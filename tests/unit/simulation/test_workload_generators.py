@@ -19,34 +19,21 @@ from pointsman.simulation.workload import (
     GENERATORS,
     LONGER_PREFIXES,
     MORE_REQUESTS,
-    ChatShape,
-    Clients,
-    DayShape,
-    GspShape,
-    HotspotShape,
-    JudgeShape,
-    LongDocumentShape,
-    TreeShape,
     WorkloadRequest,
-    causal,
-    chat,
-    describe,
-    diurnal,
-    gamma,
-    gsp,
-    infinite_cache_hit_share,
-    input_capped,
-    llm_as_judge,
-    long_document_qa,
     mean_rate,
-    poisson,
     prompt_token_ids,
-    timestamps,
-    tools,
-    tree_of_thoughts,
-    two_hot_prefixes,
-    uniform,
 )
+from pointsman.simulation.workload.arrivals import DayShape, causal, diurnal, gamma, poisson, timestamps, uniform
+from pointsman.simulation.workload.generators.chat import ChatShape, chat
+from pointsman.simulation.workload.generators.clients import Clients
+from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
+from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
+from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
+from pointsman.simulation.workload.generators.tools import tools
+from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
+from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
+from pointsman.simulation.workload.requests import input_capped
+from pointsman.simulation.workload.sharing import describe, infinite_cache_hit_share
 
 SMALL = {
     "chat": partial(chat, shape=ChatShape(system_prompt_blocks=(2, 1), question_tokens=200, input_tokens_max=3000)),
