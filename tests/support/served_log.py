@@ -127,7 +127,7 @@ class ServedLog:
         held = self._coming[name]  # first come, first served: by the time it begins, all before it is cached
         hit = next((n for n, key in enumerate(request.keys) if key not in held), len(request.keys))
         held.update(int(key) for key in request.keys)
-        cached = self.state.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
+        cached = self.state.latency.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
         work = prefill_seconds(COST, request.prompt_tokens, cached) * self._pace.get(name, 1.0)
         first_at = max(now, self._free_at[name]) + work
         self._free_at[name] = first_at

@@ -660,7 +660,9 @@ class SchedulerService:
             prefilled_by=request.prefilled_by,
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
-            expected_seconds=self.state.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens),
+            expected_seconds=self.state.latency.expected_seconds(
+                instance.id, request.engine_seconds, request.engine_tokens
+            ),
         )
 
     def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> list[Answer]:

@@ -144,7 +144,7 @@ def weigh(state: State, instance: Instance, request: Request, now: Seconds, hit_
     line = state.workload.queues.get(instance.id, _NO_LINE)
     expected = [other for other in line.expected.values() if other.id != request.id]
     others = [*line.decoding.values(), *expected]
-    missing = request.prompt_tokens - state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
+    missing = request.prompt_tokens - state.latency.cached_tokens(instance, hit_blocks, request.prompt_tokens)
     capacity, rate = instance.kv_capacity_tokens, instance.transfer_tokens_per_s
     inside = [*others, *line.prefill.values()]
     return DecodeCandidate(

@@ -851,7 +851,7 @@ class Dispatcher:
 
     def _assume_prefills(self, instance: InstanceId, line: InstanceQueue, turn: _Turn) -> None:
         """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
-        factor = self.state.correction(instance)
+        factor = self.state.latency.correction(instance)
         for request in list(line.prefill.values()):
             if request.decode:
                 continue  # its ingress says when its prefill is over

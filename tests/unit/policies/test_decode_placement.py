@@ -106,7 +106,7 @@ def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:
     assert lines[InstanceId("p1")].requests == 0
     assert lines[InstanceId("p1")].prefill_seconds == 0.0
     assert (len(lines[InstanceId("d1")].decoding), len(lines[InstanceId("d1")].expected)) == (1, 0)
-    assert dispatcher.state.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
+    assert dispatcher.state.latency.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
 
     dispatcher.state.apply(first_token("r", "d1", at=0.6))
     assert request.stage is Stage.DECODING

@@ -156,7 +156,7 @@ class Rebinding:
     def _overdue(self, request: Request) -> Seconds | None:
         """By how much its first token is late; None while that is no reason to give up on it."""
         state, instance = self._state, self._state.fleet.get(request.instance)
-        expected = state.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
         overdue = self._now - request.granted_at - expected
         answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
@@ -169,8 +169,8 @@ class Rebinding:
         first = next(iter(line.prefill.values()))
         done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
         done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
-        left = state.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
-        return left, state.expected_seconds(source, done, done_tokens) if first is request else 0.0
+        left = state.latency.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
+        return left, state.latency.expected_seconds(source, done, done_tokens) if first is request else 0.0
 
     def _move(self, request: Request, rebound: Rebound) -> Migration:
         target, benefit = rebound.option.instance, rebound.benefit
