@@ -13,7 +13,6 @@ from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
     MigrationRefused,
-    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -36,7 +35,6 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
-from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
