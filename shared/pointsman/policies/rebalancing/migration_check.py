@@ -33,7 +33,7 @@ class Veto:
     detail: str
 
 
-class Recheck:
+class MigrationCheck:
     """One plan, looked at again move by move, each after the one before was made or refused."""
 
     def __init__(self, state: State, now: Seconds) -> None:
