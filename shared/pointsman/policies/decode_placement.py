@@ -23,7 +23,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import NOWHERE, InstanceQueue, Request
+from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request
 
 OUTPUT_TOKENS_RESERVED: Tokens = 512
 """Output tokens of a request that count as used KV cache, at most: clients ask for far more than they use."""
@@ -39,7 +39,7 @@ _EMPTY_QUEUE = InstanceQueue()
 class DecodeAssignment:
     """The decode instance as RequestPlaced records it; empty where one instance does both."""
 
-    instance: InstanceId = NOWHERE
+    instance: InstanceId = NO_INSTANCE
     reason: str = ""
     considered: list[DecodeCandidate] = field(default_factory=list)
     transfer_seconds: Seconds = 0.0
@@ -94,7 +94,7 @@ class DecodePlacement:
         fleet = state.fleet
         able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
         if fleet.on_trial:
-            able = [i for i in able if i not in fleet.on_trial or not state.is_tried(i)] or able
+            able = [i for i in able if i not in fleet.on_trial or not state.has_trial_request(i)] or able
         considered = [decode_candidate(state, fleet[i], request, now, hits.get(i, 0)) for i in able]
         if not considered:
             refusal = Refusal(RejectReason.NO_INSTANCE, "no instance that decodes is ready", RETRY_SECONDS)
@@ -132,10 +132,10 @@ def decode_candidate(
     state: State, instance: Instance, request: Request, now: Seconds, hit_blocks: int
 ) -> DecodeCandidate:
     """The predicted cost of decoding the request there."""
-    queue = state.workload.lines.get(instance.id, _EMPTY_QUEUE)
+    queue = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
     expected = [other for other in queue.expected.values() if other.id != request.id]
     others = [*queue.decoding.values(), *expected]
-    missing = request.prompt_tokens - state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
+    missing = request.prompt_tokens - state.latency.cached_tokens(instance, hit_blocks, request.prompt_tokens)
     capacity, rate = instance.kv_capacity_tokens, instance.transfer_tokens_per_s
     inside = [*others, *queue.prefill.values()]
     return DecodeCandidate(

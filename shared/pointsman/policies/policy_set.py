@@ -19,7 +19,7 @@ from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLI
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import Seconds, Tokens
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 P = TypeVar(
     "P",
@@ -65,9 +65,9 @@ class PolicySet:
     """Whether a rebalancer may have requests taken out of an engine before their first token."""
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         """Fresh trackers for a State that these policies will read."""
-        return (*self.routing.memories(), *self.admission.memories(), *self.ordering.memories())
+        return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
 
     @property
     def settings(self) -> Settings:

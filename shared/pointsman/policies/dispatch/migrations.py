@@ -15,7 +15,7 @@ from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.state.workload import NOWHERE, Request
+from pointsman.state.workload import NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
 """The plan of a move that the leader makes by itself."""
@@ -37,7 +37,7 @@ def relocate_pending(turn: Turn) -> None:
     """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
     state = turn.state
     ready = state.fleet.ready
-    for instance, queue in list(state.workload.lines.items()):
+    for instance, queue in list(state.workload.queues.items()):
         if instance not in ready and queue.pending and ready:
             for request in list(queue.pending.values()):
                 _relocate(turn, request)
@@ -55,7 +55,7 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
     if isinstance(judged, Veto):
         _refuse(turn, migration, judged, plan)
         return False
-    _move(turn, migration, judged.option, NOWHERE, plan, MoveCause.REBOUND, wasted=judged.wasted)
+    _move(turn, migration, judged.option, NO_INSTANCE, plan, MoveCause.REBOUND, wasted=judged.wasted)
     grant(turn, turn.state.workload.requests[migration.request])
     return True
 

@@ -177,8 +177,8 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
     if view.retried:
         return None
     for name in view.on_trial:
-        queue = turn.state.workload.lines.get(name)
-        if not (queue and queue.pending) and not turn.state.is_tried(name):
+        queue = turn.state.workload.queues.get(name)
+        if not (queue and queue.pending) and not turn.state.has_trial_request(name):
             option = view.option(name)
             return Choice(option, f"{name} is tried again after its ejection", [option])
     return None
@@ -201,7 +201,7 @@ def _predicted_ttft(option: Option, decode: DecodeAssignment) -> Seconds:
 
 
 def _queue_full(turn: Turn) -> Refusal | None:
-    waiting = sum(len(queue.pending) for queue in turn.state.workload.lines.values())
+    waiting = sum(len(queue.pending) for queue in turn.state.workload.queues.values())
     if waiting < turn.policies.pending_max:
         return None
     return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)

@@ -16,7 +16,7 @@ from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import Option
 from pointsman.primitives import InstanceId
-from pointsman.state.workload import NOWHERE, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 Decoder = DecodeChoice | DecodeRefusal | None
 """The instance that would decode what another one prefills; None where no instance of the pool is split."""
@@ -43,10 +43,10 @@ def assignment(turn: Turn, request: Request, option: Option, decoder: Decoder) -
 
 
 def decode_after_move(turn: Turn, request: Request, instance: InstanceId) -> InstanceId | None:
-    """The decode instance of an admitted request that moves to `instance`: NOWHERE where that one decodes too, None where
+    """The decode instance of an admitted request that moves to `instance`: NO_INSTANCE where that one decodes too, None where
     there is none."""
     if turn.state.fleet[instance].role != "prefill":
-        return NOWHERE
+        return NO_INSTANCE
     if request.decode:
         return request.decode
     decoder = decoder_for(turn, request, request.excluded, check_load=False)
@@ -59,7 +59,7 @@ def hand_over(turn: Turn, command: HandOverRequest) -> None:
     request = turn.state.workload.requests.get(command.request)
     if request is None or request.instance != command.instance or request.attempt != command.attempt:
         return
-    if request.stage is not Stage.PREFILL and not request.handed_to_nobody:
+    if request.stage is not Stage.PREFILL and not request.awaits_decoder:
         return
     chosen = turn.policies.decode_placement.choose(
         turn.leader.policy_state, request, turn.now, excluded=request.excluded, planned=request.decode

@@ -92,11 +92,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     SHARED + "state/conversations.py": (*STATE_TESTS, "routing"),
     SHARED + "state/scaling.py": STATE_TESTS,
     SHARED + "state/checkpoint.py": (*STATE_TESTS, "kept_checkpoints", "following"),
-    SHARED + "state/memories/attainment.py": POLICIES_OF_MEMORIES,
-    SHARED + "state/memories/decode_load.py": (*POLICIES_OF_MEMORIES, "decode_placement"),
+    SHARED + "state/trackers/attainment.py": POLICIES_OF_MEMORIES,
+    SHARED + "state/trackers/decode_load.py": (*POLICIES_OF_MEMORIES, "decode_placement"),
     "services/worker/pointsman_worker/translator.py": ("block_translator",),
 }
-"""By file: its unit tests (`tests/unit/test_<name>.py`). The memories of other policies are left out."""
+"""By file: its unit tests (`tests/unit/test_<name>.py`). The trackers of other policies are left out."""
 
 SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),

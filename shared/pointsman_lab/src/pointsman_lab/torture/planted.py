@@ -46,8 +46,8 @@ DEFECTS = (
     Defect(
         "a cancel grants nothing to those who wait",
         DISPATCH + "granting.py",
-        "        _cancel(turn, request, cause, reason, sent_to=NOWHERE)\n        grant_next(turn, instance)\n",
-        "        _cancel(turn, request, cause, reason, sent_to=NOWHERE)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        grant_next(turn, instance)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n",
     ),
     Defect(
         "a gap leaves `exact`",
