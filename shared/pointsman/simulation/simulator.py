@@ -45,6 +45,7 @@ from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
 from pointsman.state.fleet import Instance
+from pointsman.state.latency_model import LatencyModel
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 
@@ -141,25 +142,27 @@ class FleetMirror:
     """What passes between a grant and its engine's hearing of it: the time that processes and sockets take. None: none."""
 
 
-NOBODY = FleetMirror()
+NO_MIRROR = FleetMirror()
 
 
-def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: FleetMirror = NOBODY) -> Outcome:
+def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
     """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
     what waits for an instance that never comes back stays `unfinished`."""
-    return _Simulation(scenario, requests, like).run()
+    return _Simulation(scenario, requests, mirror).run()
 
 
-class _NoisyState(State):
-    """A State whose cost model is wrong for a share of the prompts, always in the same way for the same length."""
+class _NoisyLatency(LatencyModel):
+    """A cost model that is wrong for a share of the prompts, always in the same way for the same length."""
 
-    scenario: Scenario
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario.block_tokens)
+        self._scenario = scenario
 
     @override
     def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
-        share, size = self.scenario.estimate_error
+        share, size = self._scenario.estimate_error
         seconds = super().prefill_seconds(instance, prompt_tokens, cached_tokens)
-        draw = uniform(self.scenario.seed, "estimate", str(prompt_tokens))
+        draw = uniform(self._scenario.seed, "estimate", str(prompt_tokens))
         if draw >= share:
             return seconds
         return seconds * (1 + size if draw < share / 2 else 1 - size)
@@ -180,11 +183,13 @@ class _Engine:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: FleetMirror = NOBODY) -> None:
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[WorkloadRequest], mirror: FleetMirror = NO_MIRROR
+    ) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._like = like
-        self._profile = like.profile or PROFILES[scenario.profile]
+        self._mirror = mirror
+        self._profile = mirror.profile or PROFILES[scenario.profile]
         self._policies = policy_set(
             routing=scenario.routing,
             admission=scenario.admission,
@@ -265,23 +270,20 @@ class _Simulation:
         scenario = self._scenario
         settings = PoolSettings(
             block_tokens=scenario.block_tokens,
-            speed=self._like.speed,
+            speed=self._mirror.speed,
             affinity_level_tokens=max(512, scenario.block_tokens),
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
         )
-        if not scenario.estimate_error[0]:
-            return State(settings, self._policies.trackers())
-        noisy = _NoisyState(settings, self._policies.trackers())
-        noisy.scenario = scenario
-        return noisy
+        latency = _NoisyLatency(scenario) if scenario.estimate_error[0] else None
+        return State(settings, self._policies.trackers(), latency=latency)
 
     # The fleet
 
     def _join(self, number: int, now: Seconds) -> None:
         scenario = self._scenario
         capacity = scenario.kv_capacity_tokens or self._profile.kv_capacity_tokens
-        name = self._like.name_of(number)
+        name = self._mirror.name_of(number)
         before = self._engines.get(name)
         epoch = Epoch(before.epoch + 1 if before else 1)
         settings = EngineSettings(
@@ -351,7 +353,7 @@ class _Simulation:
             self._leave(engine, now, "drained")
 
     def _fail(self, failure: Failure, now: Seconds) -> None:
-        engine = self._engines[self._like.name_of(failure.instance)]
+        engine = self._engines[self._mirror.name_of(failure.instance)]
         engine.alive = False
         engine.wake += 1
         # Who is inside is known before the first is lost: losing one may grant another to the dead engine, and that
@@ -386,7 +388,7 @@ class _Simulation:
             arrived_at=now,
             tenant=Tenant(request.tenant),
             session=SessionId(request.session),
-            keys=pack_keys(self._like.keys_of(request, scenario.block_tokens)),
+            keys=pack_keys(self._mirror.keys_of(request, scenario.block_tokens)),
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
             slo_ttft=_objective(request, scenario),
@@ -436,7 +438,7 @@ class _Simulation:
                     pass
 
     def _send(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
-        way = self._like.way_of(self._requests[int(request_id)]) if self._like.way_of else 0.0
+        way = self._mirror.way_of(self._requests[int(request_id)]) if self._mirror.way_of else 0.0
         if not way:
             self._submit(request_id, instance, now)
             return

@@ -248,7 +248,7 @@ def _source(
     leaves: bool = False,
 ) -> _Source:
     requests = list(line.pending.values())
-    expected = state.expected_seconds
+    expected = state.latency.expected_seconds
     work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
     limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]
     return _Source(
