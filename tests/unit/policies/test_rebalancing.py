@@ -43,8 +43,8 @@ class WhereTheSessionSays(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        option = view.option(InstanceId(view.request.session))
-        return Choice(option, "told so", [option])
+        candidate = view.candidate(InstanceId(view.request.session))
+        return Choice(candidate, "told so", [candidate])
 
 
 def pool(instances: tuple[str, ...] = FLEET, *, window_tokens: int = 1) -> Dispatcher:

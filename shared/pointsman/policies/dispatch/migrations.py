@@ -9,7 +9,7 @@ from pointsman.policies.decode_placement import DecodeRefusal
 from pointsman.policies.dispatch.granting import grant, grant_next
 from pointsman.policies.dispatch.splitting import decode_after_move, decoder_for
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
@@ -55,7 +55,7 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
     if isinstance(judged, Veto):
         _refuse(turn, migration, judged, plan)
         return False
-    _move(turn, migration, judged.option, NO_INSTANCE, plan, MoveCause.REBOUND, wasted=judged.wasted)
+    _move(turn, migration, judged.candidate, NO_INSTANCE, plan, MoveCause.REBOUND, wasted=judged.wasted)
     grant(turn, turn.state.workload.requests[migration.request])
     return True
 
@@ -63,7 +63,7 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
 def _requeue(turn: Turn, migration: Migration, check: MigrationCheck, plan: MigrationPlan) -> bool:
     """Let a request wait at its target, or refuse that; whether it was done."""
     offered = check.judge(migration)
-    if isinstance(offered, Option):
+    if isinstance(offered, ScoredInstance):
         request = turn.state.workload.requests[migration.request]
         decode = decode_after_move(turn, request, offered.instance)
         if decode is not None:
@@ -79,22 +79,22 @@ def _relocate(turn: Turn, request: Request) -> None:
     transfer = None if isinstance(decoder, DecodeRefusal) and not request.decode else 0.0
     view = PoolView(turn.state, request, turn.now, excluded=request.excluded, transfer_seconds=transfer)
     try:
-        option = turn.policies.routing.choose(view).option
+        candidate = turn.policies.routing.choose(view).chosen
     except NoInstance:
         return
-    if option.instance == request.instance:
+    if candidate.instance == request.instance:
         return  # ejected, and no other instance can serve it
-    decode = decode_after_move(turn, request, option.instance)
+    decode = decode_after_move(turn, request, candidate.instance)
     if decode is not None:
         reason = relocated(request.instance)
-        own = Migration(request.id, request.instance, option.instance, 0.0, reason)
-        _move(turn, own, option, decode, NOT_PLANNED, MoveCause.RELOCATED)
+        own = Migration(request.id, request.instance, candidate.instance, 0.0, reason)
+        _move(turn, own, candidate, decode, NOT_PLANNED, MoveCause.RELOCATED)
 
 
 def _move(
     turn: Turn,
     migration: Migration,
-    option: Option,
+    candidate: ScoredInstance,
     decode: InstanceId,
     plan: MigrationPlan,
     cause: MoveCause,
@@ -107,11 +107,11 @@ def _move(
             stamp=turn.stamp,
             request=migration.request,
             source=migration.source,
-            instance=option.instance,
-            hit_blocks=option.hit_blocks,
-            uncached_tokens=option.uncached_tokens,
-            prefill_seconds=option.work_seconds,
-            predicted_ttft=option.predicted_ttft,
+            instance=candidate.instance,
+            hit_blocks=candidate.hit_blocks,
+            uncached_tokens=candidate.uncached_tokens,
+            prefill_seconds=candidate.work_seconds,
+            predicted_ttft=candidate.predicted_ttft,
             reason=migration.reason,
             plan=plan.id,
             policy=plan.policy,

@@ -12,7 +12,7 @@ from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, 
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import InstanceId, Seconds
@@ -105,26 +105,26 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     if isinstance(admitted, Refusal):
         _reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
         return
-    decode = assignment(turn, view.request, admitted.option, decoder)
+    decode = assignment(turn, view.request, admitted.chosen, decoder)
     if isinstance(decode, Refusal):
         _reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
         return
-    option = admitted.option
+    candidate = admitted.chosen
     turn.decide(
         RequestPlaced(
             at=turn.now,
             stamp=turn.stamp,
             request=request.id,
-            instance=option.instance,
-            hit_blocks=option.hit_blocks,
-            uncached_tokens=option.uncached_tokens,
-            queue_seconds=option.queue_seconds,
-            prefill_seconds=option.work_seconds,
-            predicted_ttft=_predicted_ttft(option, decode),
+            instance=candidate.instance,
+            hit_blocks=candidate.hit_blocks,
+            uncached_tokens=candidate.uncached_tokens,
+            queue_seconds=candidate.queue_seconds,
+            prefill_seconds=candidate.work_seconds,
+            predicted_ttft=_predicted_ttft(candidate, decode),
             policy=turn.policies.routing.name,
             settings=turn.leader.settings,
             reason=admitted.reason,
-            candidates=[o.as_candidate() for o in admitted.considered],
+            candidates=[o.recorded() for o in admitted.considered],
             attempt=attempt,
             excluded=list(excluded),
             decode=decode.instance,
@@ -142,7 +142,7 @@ def _reject(
     attempt: int,
     excluded: Collection[InstanceId],
     refusal: Refusal,
-    considered: list[Option],
+    considered: list[ScoredInstance],
     decoder: Decoder,
 ) -> None:
     turn.decide(
@@ -155,7 +155,7 @@ def _reject(
             retry_after=refusal.retry_after,
             policy=turn.policies.routing.name,
             settings=turn.leader.settings,
-            candidates=[o.as_candidate() for o in considered],
+            candidates=[o.recorded() for o in considered],
             attempt=attempt,
             excluded=list(excluded),
             decode_candidates=decoder.considered if decoder is not None else [],
@@ -179,8 +179,8 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
     for name in view.on_trial:
         queue = turn.state.workload.queues.get(name)
         if not (queue and queue.pending) and not turn.state.has_trial_request(name):
-            option = view.option(name)
-            return Choice(option, f"{name} is tried again after its ejection", [option])
+            candidate = view.candidate(name)
+            return Choice(candidate, f"{name} is tried again after its ejection", [candidate])
     return None
 
 
@@ -194,10 +194,10 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> 
     return max(0.0, turn.now - request.granted_at)
 
 
-def _predicted_ttft(option: Option, decode: DecodeAssignment) -> Seconds:
+def _predicted_ttft(candidate: ScoredInstance, decode: DecodeAssignment) -> Seconds:
     if not decode.instance:
-        return option.predicted_ttft
-    return option.queue_seconds + option.prefill_seconds + decode.transfer_seconds
+        return candidate.predicted_ttft
+    return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds
 
 
 def _queue_full(turn: Turn) -> Refusal | None:

@@ -14,7 +14,7 @@ from pointsman.policies.decode_placement import (
 )
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import Option
+from pointsman.policies.pool_view import ScoredInstance
 from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
@@ -29,14 +29,14 @@ def decoder_for(turn: Turn, request: Request, excluded: Collection[InstanceId], 
     return turn.policies.decode_placement.choose(known, request, turn.now, excluded=excluded, check_load=check_load)
 
 
-def assignment(turn: Turn, request: Request, option: Option, decoder: Decoder) -> DecodeAssignment | Refusal:
-    """The decode instance of a request that `option` prefills: itself where it decodes too and is fast enough."""
+def assignment(turn: Turn, request: Request, candidate: ScoredInstance, decoder: Decoder) -> DecodeAssignment | Refusal:
+    """The decode instance of a request that `candidate` prefills: itself where it decodes too and is fast enough."""
     if decoder is None:
         return SAME_INSTANCE
     known, policy = turn.leader.policy_state, turn.policies.decode_placement
-    instance = known.fleet[option.instance]
+    instance = known.fleet[candidate.instance]
     if instance.role == "both":
-        alone = decode_candidate(known, instance, request, turn.now, option.hit_blocks)
+        alone = decode_candidate(known, instance, request, turn.now, candidate.hit_blocks)
         if policy.fast_enough(alone, request):
             return SAME_INSTANCE
     return decoder.refusal if isinstance(decoder, DecodeRefusal) else decoder.assignment
