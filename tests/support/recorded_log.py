@@ -15,6 +15,7 @@ from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained, Role
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
@@ -93,7 +94,7 @@ class RecordedFleet:
             settings=self._policies.settings,
         )
         self._append(elected)
-        state = State(SETTINGS, self._policies.memories())
+        state = State(SETTINGS, self._policies.trackers())
         for entry in self.entries:
             if entry.event is None:
                 state.skip(entry.sequence)
@@ -167,12 +168,12 @@ class RecordedFleet:
     def _cancel(self) -> None:
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._decided(self._leader.cancel(request.id, "client_gone", self._now))
+            self._decided(self._leader.cancel(request.id, CancelCause.CLIENT_GONE, self._now))
 
     def _abandon(self) -> None:
         request = self._one(Stage.DECODING)
         if request is not None:
-            self._decided(self._leader.abandon(request.id, "granted long ago and never ended", self._now))
+            self._decided(self._leader.abandon(request.id, CancelCause.NEVER_ENDED, self._now))
 
     def _migrate(self) -> None:
         moves = [
@@ -202,7 +203,7 @@ class RecordedFleet:
 
     def _check_silence(self) -> None:
         events = self._leader.check_liveness(self._now, heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0)
-        for line in list(self._state.workload.lines):
+        for line in list(self._state.workload.queues):
             events += self._leader.grant_waiting(line, self._now)
         self._decided(events + self._leader.relocate_pending(self._now))
 

@@ -60,7 +60,7 @@ class ServedLog:
         self._free_at: dict[InstanceId, Seconds] = {}
         settings = PoolSettings(block_tokens=BLOCK)
         self.policies = chosen = policies or policy_set(routing="min_ttft")
-        self.state = State(settings, chosen.memories())
+        self.state = State(settings, chosen.trackers())
         self._leader = Dispatcher(self.state, chosen, term=Term(1))
         elected = LeaderElected(
             at=0.0, term=Term(1), scheduler="scheduler-1", as_of=0, pool=asdict(settings),

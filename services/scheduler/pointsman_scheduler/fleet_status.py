@@ -27,7 +27,7 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
 
 
 def _describe(state: State, instance: Instance) -> InstanceDescribed:
-    line = state.workload.lines.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _NO_LINE)
     return InstanceDescribed(
         instance=instance.id,
         url=instance.url,
@@ -40,7 +40,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
         doubt=instance.unschedulable
-        or state.why_out(instance)
+        or state.ejection_reason(instance)
         or foreign_keys(instance, state.settings.block_tokens)
         or instance.doubt,
         correction=round(state.correction(instance.id), 3),
@@ -75,7 +75,7 @@ class FleetGauges:
         self._shown = present
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        line = state.workload.lines.get(instance.id, _NO_LINE)
+        line = state.workload.queues.get(instance.id, _NO_LINE)
         telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))

@@ -34,6 +34,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
     LivenessTimeouts,
 )
+from pointsman.contracts.reasons import CancelCause, MoveCause, MoveRefusal, RejectReason, relocated
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy, Refusal
 from pointsman.policies.decode_placement import ALONE, DEFAULT_PAIRING, Decoder, NoDecoder, Pair, Pairing, weigh
@@ -50,8 +51,8 @@ from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, Scalin
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import NOWHERE, InstanceQueue, Request, Stage
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 P = TypeVar(
     "P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing, OutlierDetection
@@ -99,9 +100,9 @@ class PolicySet:
     """Whether a rebalancer may have requests taken out of an engine before their first token (`rebalancing.rebinding`)."""
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories for a State that these policies will read."""
-        return (*self.routing.memories(), *self.admission.memories(), *self.ordering.memories())
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers for a State that these policies will read."""
+        return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
 
     @property
     def settings(self) -> Settings:
@@ -195,11 +196,6 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
         raise UnknownPolicyError(message) from error
 
 
-def reason_to_relocate(instance: InstanceId) -> str:
-    """What RequestMigrated says of a request that had to leave this instance."""
-    return f"{instance} takes no requests any more"
-
-
 def _split(settings: Settings) -> tuple[Settings, ...]:
     """Settings of the routing, the admission and the ordering policy, of pairing and of outlier detection, their prefixes
     taken off."""
@@ -282,7 +278,7 @@ class Dispatcher:
             self._grant_next(source, turn)
         return turn.events
 
-    def cancel(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+    def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request that was not granted yet; of any other this is a no-op without events.
 
         One that is not known may still be on its way here: it is ended too, and will be refused when it comes.
@@ -290,16 +286,21 @@ class Dispatcher:
         known = self.state.workload.requests.get(request)
         if known is None and self.state.workload.end_of(request) is None:
             turn = _Turn(now)
-            self._decide(turn, RequestCancelled(at=now, stamp=self._stamp, request=request, reason=reason))
+            self._decide(
+                turn,
+                RequestCancelled(
+                    at=now, stamp=self._stamp, request=request, reason=reason or cause.sentence, cause=cause
+                ),
+            )
             return turn.events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
-        return self._end_cancelled(known, reason, now, sent_to=NOWHERE)
+        return self._end_cancelled(known, cause, reason, now, sent_to=NO_INSTANCE)
 
-    def abandon(self, request: RequestId, reason: str, now: Seconds) -> list[LogEvent]:
+    def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request whatever its stage: nobody is left who would."""
         known = self.state.workload.requests.get(request)
-        return [] if known is None else self._end_cancelled(known, reason, now, sent_to=known.instance)
+        return [] if known is None else self._end_cancelled(known, cause, reason, now, sent_to=known.instance)
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
         """Grant what now fits into the instance's window; called when something left it."""
@@ -328,13 +329,13 @@ class Dispatcher:
         """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
         policies = self.policies
         window = Window(policies.prefill_window_tokens, policies.running_max)
-        judged: Rebound | Veto = Veto("rebind_off", "the scheduler was not told --rebind")
+        judged: Rebound | Veto = Veto(MoveRefusal.REBIND_OFF, "the scheduler was not told --rebind")
         if policies.rebind:
             judged = Rebinding(self.state, turn.now, window).judge(migration)
         if isinstance(judged, Veto):
             self._refuse_move(migration, judged, plan, turn)
             return False
-        self._move(migration, judged.option, NOWHERE, plan, turn, wasted=judged.wasted)
+        self._move(migration, judged.option, NO_INSTANCE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
         self._grant(self.state.workload.requests[migration.request], turn)
         return True
 
@@ -345,9 +346,9 @@ class Dispatcher:
             request = self.state.workload.requests[migration.request]
             decode = self._decode_after_move(request, offered.instance, turn.now)
             if decode is not None:
-                self._move(migration, offered, decode, plan, turn)
+                self._move(migration, offered, decode, plan, turn, cause=MoveCause.PLANNED)
                 return True
-            offered = Veto("target_unavailable", f"nobody could decode what {offered.instance} prefills")
+            offered = Veto(MoveRefusal.TARGET_UNAVAILABLE, f"nobody could decode what {offered.instance} prefills")
         self._refuse_move(migration, offered, plan, turn)
         return False
 
@@ -357,7 +358,7 @@ class Dispatcher:
         request = self.state.workload.requests.get(command.request)
         if request is None or request.instance != command.instance or request.attempt != command.attempt:
             return []
-        if request.stage is not Stage.PREFILL and not request.handed_to_nobody:
+        if request.stage is not Stage.PREFILL and not request.awaits_decoder:
             return []
         chosen = self.policies.pairing.choose(
             self._seen, request, now, excluded=request.excluded, planned=request.decode
@@ -406,11 +407,11 @@ class Dispatcher:
         """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
         turn = _Turn(now)
         ready = self.state.fleet.ready
-        for instance, line in list(self.state.workload.lines.items()):
+        for instance, line in list(self.state.workload.queues.items()):
             if instance in ready or not line.pending or not ready:
                 continue
             for request in list(line.pending.values()):
-                self._migrate(request, turn, reason=reason_to_relocate(instance))
+                self._migrate(request, turn)
         for instance in ready:
             self._grant_next(instance, turn)
         return turn.events
@@ -456,13 +457,22 @@ class Dispatcher:
             self._decide(turn, event)
         return turn.events + self.relocate_pending(now) if turn.events else []
 
-    def _end_cancelled(self, request: Request, reason: str, now: Seconds, *, sent_to: InstanceId) -> list[LogEvent]:
-        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
+    def _end_cancelled(
+        self, request: Request, cause: CancelCause, reason: str, now: Seconds, *, sent_to: InstanceId
+    ) -> list[LogEvent]:
+        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NO_INSTANCE."""
         freed = request.instance
         turn = _Turn(now)
         self._decide(
             turn,
-            RequestCancelled(at=now, stamp=self._stamp, request=request.id, reason=reason, instance=sent_to),
+            RequestCancelled(
+                at=now,
+                stamp=self._stamp,
+                request=request.id,
+                reason=reason or cause.sentence,
+                instance=sent_to,
+                cause=cause,
+            ),
         )
         self._grant_next(freed, turn)
         return turn.events
@@ -536,7 +546,9 @@ class Dispatcher:
         except NoInstance as answer:
             if not self._may_hold(request, turn.now):
                 retry_after = self._ready_in(turn.now)
-                refusal = self._nobody_decodes(decoder, excluded) or Refusal("no_instance", str(answer), retry_after)
+                refusal = self._nobody_decodes(decoder, excluded) or Refusal(
+                    RejectReason.NO_INSTANCE, str(answer), retry_after
+                )
                 self._reject(request, attempt, excluded, refusal, [], turn, decoder=decoder)
             return
         admitted = self._admit(view, choice, decoder, asked=trial is None)
@@ -584,8 +596,8 @@ class Dispatcher:
 
     def _is_taken(self, instance: InstanceId) -> bool:
         """Whether a half-open instance has its one request, or one that waits for it."""
-        line = self.state.workload.lines.get(instance)
-        return bool(line and line.pending) or self.state.is_tried(instance)
+        line = self.state.workload.queues.get(instance)
+        return bool(line and line.pending) or self.state.has_trial_request(instance)
 
     def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
         """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
@@ -646,9 +658,9 @@ class Dispatcher:
 
     def _decode_after_move(self, request: Request, instance: InstanceId, now: Seconds) -> InstanceId | None:
         """Who decodes a request that moves to this instance, which has been admitted and is not refused any more.
-        NOWHERE where that instance does; None where nobody would."""
+        NO_INSTANCE where that instance does; None where nobody would."""
         if self.state.fleet[instance].role != "prefill":
-            return NOWHERE
+            return NO_INSTANCE
         if request.decode:
             return request.decode
         decoder = self._decoder_for(request, now, request.excluded, check=False)
@@ -664,7 +676,7 @@ class Dispatcher:
                 request=request.id,
                 source=command.instance,
                 attempt=command.attempt,
-                reason=refusal.reason,
+                reason=refusal.reason.value,
                 detail=refusal.detail,
                 retry_after=refusal.retry_after,
                 prefill=command.prefill,
@@ -720,10 +732,10 @@ class Dispatcher:
         return min(ASK_AGAIN_WALL_SECONDS * settings.speed, hold)
 
     def _refuse_full(self) -> Refusal | None:
-        waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
+        waiting = sum(len(line.pending) for line in self.state.workload.queues.values())
         if waiting < self.policies.pending_max:
             return None
-        return Refusal("queue_full", f"{waiting} requests wait already", 1.0)
+        return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)
 
     def _reject(
         self,
@@ -742,7 +754,7 @@ class Dispatcher:
                 at=turn.now,
                 stamp=self._stamp,
                 request=request.id,
-                reason=refusal.reason,
+                reason=refusal.reason.value,
                 detail=refusal.detail,
                 retry_after=refusal.retry_after,
                 policy=self.policies.routing.name,
@@ -754,7 +766,7 @@ class Dispatcher:
             ),
         )
 
-    def _migrate(self, request: Request, turn: _Turn, *, reason: str) -> None:
+    def _migrate(self, request: Request, turn: _Turn) -> None:
         decoder = self._decoder_for(request, turn.now, request.excluded, check=False)
         seconds = None if isinstance(decoder, NoDecoder) and not request.decode else 0.0
         view = PoolView(self.state, request, turn.now, excluded=request.excluded, transfer_seconds=seconds)
@@ -766,8 +778,8 @@ class Dispatcher:
             return  # ejected, and nobody else can serve it
         decode = self._decode_after_move(request, option.instance, turn.now)
         if decode is not None:
-            own = Migration(request.id, request.instance, option.instance, 0.0, reason)
-            self._move(own, option, decode, NOT_PLANNED, turn)
+            own = Migration(request.id, request.instance, option.instance, 0.0, relocated(request.instance))
+            self._move(own, option, decode, NOT_PLANNED, turn, cause=MoveCause.RELOCATED)
 
     def _move(
         self,
@@ -777,6 +789,7 @@ class Dispatcher:
         plan: MigrationPlan,
         turn: _Turn,
         *,
+        cause: MoveCause,
         wasted: Seconds = 0.0,
     ) -> None:
         self._decide(
@@ -799,6 +812,7 @@ class Dispatcher:
                 decode=decode,
                 rebound=migration.rebind,
                 wasted=wasted,
+                cause=cause,
             ),
         )
 
@@ -811,7 +825,7 @@ class Dispatcher:
                 request=migration.request,
                 source=migration.source,
                 instance=migration.target,
-                reason=objection.reason,
+                reason=objection.reason.value,
                 detail=objection.detail,
                 plan=plan.id,
                 policy=plan.policy,
@@ -823,11 +837,13 @@ class Dispatcher:
 
     def _grant_next(self, instance_id: InstanceId, turn: _Turn) -> None:
         instance = self.state.fleet.get(instance_id)
-        line = self.state.workload.lines.get(instance_id)
+        line = self.state.workload.queues.get(instance_id)
         if instance is None or line is None or instance.status not in GRANTED:
             return
         self._assume_prefills(instance_id, line, turn)
-        while line.pending and not (instance_id in self.state.fleet.on_trial and self.state.is_tried(instance_id)):
+        while line.pending and not (
+            instance_id in self.state.fleet.on_trial and self.state.has_trial_request(instance_id)
+        ):
             request = self.policies.ordering.first(line, turn.now, self.state)
             if not self._has_room(line, request):
                 return

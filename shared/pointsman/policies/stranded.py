@@ -23,7 +23,7 @@ PREFILL_SECONDS_MAX: Seconds = 120.0
 def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Request]:
     """Granted requests at instances that have been idle for longer than `idle_after` (engine seconds) since the grant."""
     for instance in state.fleet.instances:
-        line = state.workload.lines.get(instance.id)
+        line = state.workload.queues.get(instance.id)
         if line is None or not _says_idle(instance, now, idle_after):
             continue
         factor = state.correction(instance.id)

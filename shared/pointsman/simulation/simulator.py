@@ -140,13 +140,13 @@ class FleetMirror:
     """What passes between a grant and its engine's hearing of it: the time that processes and sockets take. None: none."""
 
 
-NOBODY = FleetMirror()
+NO_MIRROR = FleetMirror()
 
 
-def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: FleetMirror = NOBODY) -> Outcome:
+def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
     """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
     what waits for an instance that never comes back stays `unfinished`."""
-    return _Simulation(scenario, requests, like).run()
+    return _Simulation(scenario, requests, mirror).run()
 
 
 class _NoisyState(State):
@@ -179,11 +179,13 @@ class _Engine:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: FleetMirror = NOBODY) -> None:
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[WorkloadRequest], mirror: FleetMirror = NO_MIRROR
+    ) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._like = like
-        self._profile = like.profile or PROFILES[scenario.profile]
+        self._mirror = mirror
+        self._profile = mirror.profile or PROFILES[scenario.profile]
         self._policies = policy_set(
             routing=scenario.routing,
             admission=scenario.admission,
@@ -264,14 +266,14 @@ class _Simulation:
         scenario = self._scenario
         settings = PoolSettings(
             block_tokens=scenario.block_tokens,
-            speed=self._like.speed,
+            speed=self._mirror.speed,
             affinity_level_tokens=max(512, scenario.block_tokens),
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
         )
         if not scenario.estimate_error[0]:
-            return State(settings, self._policies.memories())
-        noisy = _NoisyState(settings, self._policies.memories())
+            return State(settings, self._policies.trackers())
+        noisy = _NoisyState(settings, self._policies.trackers())
         noisy.scenario = scenario
         return noisy
 
@@ -280,7 +282,7 @@ class _Simulation:
     def _join(self, number: int, now: Seconds) -> None:
         scenario = self._scenario
         capacity = scenario.kv_capacity_tokens or self._profile.kv_capacity_tokens
-        name = self._like.name_of(number)
+        name = self._mirror.name_of(number)
         before = self._engines.get(name)
         epoch = Epoch(before.epoch + 1 if before else 1)
         settings = EngineSettings(
@@ -343,14 +345,14 @@ class _Simulation:
         self._note_size(now)
 
     def _leave_when_idle(self, engine: _Engine, now: Seconds) -> None:
-        line = self._state.workload.lines.get(engine.id)
+        line = self._state.workload.queues.get(engine.id)
         if engine.alive and line is not None and line.requests:
             self._at(now + NOTICE_SECONDS, lambda at: self._leave_when_idle(engine, at))
         else:
             self._leave(engine, now, "drained")
 
     def _fail(self, failure: Failure, now: Seconds) -> None:
-        engine = self._engines[self._like.name_of(failure.instance)]
+        engine = self._engines[self._mirror.name_of(failure.instance)]
         engine.alive = False
         engine.wake += 1
         # Who is inside is known before the first is lost: losing one may grant another to the dead engine, and that
@@ -385,7 +387,7 @@ class _Simulation:
             arrived_at=now,
             tenant=Tenant(request.tenant),
             session=SessionId(request.session),
-            keys=pack_keys(self._like.keys_of(request, scenario.block_tokens)),
+            keys=pack_keys(self._mirror.keys_of(request, scenario.block_tokens)),
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
             slo_ttft=_objective(request, scenario),
@@ -435,7 +437,7 @@ class _Simulation:
                     pass
 
     def _send(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
-        way = self._like.way_of(self._requests[int(request_id)]) if self._like.way_of else 0.0
+        way = self._mirror.way_of(self._requests[int(request_id)]) if self._mirror.way_of else 0.0
         if not way:
             self._submit(request_id, instance, now)
             return
@@ -475,7 +477,7 @@ class _Simulation:
 
     def _give_up(self, event: HandOverRefused, now: Seconds) -> None:
         """Nobody decodes it: its ingress tells the client."""
-        self._engines[event.source].model.let_go(event.request)
+        self._engines[event.source].model.release_kv(event.request)
         failed = RequestFailed(at=now, request=event.request, reason=event.reason, status=429, instance=event.source)
         self._apply(failed, now)
         self._end(event.request, now, "rejected", event.reason)
@@ -491,7 +493,7 @@ class _Simulation:
         missing = max(0, prompt.length - target.model.cached_tokens(prompt))
 
         def come(at: Seconds) -> None:
-            source.model.let_go(event.request)
+            source.model.release_kv(event.request)
             request = self._state.workload.requests.get(event.request)
             if request is None or request.attempt != event.attempt or request.instance != event.instance:
                 return
@@ -627,7 +629,7 @@ class _Simulation:
     # What happens every so often
 
     def _sample(self, now: Seconds) -> None:
-        lines = self._state.workload.lines
+        lines = self._state.workload.queues
         instances = self._state.fleet.ready
         pending = tuple(lines[i].load_tokens if i in lines else 0 for i in instances)
         running = tuple(len(lines[i].decoding) if i in lines else 0 for i in instances)

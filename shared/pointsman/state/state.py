@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
     MigrationRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -27,6 +28,7 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
     WritesLost,
 )
+from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
@@ -39,8 +41,8 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    ENGINE_IDLE,
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
@@ -63,15 +65,15 @@ from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
 from pointsman.state.speculation import Speculation
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
-from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stage, Workload
+from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance waits for whose fault it was, before another request may try it."""
-STRANGERS_MAX = 1000
+UNREGISTERED_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 DELIVERED_WALL_SECONDS = 45.0
 """How long a prefix that an engine has delivered from its cache counts as held where its events do not say so."""
@@ -87,7 +89,7 @@ and one entry must not use up the numbers that there are."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: a first epoch may be so high in any case."""
 
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M", bound=Tracker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +107,17 @@ class PoolSettings:
 class State:
     """Everything known of one pool, as of the last event applied."""
 
-    def __init__(self, settings: PoolSettings, memories: Iterable[Memory] = ()) -> None:
-        """`memories`: what the chosen policies remember beyond what is kept anyway."""
+    def __init__(self, settings: PoolSettings, trackers: Iterable[Tracker] = ()) -> None:
+        """`trackers`: what the chosen policies remember beyond what is kept anyway."""
         self.settings = settings
-        self._memories = tuple(memories)
+        self._trackers = tuple(trackers)
         self.fleet = Fleet(checks_model=settings.fold_version >= 2)
         self.index = PrefixIndex()
         self.speculation = Speculation()
         self.delivered = DeliveredHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
-        self.conversations = SessionAffinity()
+        self.session_affinity = SessionAffinity()
         self.hotness = Hotness(
             block_tokens=settings.block_tokens,
             level_tokens=settings.affinity_level_tokens,
@@ -135,12 +137,12 @@ class State:
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
-        self.decided = RecentDecisions()
+        self.recent_decisions = RecentDecisions()
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
-        self.strangers: dict[InstanceId, Seconds] = {}
+        self.unregistered: dict[InstanceId, Seconds] = {}
         """Who reports without having joined, as far as this log tells, and when last: to be asked to join again."""
         self._epochs: dict[InstanceId, Epoch] = {}
         self._promises: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
@@ -160,15 +162,16 @@ class State:
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
     def _take_in(self, event: LogEvent, sequence: Sequence) -> None:
-        if event.stamp is not None and event.stamp.term < self.term:
-            self.fenced += 1
-            return
-        if event.stamp is not None and not self.decided.first_time(event.stamp):
-            return
+        if event.stamp is not None:
+            if is_fenced(event.stamp, self.term):
+                self.fenced += 1
+                return
+            if not self.recent_decisions.first_time(event.stamp):
+                return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
-            self.fleet.at_work(event.instance, event.at)
+            self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)
         self.delivered.settle(event.at)
         match event:
@@ -229,11 +232,11 @@ class State:
                     self.fleet.leave(event.instance)
                     self.outliers.left(event.instance)
                     self.decode_load.left(event.instance, event.at)
-                    for memory in self._memories:
-                        memory.left(event.instance, event.at)
+                    for tracker in self._trackers:
+                        tracker.left(event.instance, event.at)
                 elif event.stamp is not None and self._is_there_since(event):
-                    self.fleet.begin_anew(event.instance, event.stamp.as_of + 1)
-                self.strangers.pop(event.instance, None)
+                    self.fleet.note_restart(event.instance, event.stamp.as_of + 1)
+                self.unregistered.pop(event.instance, None)
             case RequestArrived():
                 self._arrive(event)
             case RequestPlaced():
@@ -279,9 +282,9 @@ class State:
         if is_leader_subject(subject):
             self.elected = sequence  # the next election must come behind this one, whatever it says
 
-    def recall(self, kind: type[M]) -> M:
-        """The memory of this kind. Asserts that a chosen policy asked for it."""
-        found = next((memory for memory in self._memories if isinstance(memory, kind)), None)
+    def tracker(self, kind: type[M]) -> M:
+        """The tracker of this kind. Asserts that a chosen policy asked for it."""
+        found = next((tracker for tracker in self._trackers if isinstance(tracker, kind)), None)
         assert found is not None, f"no chosen policy keeps {kind.__name__}"
         return found
 
@@ -321,7 +324,7 @@ class State:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
-    def why_out(self, instance: Instance) -> str:
+    def ejection_reason(self, instance: Instance) -> str:
         """Why it is ejected, or takes one request at a time; empty where it is whole."""
         record = self.outliers.record(instance.id)
         if instance.ejected:
@@ -374,27 +377,27 @@ class State:
             return
         _check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self._epochs[event.instance] = event.epoch
-        self.strangers.pop(event.instance, None)
+        self.unregistered.pop(event.instance, None)
         self._forget_cache(event.instance)
         self.contradictions.begin(event.instance, self.sequence)
         known = self.fleet.get(event.instance)
         self.fleet.join(event).arrived_at = known.arrived_at if known is not None else self.sequence
-        if event.instance in self.workload.lines:
-            self.workload.lines[event.instance].forsaken_at = 0.0
+        if event.instance in self.workload.queues:
+            self.workload.queues[event.instance].aborted_at = 0.0
         self.index.add(event.instance)
         self.outliers.joined(event.instance, event.at)
         self.decode_load.joined(event.instance, event.at)
-        for memory in self._memories:
-            memory.joined(event.instance, event.at)
+        for tracker in self._trackers:
+            tracker.joined(event.instance, event.at)
 
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
             if event.instance not in self.fleet or event.epoch >= self._epochs[event.instance]:
-                self.strangers.pop(event.instance, None)
-                self.strangers[event.instance] = event.at
-                if len(self.strangers) > STRANGERS_MAX:
-                    del self.strangers[next(iter(self.strangers))]
+                self.unregistered.pop(event.instance, None)
+                self.unregistered[event.instance] = event.at
+                if len(self.unregistered) > UNREGISTERED_MAX:
+                    del self.unregistered[next(iter(self.unregistered))]
             return
         heard_at = instance.heard_at
         self.fleet.hear(event)
@@ -436,11 +439,11 @@ class State:
         if not event.half_open:
             self.corrections.pop(event.instance, None)  # what a sick engine has taught says nothing of a well one
 
-    def is_tried(self, instance: InstanceId) -> bool:
+    def has_trial_request(self, instance: InstanceId) -> bool:
         """Whether a half-open instance has a request already that was granted since, or has failed one and nobody knows yet
         whose fault that was."""
         since = self.outliers.record(instance).half_open_since
-        line = self.workload.lines.get(instance)
+        line = self.workload.queues.get(instance)
         if line is not None and any(r.granted_at >= since for r in (*line.prefill.values(), *line.decoding.values())):
             return True
         return self.outliers.is_open(
@@ -478,8 +481,8 @@ class State:
             context_tokens=event.context_tokens,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
-        for memory in self._memories:
-            memory.arrived(request, event.at)
+        for tracker in self._trackers:
+            tracker.arrived(request, event.at)
 
     def _place(self, event: RequestPlaced) -> None:
         request = self.workload.requests.get(event.request)
@@ -498,7 +501,7 @@ class State:
         if request is None or request.stage is not moves_from or request.instance != event.source:
             return
         if event.rebound:
-            self.workload.line(event.source).forsake(event.at)
+            self.workload.queue(event.source).note_abort(event.at)
         self._unplace(request, event.at)
         self._queue(request, event)
         if event.rebound:
@@ -512,7 +515,7 @@ class State:
         request.prefill_seconds = event.prefill_seconds
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
-        request.prefilled_by = NOWHERE
+        request.prefilled_by = NO_INSTANCE
         if self._learns_from_deliveries:
             request.held_blocks = self.index.depth(event.instance, request.keys)
             request.placed_as_of = event.stamp.as_of if event.stamp is not None else self.sequence
@@ -522,21 +525,21 @@ class State:
 
     def _join_line(self, request: Request, at: Seconds) -> None:
         instance = request.instance
-        self.workload.line(instance).enqueue(request)
+        self.workload.queue(instance).enqueue(request)
         request.epoch = self._epochs.get(instance, NO_EPOCH)
         self.speculation.promise(instance, request.keys)
-        self.conversations.placed(request.tenant, request.session, request.keys, instance)
-        for memory in self._memories:
-            memory.placed(request, at)
+        self.session_affinity.placed(request.tenant, request.session, request.keys, instance)
+        for tracker in self._trackers:
+            tracker.placed(request, at)
 
     def _unplace(self, request: Request, at: Seconds) -> None:
         if request.stage is not Stage.ARRIVED:
-            for memory in self._memories:
-                memory.unplaced(request, at)
+            for tracker in self._trackers:
+                tracker.unplaced(request, at)
             self.decode_load.unplaced(request, at)
-            self.workload.line(request.instance).remove(request)
+            self.workload.queue(request.instance).remove(request)
             if request.decode:
-                self.workload.expect(request, NOWHERE)
+                self.workload.expect(request, NO_INSTANCE)
             if request.stage is not Stage.DECODING:
                 self._take_back(request)
             request.stage = Stage.ARRIVED
@@ -546,7 +549,7 @@ class State:
         if request is None:
             return
         if event.stamp is None and not self._is_there(request, event.instance):
-            self._rehome(request, event)
+            self._correct_location(request, event)
         if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
         request.rebind = event.rebind
@@ -555,24 +558,24 @@ class State:
     def _enter_engine(self, request: Request, at: Seconds) -> None:
         request.stage = Stage.PREFILL
         request.granted_at = at
-        self.workload.line(request.instance).grant(request, at)
-        for memory in self._memories:
-            memory.granted(request, at)
+        self.workload.queue(request.instance).grant(request, at)
+        for tracker in self._trackers:
+            tracker.granted(request, at)
 
     def _is_there(self, request: Request, instance: InstanceId) -> bool:
         return request.instance == instance and request.stage in (Stage.PENDING, Stage.PREFILL)
 
-    def _rehome(self, request: Request, event: RequestGranted) -> None:
+    def _correct_location(self, request: Request, event: RequestGranted) -> None:
         """An ingress says that a request is where we do not think it: it is in nobody's queue now."""
         instance = self.fleet.get(event.instance)
         if instance is None or request.stage is Stage.DECODING:
             return
         request.attempt = event.attempt
-        self._put(request, instance, event.at)
+        self._requeue_at(request, instance, event.at)
         if event.decode:
             self.workload.expect(request, event.decode)
 
-    def _put(self, request: Request, instance: Instance, at: Seconds) -> None:
+    def _requeue_at(self, request: Request, instance: Instance, at: Seconds) -> None:
         """Into the line of this instance, of whose cache nothing is assumed: an ingress has told where the request is."""
         self._unplace(request, at)
         request.stage = Stage.PENDING
@@ -581,9 +584,9 @@ class State:
         request.held_blocks, request.placed_as_of = 0, self.sequence
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
-        request.prefilled_by = NOWHERE
+        request.prefilled_by = NO_INSTANCE
         if request.rebound_from == instance.id:
-            request.rebound_from = NOWHERE  # its ingress had not heard of that, and has kept it
+            request.rebound_from = NO_INSTANCE  # its ingress had not heard of that, and has kept it
         self._join_line(request, at)
 
     def _finish_prefill(self, event: PrefillFinished) -> None:
@@ -596,11 +599,11 @@ class State:
         if request.instance != event.instance:
             return
         if request.stage is Stage.PREFILL:
-            line = self.workload.line(event.instance)
+            line = self.workload.queue(event.instance)
             line.finish_prefill(request, event.at)
-            line.forsaken_at = line.forsaken_at if event.stamp else 0.0
+            line.aborted_at = line.aborted_at if event.stamp else 0.0
             if request.decode:
-                self.workload.expect(request, NOWHERE)
+                self.workload.expect(request, NO_INSTANCE)
             if learnable:
                 self._learn_prefill(request, event.at, event.prefill)
         elif request.stage is not Stage.HANDED_OVER:
@@ -609,14 +612,14 @@ class State:
         self._promise_until_confirmed(request, event.at)
         if self.fleet.split:
             self.decode_load.first_token(request, event.at)
-        for memory in self._memories:
-            memory.first_token(request, event.at)
+        for tracker in self._trackers:
+            tracker.first_token(request, event.at)
 
     def _keep_at_source(self, request: Request, event: PrefillFinished) -> None:
         """A request was re-bound, and its first token came from where it had been: its ingress had not heard yet."""
         instance = self.fleet.get(event.instance)
         if instance is not None and request.stage in (Stage.PENDING, Stage.PREFILL):
-            self._put(request, instance, event.at)
+            self._requeue_at(request, instance, event.at)
             self._enter_engine(request, event.at)
 
     def _fail_attempt(self, event: RequestAttemptFailed) -> None:
@@ -651,22 +654,22 @@ class State:
             return
         is_news = request.stage is Stage.PREFILL and request.instance == event.source
         if is_news:
-            self._give_away(request, event)
-        elif request.handed_to_nobody and request.instance == event.source != to:
-            self.workload.line(event.source).remove(request)
+            self._transfer_out(request, event)
+        elif request.awaits_decoder and request.instance == event.source != to:
+            self.workload.queue(event.source).remove(request)
             self._take_back(request)
         elif event.stamp is None and not self._is_handed_over(request, to):
             self._unplace(request, event.at)  # an ingress says so, and we thought it elsewhere
         else:
             return
-        self._take_over(request, event, to)
+        self._transfer_in(request, event, to)
         if is_news and event.prefill > 0:
-            for memory in self._memories:
-                memory.handed_over(request, event.at)
+            for tracker in self._trackers:
+                tracker.handed_over(request, event.at)
 
-    def _give_away(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
+    def _transfer_out(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
         """The instance that prefilled it has nothing to do with it any more."""
-        self.workload.line(event.source).give_away(request, event.at)
+        self.workload.queue(event.source).transfer_out(request, event.at)
         if event.prefill > 0:
             self._learn_prefill(request, event.at, event.prefill)
         self._promise_until_confirmed(request, event.at)
@@ -674,21 +677,21 @@ class State:
     def _is_handed_over(self, request: Request, instance: InstanceId) -> bool:
         return request.stage is Stage.DECODING or (request.stage is Stage.HANDED_OVER and request.instance == instance)
 
-    def _take_over(self, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+    def _transfer_in(self, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
         """It is with this instance from here on."""
         request.stage = Stage.HANDED_OVER
         request.attempt = event.attempt
         request.instance, request.prefilled_by = to, event.source
         request.epoch = self._epochs.get(to, NO_EPOCH)
-        self.workload.expect(request, NOWHERE)
-        self.workload.line(to).decoding[request.id] = request
+        self.workload.expect(request, NO_INSTANCE)
+        self.workload.queue(to).decoding[request.id] = request
         self.speculation.promise(to, request.keys)
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+    def _end(self, event: RequestEnd) -> None:
         if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
             granted = self.workload.requests.get(event.request)
             if granted is not None and granted.instance == event.instance:
-                idle = event.reason == ENGINE_IDLE
+                idle = event.cause is CancelCause.ENGINE_IDLE
                 self.outliers.gave_up(event.request, event.instance, since=granted.granted_at, idle=idle)
         if not isinstance(event, RequestFinished):
             self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))
@@ -712,10 +715,10 @@ class State:
             self._take_back(request)
         if self.fleet.split:
             self.decode_load.ended(request, event.at, finished)
-        for memory in self._memories:
+        for tracker in self._trackers:
             if isinstance(event, RequestRejected):
-                memory.refused(request, event.at, event.reason)
-            memory.ended(request, event.at, finished)
+                tracker.refused(request, event.at, event.reason)
+            tracker.ended(request, event.at, finished)
 
     @property
     def _learns_from_deliveries(self) -> bool:

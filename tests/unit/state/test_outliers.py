@@ -6,7 +6,8 @@ import pytest
 
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
-from pointsman.contracts.requests import ENGINE_IDLE, RequestAttemptFailed, RequestCancelled
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
 from pointsman.policies.dispatch import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
@@ -185,7 +186,7 @@ def test_a_request_that_the_leader_gave_up_before_its_ingress_tells_of_the_failu
     for _ in range(20):
         request, instance = pool.asks()
         if instance == A:
-            pool.decides(pool.dispatcher.abandon(RequestId(request), ENGINE_IDLE, pool.now + 3.2))
+            pool.decides(pool.dispatcher.abandon(RequestId(request), CancelCause.ENGINE_IDLE, pool.now + 3.2))
             pool.now += 5.0
             pool.fails(request, A, "first_byte_timeout")
             pool.now -= 4.0
@@ -232,8 +233,8 @@ def test_what_waits_there_goes_elsewhere_and_what_is_inside_stays() -> None:
 
     assert isinstance(events[0], InstanceEjected)
     assert sum(isinstance(event, RequestMigrated) for event in events) == 2
-    assert len(pool.state.workload.line(A).prefill) == 1
-    assert not pool.state.workload.line(A).pending
+    assert len(pool.state.workload.queue(A).prefill) == 1
+    assert not pool.state.workload.queue(A).pending
     assert pool.proven
 
 

@@ -10,6 +10,7 @@ from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
+from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.dispatch import Dispatcher, policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
@@ -23,7 +24,7 @@ A = InstanceId("a")
 
 
 def state_with(*events: object) -> State:
-    state = State(PoolSettings(), policy_set().memories())
+    state = State(PoolSettings(), policy_set().trackers())
     for sequence, event in enumerate(events, start=1):
         state.apply(event, sequence)  # type: ignore[arg-type]
     return state
@@ -158,11 +159,11 @@ def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
     dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=1), term=Term(1))
     dispatcher.route(route("running", [9]), now=0.0)
     dispatcher.route(route("waiting", [1, 2]), now=0.0)
-    dispatcher.cancel(RequestId("waiting"), "gone", now=0.1)
+    dispatcher.cancel(RequestId("waiting"), CancelCause.CLIENT_GONE, now=0.1)
 
     assert state.hits(keys(1, 2)) == {}
     assert state.hits(keys(9)) == {A: 1}
-    assert state.workload.lines[A].pending_tokens == 0
+    assert state.workload.queues[A].pending_tokens == 0
 
 
 def test_the_second_end_of_a_request_changes_nothing() -> None:
@@ -173,7 +174,7 @@ def test_the_second_end_of_a_request_changes_nothing() -> None:
     state.apply(finished("r", "a", at=0.2))
 
     assert state.workload.requests == {}
-    assert state.workload.lines[A].requests == 0
+    assert state.workload.queues[A].requests == 0
     assert state.workload.end_of(RequestId("r")) == "RequestFinished"
 
 
@@ -240,7 +241,7 @@ def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefil
     state.apply(reported("a", 0, [], at=10.0))
 
     assert [type(event).__name__ for event in again] == ["RequestPlaced", "RequestGranted"]
-    assert state.workload.lines[first].requests == 0
+    assert state.workload.queues[first].requests == 0
     assert state.hits(keys(1, 2)) == {state.workload.requests[RequestId("r")].instance: 2}
 
 
@@ -253,18 +254,18 @@ def test_a_request_that_an_ingress_sent_by_itself_waits_in_no_queue() -> None:
 
     three = state.workload.requests[RequestId("three")]
     assert (three.stage, three.instance) == (Stage.PREFILL, "b")
-    assert not state.workload.lines[A].pending
+    assert not state.workload.queues[A].pending
 
 
 def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> None:
     state = state_with(
         joined("a"), InstanceLeft(at=0.0, instance=A, epoch=Epoch(1), reason="silent"), reported("a", 0, [])
     )
-    strangers = dict(state.strangers)
+    strangers = dict(state.unregistered)
     state.apply(joined("a", epoch=2))
 
     assert strangers == {"a": 0.0}
-    assert state.strangers == {}
+    assert state.unregistered == {}
 
 
 def test_a_placement_that_is_said_again_does_not_take_a_request_out_of_its_engine() -> None:
@@ -287,21 +288,21 @@ def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
 def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:
     state = state_with(joined("a"))
     dispatcher = Dispatcher(state, policy_set(), term=Term(1))
-    (ended,) = dispatcher.cancel(RequestId("r"), "client_gone", 0.0)
+    (ended,) = dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 0.0)
 
     assert type(ended).__name__ == "RequestCancelled"
     assert dispatcher.route(route("r", [1]), 1.0) == []
-    assert dispatcher.cancel(RequestId("r"), "client_gone", 2.0) == []
+    assert dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 2.0) == []
 
 
 def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:
     state = state_with(joined("a", epoch=9), joined("a", epoch=3), reported("a", 0, [], epoch=3, at=1.0))
-    while_there = dict(state.strangers)
+    while_there = dict(state.unregistered)
     state.apply(InstanceLeft(at=2.0, instance=A, epoch=Epoch(9), reason="silent"))
     state.apply(reported("a", 0, [], epoch=3, at=3.0))
 
     assert while_there == {}
-    assert state.strangers == {A: 3.0}
+    assert state.unregistered == {A: 3.0}
     assert state.newest_epoch(A) == Epoch(9)
 
 
@@ -312,7 +313,7 @@ class Served:
     """Instance a, probed, with these blocks in its cache by its own events; prompts are placed there and finished."""
 
     def __init__(self, *held: int, fold_version: int = 2, **joins: Any) -> None:
-        self.state = State(PoolSettings(fold_version=fold_version), policy_set().memories())
+        self.state = State(PoolSettings(fold_version=fold_version), policy_set().trackers())
         self.dispatcher = Dispatcher(self.state, policy_set(), term=Term(1))
         self.apply(joined("a", engine_block_tokens=16, **joins))
         self.apply(InstanceProbed(at=0.0, instance=A, epoch=Epoch(1), parity=True))
@@ -568,12 +569,12 @@ def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
 
 def test_who_was_to_decode_expects_nothing_any_more_once_the_first_token_came_from_elsewhere() -> None:
     policies = policy_set(admission="none")
-    state = State(PoolSettings(), policies.memories())
+    state = State(PoolSettings(), policies.trackers())
     state.apply(joined("a", role="prefill"))
     state.apply(joined("b", role="decode"))
     Dispatcher(state, policies, term=Term(1)).route(route("r", [1, 2]), 0.0)
-    before = list(state.workload.lines[InstanceId("b")].expected)
+    before = list(state.workload.queues[InstanceId("b")].expected)
     state.apply(first_token("r", "a", at=1.0))
 
-    assert (before, list(state.workload.lines[InstanceId("b")].expected)) == (["r"], [])
+    assert (before, list(state.workload.queues[InstanceId("b")].expected)) == (["r"], [])
     assert state.workload.requests[RequestId("r")].decode == ""

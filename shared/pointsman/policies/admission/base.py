@@ -5,17 +5,18 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pointsman.contracts.decisions import Settings
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a request is not admitted, and when asking again may help (engine seconds)."""
 
-    reason: str
+    reason: RejectReason
     detail: str
     retry_after: Seconds
 
@@ -30,8 +31,8 @@ class AdmissionPolicy(ABC):
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         """The choice as it is, a better one, or why there is none."""
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories that State shall keep for this policy."""
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

@@ -3,7 +3,7 @@
 Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is
 left of the TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT
 objective with the seconds per token that the instance showed lately at that many decoding requests
-(`memories.decode_load`; without evidence there is no such check).
+(`trackers.decode_load`; without evidence there is no such check).
 
 Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be
 when the prefill is over.
@@ -14,11 +14,12 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
@@ -35,7 +36,7 @@ class PredictedTtft(AdmissionPolicy):
     tpot_check: bool = False
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (DecodeLoad(),) if self.tpot_check else ()
 
     @override
@@ -51,7 +52,7 @@ def excessive_tpot(view: PoolView, option: Option) -> Seconds | None:
     """The seconds per token to expect there, if they exceed the objective; None if not, or nobody can tell."""
     if view.request.max_output_tokens <= 1:
         return None
-    tpot = view.recall(DecodeLoad).predicted_tpot(option.instance, view.now)
+    tpot = view.tracker(DecodeLoad).predicted_tpot(option.instance, view.now)
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 
@@ -63,8 +64,10 @@ def too_late(view: PoolView, option: Option) -> Refusal:
     )
     alone = min(other.prefill_seconds for other in (option, *view.options))
     if alone > view.request.slo_ttft:
-        return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", alone)
-    return Refusal("slo_ttft", detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds)))
+        return Refusal(RejectReason.SLO_UNREACHABLE, f"{detail}; the prompt alone takes longer", alone)
+    return Refusal(
+        RejectReason.SLO_TTFT, detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds))
+    )
 
 
 def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
@@ -73,4 +76,4 @@ def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
         f"predicted time per output token is {tpot * 1000:.0f} ms on {option.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"
     )
-    return Refusal("slo_tpot", detail, DECODE_RETRY_SECONDS)
+    return Refusal(RejectReason.SLO_TPOT, detail, DECODE_RETRY_SECONDS)

@@ -5,7 +5,7 @@ as long as the objective allows *them*, and then no long one ever fits. Letting 
 helps nobody. What helps is queues that stay short enough for them, so this policy keeps back those who are better off,
 and of those the ones whose refusal frees most.
 
-*Groups* are the tenths of prompts by length and the tenants (`memories.attainment`). Each should have a share of its
+*Groups* are the tenths of prompts by length and the tenants (`trackers.attainment`). Each should have a share of its
 requests on time, and is *owed* what it lacks of that, counted from outcome to outcome:
 
 - a tenth: `decile_floor` of the overall attainment;
@@ -25,7 +25,7 @@ first, which costs the fewest requests. Debts settle where the floors are just k
 and shorter queues let those in who are owed. In "most on time, floors kept" they are the multipliers of the floors. An
 instance with less of a queue takes everyone who meets the objective there, so no engine falls idle for a floor.
 
-Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/policies.md` has what it
+Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/research/policies.md` has what it
 costs. Limits: floors hold as far as capacity allows and in the long run, not over every minute; a debt is lasting, so
 a run of a few hundred requests ends somewhat below what it was aimed at; prompts that alone take longer than their
 objective have no floor, and those that take nearly as long need an instance that is nearly idle. What a prompt leaves in the cache for others does
@@ -39,12 +39,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.state.trackers.attainment import Attainment, Tally
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 
@@ -69,7 +70,7 @@ class PredictedTtftFair(AdmissionPolicy):
             raise ValueError(msg)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         aim = 1 + self.margin
         seen = Attainment(decile_share=self.decile_floor * aim, tenant_share=self.tenant_floor * aim)
         return (seen, DecodeLoad()) if self.tpot_check else (seen,)
@@ -86,7 +87,7 @@ class PredictedTtftFair(AdmissionPolicy):
 
     def price(self, view: PoolView) -> float:
         """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
-        seen = view.recall(Attainment)
+        seen = view.tracker(Attainment)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:
             gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))
@@ -103,4 +104,4 @@ def _keep_back(view: PoolView, option: Option, price: float) -> Refusal:
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
         f"behind a queue, {price:.1f} times its prefill of {option.prefill_seconds:.2f} s must fit in"
     )
-    return Refusal("held_back", detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))
+    return Refusal(RejectReason.HELD_BACK, detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))

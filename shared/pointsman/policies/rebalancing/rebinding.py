@@ -19,6 +19,7 @@ both are let be.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
@@ -75,43 +76,45 @@ class Rebinding:
         """What starting again gives now, or why the request should stay."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Veto("not_waiting", "it has ended")
+            return Veto(MoveRefusal.NOT_WAITING, "it has ended")
         if request.rebound_from:
-            return Veto("rebound_before", f"it was taken out of {request.rebound_from} before")
+            return Veto(MoveRefusal.REBOUND_BEFORE, f"it was taken out of {request.rebound_from} before")
         if request.stage is not Stage.PREFILL:
-            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Veto("elsewhere", f"it is in {request.instance}")
+            return Veto(MoveRefusal.ELSEWHERE, f"it is in {request.instance}")
         if not _may_go(request):
-            return Veto("bound", "its ingress does not ask where it is to go")
+            return Veto(MoveRefusal.BOUND, "its ingress does not ask where it is to go")
         return self._judge_target(request, migration.target)
 
     def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Veto:
         if self._under_way() >= REBOUND_MAX:
-            return Veto("too_many_rebound", f"{REBOUND_MAX} are under way")
+            return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
-            return Veto("target_unavailable", f"{target} does not take it")
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
         option = PoolView(self._state, request, self._now).option(target)
         if not self._has_room(option):
-            return Veto("target_full", f"{target} could not begin it at once")
+            return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
         rebound = self._compare(request, option)
         if rebound is None:
-            return Veto("not_overdue", "its first token is not overdue")
+            return Veto(MoveRefusal.NOT_OVERDUE, "its first token is not overdue")
         if rebound.benefit < GAIN_SECONDS_MIN:
-            return Veto("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
+            return Veto(
+                MoveRefusal.NO_GAIN, f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted"
+            )
         return rebound
 
     def _in_engines(self) -> list[Request]:
         """Requests that may be re-bound at all."""
         return [
             request
-            for line in self._state.workload.lines.values()
+            for line in self._state.workload.queues.values()
             for request in line.prefill.values()
             if _may_go(request)
         ]
 
     def _under_way(self) -> int:
-        return sum(bool(r.rebound_from) for line in self._state.workload.lines.values() for r in line.prefill.values())
+        return sum(bool(r.rebound_from) for line in self._state.workload.queues.values() for r in line.prefill.values())
 
     def _best(self, request: Request, busy: Collection[InstanceId]) -> Rebound | None:
         view = PoolView(self._state, request, self._now)
@@ -134,7 +137,7 @@ class Rebinding:
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
     def _has_room(self, option: Option) -> bool:
-        line, window = self._state.workload.lines.get(option.instance), self._window
+        line, window = self._state.workload.queues.get(option.instance), self._window
         if line is None:
             return True
         room = line.has_room(option.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
@@ -146,7 +149,7 @@ class Rebinding:
         if overdue is None:
             return None
         left, wasted = self._at_source(request)
-        line = self._state.workload.lines.get(option.instance)
+        line = self._state.workload.queues.get(option.instance)
         there = option.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
         return Rebound(option, wasted, left + overdue - there - wasted)
 
@@ -161,7 +164,7 @@ class Rebinding:
     def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
         """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
         state, source = self._state, request.instance
-        line = state.workload.lines[source]
+        line = state.workload.queues[source]
         seconds, tokens = _up_to(line, request)
         first = next(iter(line.prefill.values()))
         done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))

@@ -141,7 +141,7 @@ def _request(state: State, request_id: RequestId) -> dict[str, Any]:
 
 def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
     instance = state.fleet[instance_id]
-    line = state.workload.lines.get(instance_id, _NO_LINE)
+    line = state.workload.queues.get(instance_id, _NO_LINE)
     return {
         "instance": instance.id,
         "epoch": instance.epoch,

@@ -42,7 +42,7 @@ class RandomisedFreeBlocks(Generic[B]):
     def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
         """`blocks`: all of the pool, each at the place of its id. `free`: those that nobody holds; all are empty."""
         self._blocks = blocks
-        self._order = RandomisedLeafToken(seed)
+        self._order = RandomisedLeafToken[int](seed)
         self._empty: OrderedDict[int, B] = OrderedDict((block.block_id, block) for block in free)
         self._nodes = [NOT_CACHED] * len(blocks)
         """By block id: the number of its present filling in the tree. Modulo the number of blocks it is the id."""
@@ -109,15 +109,15 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def append_n(self, blocks: Sequence[B]) -> None:
         """The last holder let go of these; of one prompt the last block first. Cached ones are marked as used now."""
-        let_go = []
+        released = []
         for block in blocks:
             if block.block_hash is None:
                 self._empty[block.block_id] = block
                 continue
             if self._nodes[block.block_id] == NOT_CACHED:
                 self._plant([block], NOT_CACHED)
-            let_go.append(self._nodes[block.block_id])
-        self._order.add(let_go)
+            released.append(self._nodes[block.block_id])
+        self._order.add(released)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
         """These are taken first, in this order. They are empty."""
