@@ -1,7 +1,6 @@
-"""What a client asks for in a form with a file (`multipart/form-data`), as the audio endpoints have it.
+"""Forms with a file (`multipart/form-data`) of the audio endpoints: in, a body; out, the few small fields that routing needs.
 
-Pure. Only the few small fields that routing needs are read; the form itself is forwarded as it came, so the engine reads the
-same. The parser is python-multipart's. Bounded: parts, headers of a part, and what is kept of a field.
+The form itself is forwarded unchanged. Parts, headers of a part, and what is kept of a field are bounded.
 """
 
 from dataclasses import dataclass, field
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from pointsman_ingress.http.openai_errors import bad_request
+from pointsman_ingress.http.errors import bad_request
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 PARTS_MAX = 64
 FIELD_BYTES_MAX = 1024
-"""Of a field that is read."""
 
 FILE = b"file"
 READ_FIELDS = frozenset({b"model", b"stream", b"user"})
@@ -54,8 +52,6 @@ def read_form(body: bytes, content_type: bytes) -> AudioForm:
 
 @dataclass(slots=True)
 class _Reader:
-    """What the parser tells is put down here."""
-
     fields: dict[bytes, bytes] = field(default_factory=dict)
     file_bytes: int = 0
     ended: bool = False
@@ -76,9 +72,9 @@ class _Reader:
         }
 
     def form(self) -> AudioForm:
-        told = {name: value.decode(errors="replace") for name, value in self.fields.items()}
-        streams = told.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
-        return AudioForm(told.get(b"model", ""), streams, told.get(b"user", ""), self.file_bytes)
+        values = {name: value.decode(errors="replace") for name, value in self.fields.items()}
+        streams = values.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
+        return AudioForm(values.get(b"model", ""), streams, values.get(b"user", ""), self.file_bytes)
 
     def _begin_part(self) -> None:
         self._parts += 1

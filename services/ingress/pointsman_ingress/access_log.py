@@ -1,7 +1,7 @@
-"""The access log: one JSON line on standard output for each request that was for an engine, whatever became of it.
+"""The access log: in, a request that is over; out, one JSON line for it on standard output.
 
-Every line has every field; null is what there is none of. Times are wall milliseconds. Nothing of a prompt, an answer, a key
-or any header but `user-agent` is in it: it can be kept and shipped like any web server's.
+Each line has every field; unknown ones are null. Times are wall milliseconds. No prompt, answer, key, or header but
+`user-agent` is in it.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,9 @@ import msgspec
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
-from pointsman.runtime.telemetry import ACCESS_LOG_DROPPED
+from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
+from pointsman_ingress.context import RequestFacts
+from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.http.call import Call
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -29,7 +31,7 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """In the log, in traces and at the engine."""
     client: str | None
-    """Its address, or that of the balancer in front."""
+    """Its address, or that of the load balancer."""
     user_agent: str | None
     tenant: str | None
     method: str
@@ -39,17 +41,17 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     status: int
     reason: str | None
-    """Why it did not end well: the code that the client was told, or `client_gone`, `engine_refused`, `ingress_stopped`."""
+    """Why it failed: the code that the client got, or `client_gone`, `engine_refused`, `ingress_stopped`."""
     instance: str | None
     """The last that served it."""
     prefill_instance: str | None
     retries: int
-    """How many further engines were asked because one failed."""
+    """Further engines that were asked because one failed."""
     duration_ms: float
     queue_ms: float | None
     """Until it was sent to its last engine."""
     first_byte_ms: float | None
-    """Until the client was sent the first bytes of its answer's body."""
+    """Until the first bytes of the answer's body were sent to the client."""
     predicted_ttft_ms: float | None
     request_bytes: int
     response_bytes: int
@@ -57,63 +59,61 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     """As the engine counts them, else as we do."""
     completion_tokens: Tokens | None
     cached_tokens: Tokens | None
-    """Of the prompt, that the engine took from its cache, as it reports."""
+    """Of the prompt, as the engine reports."""
     predicted_cached_tokens: Tokens | None
 
 
 class Lines(Protocol):
-    """Where lines go. False: this one was left out."""
+    """Where lines go. False: this one was dropped."""
 
     def write(self, line: bytes) -> bool: ...
 
 
 class AccessLog:
-    """Tells of requests that are over."""
-
     def __init__(self, lines: Lines, clock: Clock) -> None:
         self._lines = lines
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
 
-    def tell(self, call: Call, life: RequestLifecycle | None) -> None:
-        """`life`: where the request was understood. Not blocking; raises nothing."""
+    def write(self, call: Call, facts: RequestFacts, life: RequestLifecycle | None) -> None:
+        """`life`: None if the request was not understood. Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
-        line = _line(call, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
+        line = _line(call, facts, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
-            ACCESS_LOG_DROPPED.inc()
+            ACCESS_LOG_LINES_DROPPED.inc()
 
 
-def _line(call: Call, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime) -> AccessLine:
+def _line(
+    call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime
+) -> AccessLine:
     grant = None if life is None else life.grant
-    usage = None if life is None else life.usage
-    reason = call.reason or (life.reason if life else "")
+    usage = Usage() if life is None else life.usage
+    first_byte = call.first_byte_at_wall - call.received_at_wall if call.first_byte_at_wall else None
     return AccessLine(
         time=now - timedelta(seconds=seconds),
         request_id=life.request if life else call.id,
         client=call.client,
         user_agent=header_text(call.headers, b"user-agent") or None,
-        tenant=call.tenant,
+        tenant=facts.tenant,
         method=call.method,
-        path=call.endpoint.path,
-        model=call.model,
-        pool=call.pool,
-        stream=call.wants_stream,
+        path=call.path,
+        model=facts.model,
+        pool=facts.pool,
+        stream=facts.stream,
         status=call.status or CLIENT_CLOSED_REQUEST,
-        reason=reason or None,
-        instance=(grant.instance if grant else call.instance) or None,
+        reason=facts.reason or call.error_code or (life.reason if life else "") or None,
+        instance=(grant.instance if grant else facts.instance) or None,
         prefill_instance=(grant.prefilled_by if grant else "") or None,
-        retries=life.retries if life else call.retries,
-        duration_ms=_milliseconds(seconds),
-        queue_ms=_milliseconds((life.sent_at - call.arrived_at) / speed) if life and grant else None,
-        first_byte_ms=_milliseconds(call.first_byte_at_wall - call.received_at_wall)
-        if call.first_byte_at_wall
-        else None,
-        predicted_ttft_ms=_milliseconds(grant.predicted_ttft / speed) if grant else None,
+        retries=life.retries if life else facts.retries,
+        duration_ms=round(seconds * 1000, 2),
+        queue_ms=_milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
+        first_byte_ms=_milliseconds(first_byte),
+        predicted_ttft_ms=_milliseconds(grant.predicted_ttft / speed if grant else None),
         request_bytes=call.request_bytes,
         response_bytes=call.response_bytes,
-        prompt_tokens=_known(usage.prompt_tokens if usage else -1) or call.prompt_tokens,
-        completion_tokens=_known(usage.completion_tokens if usage else -1),
-        cached_tokens=_known(usage.cached_tokens if usage else -1),
+        prompt_tokens=_known(usage.prompt_tokens) or facts.prompt_tokens,
+        completion_tokens=_known(usage.completion_tokens),
+        cached_tokens=_known(usage.cached_tokens),
         predicted_cached_tokens=grant.hit_tokens if grant else None,
     )
 
@@ -122,5 +122,5 @@ def _known(tokens: Tokens) -> Tokens | None:
     return tokens if tokens >= 0 else None
 
 
-def _milliseconds(seconds: Seconds) -> float:
-    return round(seconds * 1000, 2)
+def _milliseconds(seconds: Seconds | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
