@@ -6,7 +6,6 @@ directory lies under `$XDG_STATE_HOME/pointsman/fleets`, so that with one fleet 
 The secret is never in the file, only where it is kept.
 """
 
-import fcntl
 import hashlib
 import os
 import time
@@ -19,6 +18,7 @@ from typing import IO
 import click
 import msgspec
 
+from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.runtime.settings import FleetSettings, options
 
 FLEET_FILE = "fleet.json"
@@ -151,14 +151,7 @@ def read_fleet_file(data: Path) -> FleetFile | None:
 
 def is_running(data: Path) -> bool:
     """Whether a live `pointsman up` holds this data directory."""
-    try:
-        with (data / LOCK_FILE).open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_locked(data / LOCK_FILE)
 
 
 @contextmanager
@@ -197,12 +190,9 @@ def _lock_file(data: Path) -> IO[bytes]:
 def _locked(lock: IO[bytes]) -> bool:
     """Take the lock, or find it taken for longer than `is_running` of somebody else needs to look."""
     for _ in range(LOCK_ATTEMPTS_MAX):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOCK_RETRY_SECONDS)
-        else:
+        if try_lock(lock):
             return True
+        time.sleep(LOCK_RETRY_SECONDS)
     return False
 
 

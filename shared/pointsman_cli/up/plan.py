@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
+from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.contracts.fleet import Role
 from pointsman.runtime.engine_command import EnginePlaces
 from pointsman.runtime.settings import environment
 from pointsman_cli.discovery import LOCK_FILE
-from pointsman_cli.up.ports import LOOPBACK
 from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import (
     BUILTIN_TOKENIZER,

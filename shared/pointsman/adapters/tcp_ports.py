@@ -1,7 +1,7 @@
-"""Ports for the processes of a fleet.
+"""Free TCP ports of this machine for processes of a fleet.
 
-They are taken from below the range that the kernel gives to outgoing connections, so that a process that is started
-again finds its port free. Two fleets that start at once may still choose the same; the later one then says so.
+They lie below the range of outgoing connections, so a process that restarts finds its port free. Two fleets that start at
+once may choose the same port; the later one then fails to bind.
 """
 
 import random
@@ -29,13 +29,13 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports that are free on the loopback. Raises RuntimeError when there are not so many."""
-    first = random.randrange(LOWEST, HIGHEST)
+    """Distinct free ports of the loopback address. Raises RuntimeError when there are not enough."""
+    offset, size = random.randrange(HIGHEST - LOWEST), HIGHEST - LOWEST
     found: list[int] = []
-    for step in range(HIGHEST - LOWEST):
+    for step in range(size):
         if len(found) == count:
             return found
-        port = LOWEST + (first - LOWEST + step) % (HIGHEST - LOWEST)
+        port = LOWEST + (offset + step) % size
         if is_free(port):
             found.append(port)
     message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
