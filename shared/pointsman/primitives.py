@@ -50,6 +50,12 @@ Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 Seconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: with `--speed X` it runs X times faster than the wall. See `ports.Clock`."""
 
+EngineSeconds = NewType("EngineSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
+"""A duration or a time in engine time: with `--speed X` it runs X times faster than the wall. See `ports.Clock`."""
+
+WallSeconds = NewType("WallSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
+"""A duration or a time in wall time, whatever the speed: time-outs of connections, retries, leases."""
+
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
 """Engine seconds since the Unix epoch."""
 

@@ -109,7 +109,7 @@ def test_what_is_cached_stays_closed_under_prefixes_within_capacity_and_the_same
 @given(histories, st.integers(0, 99))
 @settings(max_examples=100)
 def test_what_was_used_in_this_phase_is_not_evicted_in_it(history: list[list[int]], seed: int) -> None:
-    order = RandomisedLeafToken(seed)
+    order = RandomisedLeafToken[BlockHash](seed)
     requests = Requests(BlockCache(blocks_max=10, order=order))
     used: set[BlockHash] = set()
     phase = order.phase
@@ -181,7 +181,7 @@ def test_on_that_sequence_lru_misses_n_times_what_the_best_misses_and_rlt_log_n_
 
 
 def test_a_phase_lasts_until_the_whole_cache_was_used_or_evicted() -> None:
-    order = RandomisedLeafToken()
+    order = RandomisedLeafToken[BlockHash]()
     chance = Random(1)
     cache = BlockCache(blocks_max=20_000, order=order)
     evicted = 0

@@ -6,7 +6,7 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.policies.dispatch import UnknownPolicyError, rebalancing_policy
+from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link

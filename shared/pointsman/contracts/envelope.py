@@ -17,6 +17,11 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     as_of: Sequence
 
 
+def is_fenced(stamp: Stamp | None, term: Term) -> bool:
+    """Whether a leader deposed before `term` (the newest elected so far) wrote this. Such an event does not count."""
+    return stamp is not None and stamp.term < term
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
     """Something that happened, at the time it carries (`at`, engine seconds since the Unix epoch)."""
 

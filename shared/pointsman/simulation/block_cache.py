@@ -231,7 +231,10 @@ class LeastRecentlyUsed(EvictionOrder):
         return len(self._queue)
 
 
-EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {"lru": LeastRecentlyUsed, "rlt": RandomisedLeafToken}
+EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {
+    "lru": LeastRecentlyUsed,
+    "rlt": RandomisedLeafToken[BlockHash],
+}
 """Eviction policies by name."""
 
 

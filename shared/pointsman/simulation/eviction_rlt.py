@@ -1,48 +1,40 @@
-"""Randomised leaf token: evict a random leaf of what nobody has used lately.
+"""Randomised leaf token: evict a random leaf among the blocks that no request used lately.
 
 Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR 2026), Algorithm 1, on blocks instead of
-single tokens. Time is cut into marking phases: a block that a request used in this phase is marked; evicted is a
-uniformly random leaf among the unmarked; when every block is marked, all marks are wiped and a new phase begins. A
-randomised order is O(log n)-competitive where every deterministic one, LRU included, is Omega(n) in the worst case
-(Theorem 4): LRU evicts exactly what is asked for next when prompts come round in turn.
+single tokens. Within a marking phase every block that a request releases is marked; a uniformly random unmarked leaf
+is evicted; when all are marked, the marks are wiped. O(log n)-competitive, where every deterministic order, LRU
+included, is Omega(n) (Theorem 4). An ancestor is released no earlier than its descendants, so the cache stays closed
+under prefixes.
 
-A request marks its blocks when it lets go of them: until then they are held and cannot go anyway. It lets go of an
-ancestor no earlier than of its descendants, so that below any unmarked block there is an unmarked leaf, and what is
-cached stays closed under prefixes.
-
-Bias: it forgets recency within a phase, so where LRU is right (one hot set that fits) it evicts some of it too. Each
-eviction takes O(1): leaves lie in a list from which any one can be taken, and a phase begins in time proportional to
-the blocks that it then has to see evicted or used.
-
-It obeys `block_cache.EvictionOrder` by shape alone: that module lists it by name, and imports run one way only. Nothing
-of Pointsman is imported when it runs: the plug-in for vLLM (`shared/pointsman_vllm`) has this very file, by a link.
+Bias: it ignores recency within a phase, so it evicts part of a hot set that LRU would keep. Each eviction takes O(1).
+`pointsman_vllm.eviction_rlt` has the same class; a test holds them equal.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from pointsman.simulation.block_cache import BlockHash
+Block = TypeVar("Block", bound=Hashable)
+"""Identity of a cached block."""
 
 
-class RandomisedLeafToken:
-    """Cached blocks as a tree, and those that nobody holds with the phase in which they were let go."""
+class RandomisedLeafToken(Generic[Block]):
+    """Cached blocks as a tree, and the unheld ones with the phase in which they were released."""
 
     def __init__(self, seed: int = 0) -> None:
         """The same seed and the same history give the same evictions."""
         self.phase = 1
         """Marking phases so far, the current one included."""
         self._random = Random(seed)
-        self._parents: dict[BlockHash, BlockHash | None] = {}
-        self._children: dict[BlockHash, int] = {}
-        self._let_go: dict[BlockHash, int] = {}
-        self._leaves: list[BlockHash] = []
-        """Unmarked leaves that nobody holds, in no order that matters; `_places` says where each one is."""
-        self._places: dict[BlockHash, int] = {}
+        self._parents: dict[Block, Block | None] = {}
+        self._children: dict[Block, int] = {}
+        self._released: dict[Block, int] = {}
+        self._leaves: list[Block] = []
+        """Unmarked unheld leaves, unordered; `_places` has the index of each."""
+        self._places: dict[Block, int] = {}
 
-    def grow(self, parent: "BlockHash | None", hashes: "Sequence[BlockHash]") -> None:
-        """These consecutive blocks are cached now, held by the request that filled them."""
+    def grow(self, parent: Block | None, hashes: Sequence[Block]) -> None:
+        """These consecutive blocks are cached now and held by the request that filled them."""
         children = self._children
         parents = self._parents
         if parent is not None:
@@ -53,59 +45,55 @@ class RandomisedLeafToken:
             parent = block
         children[hashes[-1]] = 0
 
-    def add(self, hashes: "Iterable[BlockHash]") -> None:
-        """The last holder let go of these blocks: they are marked."""
-        self._let_go.update(dict.fromkeys(hashes, self.phase))
+    def add(self, hashes: Iterable[Block]) -> None:
+        """The last holder released these blocks: mark them."""
+        self._released.update(dict.fromkeys(hashes, self.phase))
 
-    def discard(self, block: "BlockHash") -> None:
+    def discard(self, block: Block) -> None:
         """The block is held again."""
-        del self._let_go[block]
+        del self._released[block]
         if block in self._places:
             self._take_leaf(self._places[block])
 
-    def take(self, count: int) -> "list[BlockHash]":
-        """Evict `count` blocks, one random unmarked leaf after the other. There are at least as many."""
+    def take(self, count: int) -> list[Block]:
+        """Evict `count` blocks, one random unmarked leaf after the other. At least `count` must be unheld."""
         evicted = []
         for _ in range(count):
             if not self._leaves:
                 self._begin_phase()
             block = self._take_leaf(int(self._random.random() * len(self._leaves)))
-            del self._let_go[block]
+            del self._released[block]
             self._drop(block)
             evicted.append(block)
         return evicted
 
-    def forget(self, block: "BlockHash") -> None:
-        """The block, held or not, is no longer cached for a reason of its owner's. What came after it begins a prompt now;
-        the block must never be known under the same name again."""
-        self._let_go.pop(block, None)
+    def forget(self, block: Block) -> None:
+        """The owner dropped the block, held or not. Its children become roots; the same identity must never be added again."""
+        self._released.pop(block, None)
         if block in self._places:
             self._take_leaf(self._places[block])
         self._drop(block)
 
     def clear(self) -> None:
-        for blocks in (self._parents, self._children, self._let_go, self._leaves, self._places):
+        for blocks in (self._parents, self._children, self._released, self._leaves, self._places):
             blocks.clear()
 
     def __len__(self) -> int:
-        return len(self._let_go)
+        return len(self._released)
 
-    def __iter__(self) -> "Iterator[BlockHash]":
-        """The blocks that nobody holds, who was let go longest ago first. It is not the order of eviction: lots are."""
-        return iter(self._let_go)
+    def __iter__(self) -> Iterator[Block]:
+        """Unheld blocks, the earliest released first. Not the order of eviction, which is random."""
+        return iter(self._released)
 
     def _begin_phase(self) -> None:
-        """Wipe all marks. Held blocks need none: they are marked when they are let go.
-
-        Where an owner holds blocks without what came before them, there may be no leaf at all; then any block may go.
-        """
+        """Wipe all marks. If blocks are held without their parents there may be no leaf; then any block may go."""
         self.phase += 1
         children = self._children
-        self._leaves = [block for block in self._let_go if not children[block]] or list(self._let_go)
+        self._leaves = [block for block in self._released if not children[block]] or list(self._released)
         self._places = {block: place for place, block in enumerate(self._leaves)}
 
-    def _take_leaf(self, place: int) -> "BlockHash":
-        """Take one out of the list; the last one moves into its place."""
+    def _take_leaf(self, place: int) -> Block:
+        """Remove one from the list; the last one moves into its place."""
         leaves = self._leaves
         block = leaves[place]
         last = leaves.pop()
@@ -115,14 +103,14 @@ class RandomisedLeafToken:
         del self._places[block]
         return block
 
-    def _drop(self, block: "BlockHash") -> None:
-        """Take a block out of the tree; its parent may be the next leaf."""
+    def _drop(self, block: Block) -> None:
+        """Remove a block from the tree; its parent may become a leaf."""
         del self._children[block]
         parent = self._parents.pop(block)
         if parent is None or parent not in self._children:
             return
         self._children[parent] -= 1
-        unmarked = self._let_go.get(parent, self.phase) < self.phase
+        unmarked = self._released.get(parent, self.phase) < self.phase
         if unmarked and not self._children[parent] and parent not in self._places:
             self._places[parent] = len(self._leaves)
             self._leaves.append(parent)

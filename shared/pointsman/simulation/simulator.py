@@ -34,7 +34,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported, Role
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, SessionId, Tenant, Term, Tokens
@@ -195,7 +196,7 @@ class _Simulation:
         self._state = self._new_state()
         self._seen = self._new_state() if scenario.load_lag_s > 0 else self._state
         self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
-        self._dispatcher = Dispatcher(self._state, self._policies, term=Term(1), seen=self._seen)
+        self._dispatcher = Dispatcher(self._state, self._policies, term=Term(1), policy_state=self._seen)
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._engines: dict[InstanceId, _Engine] = {}
         self._agenda: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []

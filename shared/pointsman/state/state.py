@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
     MigrationRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -27,6 +28,7 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
     WritesLost,
 )
+from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import (
     FleetEvent,
     InstanceDraining,
@@ -39,8 +41,8 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    ENGINE_IDLE,
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
@@ -160,11 +162,12 @@ class State:
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
     def _take_in(self, event: LogEvent, sequence: Sequence) -> None:
-        if event.stamp is not None and event.stamp.term < self.term:
-            self.fenced += 1
-            return
-        if event.stamp is not None and not self.decided.first_time(event.stamp):
-            return
+        if event.stamp is not None:
+            if is_fenced(event.stamp, self.term):
+                self.fenced += 1
+                return
+            if not self.decided.first_time(event.stamp):
+                return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
@@ -684,11 +687,11 @@ class State:
         self.workload.line(to).decoding[request.id] = request
         self.speculation.promise(to, request.keys)
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+    def _end(self, event: RequestEnd) -> None:
         if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
             granted = self.workload.requests.get(event.request)
             if granted is not None and granted.instance == event.instance:
-                idle = event.reason == ENGINE_IDLE
+                idle = event.cause is CancelCause.ENGINE_IDLE
                 self.outliers.gave_up(event.request, event.instance, since=granted.granted_at, idle=idle)
         if not isinstance(event, RequestFinished):
             self.outliers.ended(event.request, given_up=isinstance(event, RequestCancelled))

@@ -12,8 +12,8 @@ from rich.console import Console
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.dispatch import UnknownPolicyError
 from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.policies.dispatch import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
+from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate

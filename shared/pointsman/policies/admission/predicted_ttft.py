@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
@@ -63,8 +64,10 @@ def too_late(view: PoolView, option: Option) -> Refusal:
     )
     alone = min(other.prefill_seconds for other in (option, *view.options))
     if alone > view.request.slo_ttft:
-        return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", alone)
-    return Refusal("slo_ttft", detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds)))
+        return Refusal(RejectReason.SLO_UNREACHABLE, f"{detail}; the prompt alone takes longer", alone)
+    return Refusal(
+        RejectReason.SLO_TTFT, detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds))
+    )
 
 
 def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
@@ -73,4 +76,4 @@ def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
         f"predicted time per output token is {tpot * 1000:.0f} ms on {option.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"
     )
-    return Refusal("slo_tpot", detail, DECODE_RETRY_SECONDS)
+    return Refusal(RejectReason.SLO_TPOT, detail, DECODE_RETRY_SECONDS)

@@ -39,6 +39,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import Option, PoolView
@@ -103,4 +104,4 @@ def _keep_back(view: PoolView, option: Option, price: float) -> Refusal:
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
         f"behind a queue, {price:.1f} times its prefill of {option.prefill_seconds:.2f} s must fit in"
     )
-    return Refusal("held_back", detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))
+    return Refusal(RejectReason.HELD_BACK, detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))

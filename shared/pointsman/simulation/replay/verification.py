@@ -40,24 +40,20 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
-from pointsman.policies.dispatch import (
-    Dispatcher,
-    PolicySet,
-    UnknownPolicyError,
-    reason_to_relocate,
-    recorded_policy_set,
-)
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, recorded_policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence, Term
 from pointsman.simulation.replay.folding import Known, behind, copy_of, recorded_pool_settings, take_in
+from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import NOWHERE, Request
 
 STRAGGLERS_MAX = 20_000
-DISORDER_MAX = 20_000
 
 _ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
@@ -114,27 +110,23 @@ class _Verification:
             self._miss(entry.sequence)
         self._last = entry.sequence
         for tenure in self._tenures.values():
-            tenure.hear(entry)
+            tenure.feed(entry)
         if event is None:
             verdict.undecodable += 1
         elif event.stamp is not None:
-            self._judge(entry, event, event.stamp.term)
+            self._count(event, event.stamp.term)
         elif isinstance(event, LeaderElected):
             self._begin(event, entry.sequence)
         if self._successions and entry.sequence > self._successions[0][0]:
             self._close(self._successions.popleft()[1])
 
-    def _judge(self, entry: LogEntry, event: LogEvent, term: Term) -> None:
-        verdict = self._verdict
+    def _count(self, event: LogEvent, term: Term) -> None:
         if isinstance(event, RequestArrived):
-            verdict.arrivals += 1
-        else:
-            verdict.decisions += 1
-        tenure = self._tenures.get(term)
-        if tenure is not None:
-            tenure.decide(entry, event)
-        elif not isinstance(event, RequestArrived):
-            verdict.unchecked[self._why_unchecked(term)] += 1
+            self._verdict.arrivals += 1
+            return
+        self._verdict.decisions += 1
+        if term not in self._tenures:
+            self._verdict.unchecked[self._why_unchecked(term)] += 1
 
     def _why_unchecked(self, term: Term) -> str:
         if self._incomplete:
@@ -236,90 +228,57 @@ class _Tenure:
         self._summary = summary
         self._verdict = verdict
         self._watch = watch
-        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_record=self._compare)
-        self._heard: deque[LogEntry] = deque()
-        self._early: dict[int, tuple[LogEntry, LogEvent]] = {}
-        self._next_number = 1
+        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_decision=self._compare)
+        self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
         self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
         """Decisions of one moment (`now` and `as_of`): a call writes no others."""
-        self._hole = ""
         self._ends = False
+        self._is_cut = False
 
-    def hear(self, entry: LogEntry) -> None:
-        """Keep an entry for when the leader is known to have applied it."""
-        if not self._hole:
-            self._heard.append(entry)
-
-    def decide(self, entry: LogEntry, event: LogEvent) -> None:
-        """A decision of this term: judged once those before it are."""
-        assert event.stamp is not None
-        number = event.stamp.number
-        self._summary.decisions = max(self._summary.decisions, number)
-        if not self._hole and event.stamp.as_of >= entry.sequence:
-            self._stop(
-                f"decision {number} of term {self._term} was made on entry {event.stamp.as_of}, which the log has lost"
-            )
-        if self._hole:
-            self._pass_over(event)
-        elif number > self._next_number:
-            self._early[number] = (entry, event)
-            if len(self._early) > DISORDER_MAX:
-                self._give_up()
-        elif number == self._next_number:
-            self._put(entry, event)
-            while self._next_number in self._early:
-                self._put(*self._early.pop(self._next_number))
-        else:
-            self._repeat(event)
+    def feed(self, entry: LogEntry) -> None:
+        stamp = entry.event.stamp if entry.event is not None else None
+        if stamp is not None and stamp.term == self._term:
+            self._summary.decisions = max(self._summary.decisions, stamp.number)
+        for step in self._order.feed(entry):
+            self._take(step)
 
     def close(self) -> None:
         """The term has no more decisions: judge what is left. Its last call may have been cut short by the end."""
         self._ends = True
         self._judge_moment()
-        if self._early:
-            self._give_up()
-        while self._heard:
-            self._advance(self._heard[-1].sequence)
+        for step in self._order.finish():
+            self._take(step)
         self._verdict.unapplied = max(self._verdict.unapplied, self._state.dead_letters.unapplied)
 
-    def _put(self, entry: LogEntry, event: LogEvent) -> None:
-        assert event.stamp is not None
-        moment = (event.at, event.stamp.as_of)
-        if moment != self._moment:
+    def _take(self, step: Step[LogEntry]) -> None:
+        entry, event = step.entry, step.entry.event
+        if step.kind is Kind.READ:
             self._judge_moment()
-            self._moment = moment
-        self._tape.append((entry, event))
-        self._next_number += 1
-
-    def _repeat(self, event: LogEvent) -> None:
-        """Written twice, as writes may be: the second changes nothing."""
-        if not isinstance(event, RequestArrived):
-            self._verdict.decisions -= 1
-
-    def _give_up(self) -> None:
-        first = min(self._early)
-        missing = (
-            f"decision {self._next_number} of term {self._term} is missing"
-            if first == self._next_number + 1
-            else f"decisions {self._next_number} to {first - 1} of term {self._term} are missing"
-        )
-        self._stop(missing)
-
-    def _stop(self, why: str) -> None:
-        """Judge what came before, and nothing more of this term."""
-        self._ends = True
-        self._judge_moment()
-        self._hole = f"{why}: nothing behind them in that term can be recomputed"
-        self._verdict.problems.append(why)
-        for _, event in self._early.values():
+            self._order.apply(step, self._state)
+            return
+        assert event is not None
+        assert event.stamp is not None
+        if step.kind is Kind.DECIDED:
+            moment = (event.at, event.stamp.as_of)
+            if moment != self._moment:
+                self._judge_moment()
+                self._moment = moment
+            self._tape.append((entry, event))
+        elif step.kind is Kind.LOST:
             self._pass_over(event)
-        self._early.clear()
-        self._heard.clear()
+        elif not isinstance(event, RequestArrived):
+            self._verdict.decisions -= 1  # written twice, as writes may be
 
     def _pass_over(self, event: LogEvent) -> None:
+        """Judge what came before the hole, and nothing behind it."""
+        hole = self._order.hole
+        if not self._is_cut:
+            self._is_cut = self._ends = True
+            self._judge_moment()
+            self._verdict.problems.append(hole)
         if not isinstance(event, RequestArrived):
-            self._verdict.unchecked[self._hole] += 1
+            self._verdict.unchecked[f"{hole}: nothing behind them in that term can be recomputed"] += 1
 
     # One moment
 
@@ -327,7 +286,6 @@ class _Tenure:
         tape = self._tape
         if not tape:
             return
-        self._advance(self._moment[1])
         while tape:
             entry, event = tape[0]
             assert event.stamp is not None
@@ -341,17 +299,6 @@ class _Tenure:
                 self._differ(entry, event, None)
                 self._state.apply(event)
                 tape.popleft()
-
-    def _advance(self, as_of: Sequence) -> None:
-        """Apply what the leader had applied; its own decisions come back and are passed over."""
-        heard, state, term = self._heard, self._state, self._term
-        while heard and heard[0].sequence <= as_of:
-            entry = heard.popleft()
-            event = entry.event
-            if event is None or (event.stamp is not None and event.stamp.term == term):
-                state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-            else:
-                state.apply(event, entry.sequence)
 
     def _decide_again(self, event: LogEvent) -> None:
         """Make the call that led to this decision; `_compare` is shown all that it decides."""
@@ -369,19 +316,13 @@ class _Tenure:
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
                 end = dispatcher.cancel if event.instance == NOWHERE else dispatcher.abandon
-                end(event.request, event.reason, now)
-            case RequestMigrated() if event.reason == reason_to_relocate(event.source):
+                end(event.request, event.cause, now, reason=event.reason)
+            case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)
             case RequestMigrated() | MigrationRefused():
                 dispatcher.migrate(self._plan(event), now)
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
-                patience = event.patience
-                dispatcher.check_liveness(
-                    now,
-                    heard_since=patience.heard_since,
-                    suspect_after=patience.suspect_after,
-                    leave_after=patience.leave_after,
-                )
+                dispatcher.check_liveness(event.patience, now)
             case InstanceDraining():
                 dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
             case InstanceUndrained():
@@ -427,7 +368,7 @@ class _Tenure:
                 continue  # what was re-bound is granted before the next move is looked at
             if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
                 break
-            if event.reason == reason_to_relocate(event.source):
+            if isinstance(event, RequestMigrated) and event.cause is MoveCause.RELOCATED:
                 break
             rebind = event.rebound if isinstance(event, RequestMigrated) else event.rebind
             moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason, rebind))

@@ -42,7 +42,7 @@ class RandomisedFreeBlocks(Generic[B]):
     def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
         """`blocks`: all of the pool, each at the place of its id. `free`: those that nobody holds; all are empty."""
         self._blocks = blocks
-        self._order = RandomisedLeafToken(seed)
+        self._order = RandomisedLeafToken[int](seed)
         self._empty: OrderedDict[int, B] = OrderedDict((block.block_id, block) for block in free)
         self._nodes = [NOT_CACHED] * len(blocks)
         """By block id: the number of its present filling in the tree. Modulo the number of blocks it is the id."""

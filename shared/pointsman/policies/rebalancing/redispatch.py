@@ -19,6 +19,7 @@ both are let be.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
@@ -43,7 +44,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebound:
+class Redispatch:
     """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
 
     option: Option
@@ -51,7 +52,7 @@ class Rebound:
     benefit: Seconds
 
 
-class Rebinding:
+class Redispatching:
     """Who should be re-bound, on one State at one moment."""
 
     def __init__(self, state: State, now: Seconds, window: Window) -> None:
@@ -71,34 +72,36 @@ class Rebinding:
                 moves.setdefault(rebound.option.instance, self._move(request, rebound))
         return list(moves.values())
 
-    def judge(self, migration: Migration) -> Rebound | Veto:
+    def judge(self, migration: Migration) -> Redispatch | Veto:
         """What starting again gives now, or why the request should stay."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Veto("not_waiting", "it has ended")
+            return Veto(MoveRefusal.NOT_WAITING, "it has ended")
         if request.rebound_from:
-            return Veto("rebound_before", f"it was taken out of {request.rebound_from} before")
+            return Veto(MoveRefusal.REBOUND_BEFORE, f"it was taken out of {request.rebound_from} before")
         if request.stage is not Stage.PREFILL:
-            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Veto("elsewhere", f"it is in {request.instance}")
+            return Veto(MoveRefusal.ELSEWHERE, f"it is in {request.instance}")
         if not _may_go(request):
-            return Veto("bound", "its ingress does not ask where it is to go")
+            return Veto(MoveRefusal.BOUND, "its ingress does not ask where it is to go")
         return self._judge_target(request, migration.target)
 
-    def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Veto:
+    def _judge_target(self, request: Request, target: InstanceId) -> Redispatch | Veto:
         if self._under_way() >= REBOUND_MAX:
-            return Veto("too_many_rebound", f"{REBOUND_MAX} are under way")
+            return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
-            return Veto("target_unavailable", f"{target} does not take it")
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
         option = PoolView(self._state, request, self._now).option(target)
         if not self._has_room(option):
-            return Veto("target_full", f"{target} could not begin it at once")
+            return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
         rebound = self._compare(request, option)
         if rebound is None:
-            return Veto("not_overdue", "its first token is not overdue")
+            return Veto(MoveRefusal.NOT_OVERDUE, "its first token is not overdue")
         if rebound.benefit < GAIN_SECONDS_MIN:
-            return Veto("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
+            return Veto(
+                MoveRefusal.NO_GAIN, f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted"
+            )
         return rebound
 
     def _in_engines(self) -> list[Request]:
@@ -113,9 +116,9 @@ class Rebinding:
     def _under_way(self) -> int:
         return sum(bool(r.rebound_from) for line in self._state.workload.lines.values() for r in line.prefill.values())
 
-    def _best(self, request: Request, busy: Collection[InstanceId]) -> Rebound | None:
+    def _best(self, request: Request, busy: Collection[InstanceId]) -> Redispatch | None:
         view = PoolView(self._state, request, self._now)
-        best: Rebound | None = None
+        best: Redispatch | None = None
         for instance in self._state.fleet.ready:
             if instance in busy or not self._takes(request, instance):
                 continue
@@ -140,7 +143,7 @@ class Rebinding:
         room = line.has_room(option.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
         return room and not line.pending
 
-    def _compare(self, request: Request, option: Option) -> Rebound | None:
+    def _compare(self, request: Request, option: Option) -> Redispatch | None:
         """What starting again at `option` gives; None where the request is not overdue."""
         overdue = self._overdue(request)
         if overdue is None:
@@ -148,7 +151,7 @@ class Rebinding:
         left, wasted = self._at_source(request)
         line = self._state.workload.lines.get(option.instance)
         there = option.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
-        return Rebound(option, wasted, left + overdue - there - wasted)
+        return Redispatch(option, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> Seconds | None:
         """By how much its first token is late; None while that is no reason to give up on it."""
@@ -169,7 +172,7 @@ class Rebinding:
         left = state.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
         return left, state.expected_seconds(source, done, done_tokens) if first is request else 0.0
 
-    def _move(self, request: Request, rebound: Rebound) -> Migration:
+    def _move(self, request: Request, rebound: Redispatch) -> Migration:
         target, benefit = rebound.option.instance, rebound.benefit
         return Migration(
             request=request.id,

@@ -1,0 +1,193 @@
+"""The order in which a leader applied a log.
+
+A leader applies its own decisions at once and skips them when it reads them back; everything else it applies in log
+order. So a decision comes right after entry `as_of` of its stamp and after the decision numbered before it. In come the
+entries behind the LeaderElected of one term, out come `Step`s in that order; `LeaderOrder.replay` also applies them.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.envelope import is_fenced
+from pointsman.primitives import Sequence, Term
+from pointsman.state.state import State
+
+DISORDER_MAX = 20_000
+"""Decisions that may come before one with a lower number."""
+
+
+class Entry(Protocol):
+    """What is needed of a log entry (`ports.LogEntry`, the torture's `Stored`)."""
+
+    @property
+    def sequence(self) -> Sequence: ...
+    @property
+    def event(self) -> LogEvent | None: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Kind(Enum):
+    DECIDED = auto()
+    """A decision of this term, at the point where the leader made it."""
+    READ = auto()
+    """An entry, at the point where the leader read it. Also its own decisions, which it skipped then."""
+    REPEATED = auto()
+    """A decision that came before, under the same number. No effect."""
+    LOST = auto()
+    """A decision whose place is not known: an earlier one is missing (`LeaderOrder.hole`). Only without `held_max`."""
+
+
+class Step(NamedTuple, Generic[E]):
+    """One step of the leader. `counts`: it may change the state (it decodes, is not fenced, not applied before)."""
+
+    kind: Kind
+    entry: E
+    counts: bool = False
+
+
+class LeaderOrder(Generic[E]):
+    """Reorders the entries behind one LeaderElected. Fed in log order.
+
+    Without `held_max`, a missing decision ends the order: `hole` says why, and all later ones are LOST. With it, at
+    most so many entries are held until a decision tells that the leader had read them, and gaps are passed over.
+    """
+
+    def __init__(self, term: Term, *, held_max: int | None = None) -> None:
+        self.term = term
+        self.hole = ""
+        self._held_max = held_max
+        self._held: deque[E] = deque()
+        self._early: dict[int, E] = {}
+        self._next_number = 1
+
+    def replay(self, entries: Iterable[E], state: State) -> Iterator[Step[E]]:
+        """Yield each step, with `state` as it was before it, then apply the step to `state`.
+
+        `entries` begin behind `state.sequence`. Up to the LeaderElected of the term they are applied in log order. A
+        `state` that is in the term already is taken as of log order.
+        """
+        elected = state.term >= self.term
+        if state.decided.term == self.term:
+            self._next_number = state.decided.through + 1
+        for entry in entries:
+            for step in self.feed(entry) if elected else (self._read(entry),):
+                yield self._judged(step, state)
+                self.apply(step, state)
+            elected = elected or (isinstance(entry.event, LeaderElected) and entry.event.term == self.term)
+        for step in self.finish():
+            yield self._judged(step, state)
+            self.apply(step, state)
+
+    def apply(self, step: Step[E], state: State) -> None:
+        """Apply one step as the leader did."""
+        entry, event = step.entry, step.entry.event
+        if step.kind is Kind.DECIDED and event is not None:
+            state.apply(event)
+        elif step.kind is Kind.READ and (event is None or self._is_own(event)):
+            state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
+        elif step.kind is Kind.READ and event is not None:
+            state.apply(event, entry.sequence)
+
+    def feed(self, entry: E) -> Iterator[Step[E]]:
+        """The next entry of the log. Yields what the leader is now known to have applied."""
+        if not self.hole:
+            self._held.append(entry)
+        if entry.event is not None and self._is_own(entry.event):
+            yield from self._decision(entry)
+        if self._held_max is not None:
+            while len(self._held) > self._held_max:
+                yield from self._pass_gap() if self._early else (self._read(self._held.popleft()),)
+
+    def finish(self) -> Iterator[Step[E]]:
+        """The log, or the term, is over. Yields what is still held."""
+        while self._early:
+            yield from self._missing() if self._held_max is None else self._pass_gap()
+        while self._held:
+            yield self._read(self._held.popleft())
+
+    def unseen(self, sequence: Sequence) -> int:
+        """Entries of others before this one that the leader is not known to have read."""
+        others = (
+            entry.event is None or not self._is_own(entry.event) for entry in self._held if entry.sequence < sequence
+        )
+        return sum(others)
+
+    def _is_own(self, event: LogEvent) -> bool:
+        return event.stamp is not None and event.stamp.term == self.term
+
+    def _read(self, entry: E) -> Step[E]:
+        return Step(Kind.READ, entry)
+
+    def _judged(self, step: Step[E], state: State) -> Step[E]:
+        event = step.entry.event
+        if event is None or step.kind in (Kind.REPEATED, Kind.LOST):
+            return step
+        if step.kind is Kind.READ and self._is_own(event):
+            return step
+        return step._replace(counts=not is_fenced(event.stamp, state.term))
+
+    def _decision(self, entry: E) -> Iterator[Step[E]]:
+        number, as_of = _stamp_of(entry)
+        strict = self._held_max is None
+        if strict and not self.hole and as_of >= entry.sequence:
+            yield from self._stop(
+                f"decision {number} of term {self.term} was made on entry {as_of}, which the log has lost"
+            )
+        if self.hole:
+            yield Step(Kind.LOST, entry)
+        elif number > self._next_number:
+            self._early[number] = entry
+            if strict and len(self._early) > DISORDER_MAX:
+                yield from self._missing()
+        elif number == self._next_number:
+            yield from self._due(entry)
+        else:
+            yield Step(Kind.REPEATED, entry)
+
+    def _due(self, entry: E) -> Iterator[Step[E]]:
+        """This decision, and those behind it that came early."""
+        due: E | None = entry
+        while due is not None:
+            number, as_of = _stamp_of(due)
+            while self._held and self._held[0].sequence <= as_of:
+                yield self._read(self._held.popleft())
+            self._next_number = number + 1
+            yield Step(Kind.DECIDED, due)
+            due = self._early.pop(self._next_number, None)
+
+    def _pass_gap(self) -> Iterator[Step[E]]:
+        yield from self._due(self._early.pop(min(self._early)))
+
+    def _missing(self) -> Iterator[Step[E]]:
+        last = min(self._early) - 1
+        numbers = (
+            f"decision {last} of term {self.term} is"
+            if last == self._next_number
+            else f"decisions {self._next_number} to {last} of term {self.term} are"
+        )
+        yield from self._stop(f"{numbers} missing")
+
+    def _stop(self, why: str) -> Iterator[Step[E]]:
+        self.hole = why
+        lost = list(self._early.values())
+        self._early.clear()
+        self._held.clear()
+        for entry in lost:
+            yield Step(Kind.LOST, entry)
+
+
+def _stamp_of(entry: Entry) -> tuple[int, Sequence]:
+    """Number and `as_of` of a decision."""
+    assert entry.event is not None
+    assert entry.event.stamp is not None
+    return entry.event.stamp.number, entry.event.stamp.as_of
