@@ -21,7 +21,7 @@ from pointsman.state.outliers import Record
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
 from pointsman.state.state import State
-from pointsman_ingress.placement.routing import Router
+from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
@@ -156,12 +156,12 @@ def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
     return True
 
 
-def _forgetting_terms(router: Router, term: Term) -> None:
-    _hear_election(router, term)
-    router._term = Term(0)
+def _forgetting_terms(client: SchedulerClient, term: Term) -> None:
+    _hear_election(client, term)
+    client._term = Term(0)
 
 
-_hear_election = Router._elected
+_hear_election = SchedulerClient._on_election
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ _hear_election = Router._elected
         (State, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
-        (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "weather")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[

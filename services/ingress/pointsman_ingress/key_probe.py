@@ -17,7 +17,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogUnavailableError
+from pointsman.ports import Clock, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
 from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
@@ -197,9 +197,7 @@ class KeyProber:
 
     async def _send(self, instance: Instance, trial: _Trial) -> None:
         """Raises EngineFailedError, also if the answer takes too long."""
-        request = EngineRequest(
-            instance.url, trial.endpoint.path, trial.body, {}, self._request_id(), instance.dp_rank
-        )
+        request = EngineRequest(instance.url, trial.endpoint.path, trial.body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(ANSWER_WALL_SECONDS_MAX), await self._engines.send(request) as answer:
                 body = await answer.whole()

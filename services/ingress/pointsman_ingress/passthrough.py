@@ -4,6 +4,8 @@ The least busy reachable instance is asked, and another when it fails, within th
 no prefill, so the shortest deadline for the first byte applies.
 """
 
+from functools import partial
+
 import structlog
 
 from pointsman.primitives import InstanceId, Seconds
@@ -31,14 +33,14 @@ class Passthrough:
         tried: list[InstanceId] = []
         reason = ""
 
-        def may_leave(_seconds: Seconds = 0.0) -> bool:
-            excluded = [*tried, instance.id]
+        def may_leave(present: InstanceId, _seconds: Seconds) -> bool:
+            excluded = [*tried, present]
             return len(excluded) <= self._retries and pool.in_flight.least_busy(model, excluded=excluded) is not None
 
         with pool.retry_budget.open() as ticket:
             while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
                 try:
-                    async with FirstByteDeadline(self._wall_seconds, may_leave):
+                    async with FirstByteDeadline(self._wall_seconds, partial(may_leave, instance.id)):
                         answer, first = await self._open(call, body, instance)
                     await self._pass_on(call, answer, first, instance, facts)
                 except EngineFailedError as error:

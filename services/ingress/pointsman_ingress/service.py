@@ -74,9 +74,7 @@ class Gateway:
         self._ids = ids
         self._access_log = access_log
         self._body_budget = BodyBudget()
-        self._passthrough = Passthrough(
-            engines, retries=limits.delivery.retries, first_byte=limits.delivery.first_byte
-        )
+        self._passthrough = Passthrough(engines, retries=limits.delivery.retries, first_byte=limits.delivery.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. If its task is cancelled, the request ends with an error; a second cancellation is raised."""
@@ -95,9 +93,7 @@ class Gateway:
                     pool, model = await find_model(call, request, owner, self._pools, facts)
                     await self._passthrough.deliver(call, body, pool, model, facts)
                     return
-                context = await understand(
-                    call, endpoint, body, request, owner, self._pools, self._defaults, facts
-                )
+                context = await understand(call, endpoint, body, request, owner, self._pools, self._defaults, facts)
                 life = RequestLifecycle(context, self._clock)
                 await Delivery(
                     context,
@@ -119,8 +115,8 @@ class Gateway:
             except RecursionError:  # only what a client nests is nested so deeply
                 _fail(life, "malformed_body", 400)
                 await call.fail(nested_too_deeply())
-            except Exception as error:  # noqa: BLE001 - the outermost frame of a request, which must still get its end
-                log.error("request_internal_error", request=call.id, exc_info=error)
+            except Exception:
+                log.exception("request_internal_error", request=call.id)
                 _fail(life, "internal_error", 500)
                 await call.fail(internal_error())
 

@@ -5,7 +5,6 @@ have equal keys on every path. What has no such form (images, documents, built-i
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -160,7 +159,7 @@ def _call(block: Block) -> Block:
 
 
 def _tools(form: ChatForm, tools: list[Message] | None) -> list[Message] | None:
-        if tools is None:
+    if tools is None:
         return None
     if any(not isinstance(tool.get("input_schema"), dict) for tool in tools):
         form.take_unknown("tools")
@@ -181,7 +180,7 @@ def _tool(tool: Message) -> Message:
 
 
 def _system_text(content: Any) -> str:
-        if isinstance(content, str):
+    if isinstance(content, str):
         return "" if content.startswith(BILLING_PREFIX) else content
     return "".join(_system_texts(content))
 

@@ -46,11 +46,11 @@ def parse_response(body: bytes) -> ParsedRequest:
     given, tools = fields.input or "", fields.tools or []
     kept = next((name for name in KEPT_BY_ENGINE if getattr(fields, name)), "")
     form = chat_form(instructions=fields.instructions or "", given=given, tools=tools, kept_by_engine=kept)
-    continues = _continues(given)
+    unfinished = continues(given)
     prompt = Chat.of(
         form,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
+        add_generation_prompt=not unfinished,
+        continue_final_message=unfinished,
         chat_template_kwargs=with_effort(
             fields.chat_template_kwargs, fields.reasoning.effort if fields.reasoning else None
         ),
@@ -78,7 +78,7 @@ def chat_form(
     return form
 
 
-def _continues(given: str | list[dict[str, Any]]) -> bool:
+def continues(given: str | list[dict[str, Any]]) -> bool:
     """Whether the last message is unfinished, and the answer goes on with it."""
     item = given[-1] if given and not isinstance(given, str) else {}
     unfinished = item.get("status") in ("in_progress", "incomplete")
