@@ -5,7 +5,7 @@ Each line has every field; unknown ones are null. Times are wall milliseconds. N
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,49 +18,7 @@ from pointsman_ingress.http.call import Call
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
 
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status of a request whose client hung up before it had an answer."""
-
-
-class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order in which they are written."""
-
-    log: str = "access"
-    time: datetime
-    """Of arrival, UTC."""
-    request_id: str
-    """In the log, in traces and at the engine."""
-    client: str | None
-    """Its address, or that of the load balancer."""
-    user_agent: str | None
-    tenant: str | None
-    method: str
-    path: str
-    model: str | None
-    pool: str | None
-    stream: bool
-    status: int
-    reason: str | None
-    """Why it failed: the code that the client got, or `client_gone`, `engine_refused`, `ingress_stopped`."""
-    instance: str | None
-    """The last that served it."""
-    prefill_instance: str | None
-    retries: int
-    """Further engines that were asked because one failed."""
-    duration_ms: float
-    queue_ms: float | None
-    """Until it was sent to its last engine."""
-    first_byte_ms: float | None
-    """Until the first bytes of the answer's body were sent to the client."""
-    predicted_ttft_ms: float | None
-    request_bytes: int
-    response_bytes: int
-    prompt_tokens: Tokens | None
-    """As the engine counts them, else as we do."""
-    completion_tokens: Tokens | None
-    cached_tokens: Tokens | None
-    """Of the prompt, as the engine reports."""
-    predicted_cached_tokens: Tokens | None
+CLIENT_CLOSED_REQUEST = 499  # nginx's status of a request whose client hung up before it had an answer
 
 
 class Lines(Protocol):
@@ -85,37 +43,39 @@ class AccessLog:
 
 def _line(
     call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime
-) -> AccessLine:
+) -> dict[str, Any]:
+    """In the order in which fields are written; docs/operations.md describes them."""
     grant = None if life is None else life.grant
     usage = Usage() if life is None else life.usage
     first_byte = call.first_byte_at_wall - call.received_at_wall if call.first_byte_at_wall else None
-    return AccessLine(
-        time=now - timedelta(seconds=seconds),
-        request_id=life.request if life else call.id,
-        client=call.client,
-        user_agent=header_text(call.headers, b"user-agent") or None,
-        tenant=facts.tenant,
-        method=call.method,
-        path=call.path,
-        model=facts.model,
-        pool=facts.pool,
-        stream=facts.stream,
-        status=call.status or CLIENT_CLOSED_REQUEST,
-        reason=facts.reason or call.error_code or (life.reason if life else "") or None,
-        instance=(grant.instance if grant else facts.instance) or None,
-        prefill_instance=(grant.prefilled_by if grant else "") or None,
-        retries=life.retries if life else facts.retries,
-        duration_ms=round(seconds * 1000, 2),
-        queue_ms=_milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
-        first_byte_ms=_milliseconds(first_byte),
-        predicted_ttft_ms=_milliseconds(grant.predicted_ttft / speed if grant else None),
-        request_bytes=call.request_bytes,
-        response_bytes=call.response_bytes,
-        prompt_tokens=_known(usage.prompt_tokens) or facts.prompt_tokens,
-        completion_tokens=_known(usage.completion_tokens),
-        cached_tokens=_known(usage.cached_tokens),
-        predicted_cached_tokens=grant.hit_tokens if grant else None,
-    )
+    return {
+        "log": "access",
+        "time": now - timedelta(seconds=seconds),
+        "request_id": life.request if life else call.id,
+        "client": call.client,
+        "user_agent": header_text(call.headers, b"user-agent") or None,
+        "tenant": facts.tenant,
+        "method": call.method,
+        "path": call.path,
+        "model": facts.model,
+        "pool": facts.pool,
+        "stream": facts.stream,
+        "status": call.status or CLIENT_CLOSED_REQUEST,
+        "reason": facts.reason or call.error_code or (life.reason if life else "") or None,
+        "instance": (grant.instance if grant else facts.instance) or None,
+        "prefill_instance": (grant.prefilled_by if grant else "") or None,
+        "retries": life.retries if life else facts.retries,
+        "duration_ms": _milliseconds(seconds),
+        "queue_ms": _milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
+        "first_byte_ms": _milliseconds(first_byte),
+        "predicted_ttft_ms": _milliseconds(grant.predicted_ttft / speed if grant else None),
+        "request_bytes": call.request_bytes,
+        "response_bytes": call.response_bytes,
+        "prompt_tokens": _known(usage.prompt_tokens) or facts.prompt_tokens,
+        "completion_tokens": _known(usage.completion_tokens),
+        "cached_tokens": _known(usage.cached_tokens),
+        "predicted_cached_tokens": grant.hit_tokens if grant else None,
+    }
 
 
 def _known(tokens: Tokens) -> Tokens | None:

@@ -24,10 +24,8 @@ from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import TokenizeContext
 
-OUTPUT_TOKENS_MAX: Tokens = 2**31
-"""If the model's context is unknown: what a client may ask for."""
-CONTEXT_TOKENS_MAX: Tokens = 2**32
-"""If the model's context is unknown: prompt and output together."""
+OUTPUT_TOKENS_MAX: Tokens = 2**31  # if the model's context is unknown: what a client may ask for
+CONTEXT_TOKENS_MAX: Tokens = 2**32  # if the model's context is unknown: prompt and output together
 
 
 @dataclass(slots=True)
@@ -39,12 +37,9 @@ class RequestFacts:
     pool: PoolName | None = None
     stream: bool = False
     prompt_tokens: Tokens | None = None
-    instance: InstanceId | None = None
-    """What answered without a grant."""
-    retries: int = 0
-    """Without a grant."""
-    reason: str = ""
-    """Why it was interrupted."""
+    instance: InstanceId | None = None  # what answered without a grant
+    retries: int = 0  # without a grant
+    reason: str = ""  # why it was interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +48,13 @@ class RequestContext:
 
     endpoint: Endpoint
     pool: Pool
-    command: RouteRequest
-    """Of the first attempt: id, tenant, keys, sizes, SLOs."""
-    headers: Headers
-    """The client's."""
-    body: bytes
-    """As engines get it."""
-    removes_usage: bool
-    """Whether engines are asked for the stream's usage though the client did not."""
-    output_bounded: bool
-    """Whether the client or the model's context bounds the output."""
-    comparable: bool
-    """Whether the cached tokens that the engine reports can be compared with the prediction."""
-    prefix_header: str
-    """How much of the prompt block keys are known for."""
+    command: RouteRequest  # of the first attempt: id, tenant, keys, sizes, SLOs
+    headers: Headers  # the client's
+    body: bytes  # as engines get it
+    removes_usage: bool  # whether engines are asked for the stream's usage though the client did not
+    output_bounded: bool  # whether the client or the model's context bounds the output
+    comparable: bool  # whether the cached tokens that the engine reports can be compared with the prediction
+    prefix_header: str  # how much of the prompt block keys are known for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

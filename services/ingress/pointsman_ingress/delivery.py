@@ -30,9 +30,10 @@ from pointsman_ingress.engine.client import (
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, FirstByteTimeout
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
-from pointsman_ingress.http.call import Call, Header, RequestIds
+from pointsman_ingress.http.call import Call, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
+    Header,
     endpoint_not_found,
     engine_broke_off,
     engine_failed,
@@ -45,8 +46,7 @@ from pointsman_ingress.placement.in_flight import InFlightRequest
 
 log = structlog.get_logger()
 
-UNREACHABLE_WALL_SECONDS: Seconds = 1.0
-"""After this a worker has reported that its engine is gone."""
+UNREACHABLE_WALL_SECONDS: Seconds = 1.0  # after this a worker has reported that its engine is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,7 @@ class Delivery:
         ids: RequestIds,
     ) -> None:
         self._context = context
-        self._command = context.command
-        """Of the present attempt."""
+        self._command = context.command  # of the present attempt
         self._pool = context.pool
         self._call = call
         self._lifecycle = lifecycle

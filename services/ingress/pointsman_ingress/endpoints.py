@@ -23,13 +23,11 @@ from pointsman_ingress.prompt.responses_input import parse_response
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     path: str
-    parse: Callable[[bytes], ParsedRequest] | None
-    """Of a JSON body; None if it is a form."""
+    parse: Callable[[bytes], ParsedRequest] | None  # of a JSON body; None if it is a form
     shape: StreamShape = CHUNKS
     placed: bool = True
     """Whether a scheduler places its requests. If not, any engine of the pool serves them, and nothing is logged."""
-    splittable: bool = False
-    """Whether one engine may prefill and another decode."""
+    splittable: bool = False  # whether one engine may prefill and another decode
     errors: ErrorShape = OPENAI_ERRORS
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:

@@ -32,10 +32,8 @@ log = structlog.get_logger()
 
 ANSWER_WALL_SECONDS_MAX: Seconds = 60.0
 """How long a trial may take: an engine on a CPU computes a few hundred tokens in some seconds, longer while busy."""
-EVENTS_WALL_SECONDS_MAX: Seconds = 10.0
-"""How long the engine's events may then take to show the prompt."""
-ATTEMPTS_MAX = 3
-"""How often an engine that does not answer is asked in a row."""
+EVENTS_WALL_SECONDS_MAX: Seconds = 10.0  # how long the engine's events may then take to show the prompt
+ATTEMPTS_MAX = 3  # how often an engine that does not answer is asked in a row
 PAUSE_WALL_SECONDS: Seconds = 2.0
 REPEAT_WALL_SECONDS: Seconds = 30.0
 REPEAT_WALL_SECONDS_MAX: Seconds = 600.0

@@ -35,8 +35,7 @@ from pointsman_ingress.engine.usage import Usage
 
 log = structlog.get_logger()
 
-DETAIL_CHARACTERS_MAX = 500
-"""Of the description of an engine's failure in the log."""
+DETAIL_CHARACTERS_MAX = 500  # of the description of an engine's failure in the log
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -47,28 +46,22 @@ class RequestLifecycle:
     """Times are engine seconds."""
 
     def __init__(self, context: RequestContext, clock: Clock) -> None:
-        self.request = context.command.request
-        """Its id in the log, which a later attempt may change."""
+        self.request = context.command.request  # its id in the log, which a later attempt may change
         self.pool = context.pool
-        self.grant: RouteGranted | None = None
-        """Where it is, or was served last; None while it waits for a place."""
-        self.sent_at = context.command.arrived_at
-        """When it was sent to its last engine."""
-        self.retries = 0
-        """Further engines that it was sent to because one failed."""
+        self.grant: RouteGranted | None = None  # where it is, or was served last; None while it waits for a place
+        self.sent_at = context.command.arrived_at  # when it was sent to its last engine
+        self.retries = 0  # further engines that it was sent to because one failed
         self.reached_engine = False
         """Whether an engine that failed it may have begun with it: not if it refused the connection."""
         self.over = False
-        self.reason = ""
-        """Why it failed or was cancelled."""
+        self.reason = ""  # why it failed or was cancelled
         self.usage = Usage()
         self._context = context
         self._log = context.pool.events
         self._clock = clock
         self._first_token_at: Seconds | None = None
         self._prefill_cached: Tokens | None = None
-        self._failure_logged = False
-        """Whether RequestAttemptFailed was written for this grant."""
+        self._failure_logged = False  # whether RequestAttemptFailed was written for this grant
 
     @property
     def instance(self) -> InstanceId:

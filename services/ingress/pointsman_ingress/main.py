@@ -54,10 +54,8 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: Seconds = 1.0
-"""How often one of several processes shows its parent that it runs."""
-FLUSH_WALL_SECONDS: Seconds = 1.0
-"""How long the last events may take to reach the log at shutdown."""
+LISTENS_WALL_SECONDS: Seconds = 1.0  # how often one of several processes shows its parent that it runs
+FLUSH_WALL_SECONDS: Seconds = 1.0  # how long the last events may take to reach the log at shutdown
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")

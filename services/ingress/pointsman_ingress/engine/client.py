@@ -22,30 +22,23 @@ from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail, re
 from pointsman_ingress.engine.usage import Usage, usage_in
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096
-"""Open connections to engines, all together."""
+CONNECTIONS_MAX = 4096  # open connections to engines, all together
 CONNECT_WALL_SECONDS: Seconds = 2.0
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
 """Engines behind uvicorn close an idle connection after five seconds; we must close it first."""
 CUT_CHECK_WALL_SECONDS: Seconds = 5.0
 """aiohttp 3.14 does not end an answer whose connection it closed because of invalid HTTP: how often to check for that."""
-AFTER_END_WALL_SECONDS: Seconds = 1.0
-"""How long an engine may keep a stream open after its last event."""
+AFTER_END_WALL_SECONDS: Seconds = 1.0  # how long an engine may keep a stream open after its last event
 URLS_MAX = 10_000
-PIECE_BYTES = 256 * 1024
-"""Larger bodies are sent in pieces, so that they do not block the event loop."""
-ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Largest answer that is kept whole in memory."""
-OPENING_BYTES_MAX = 16 * 1024 * 1024
-"""How much of a stream is held until it has output; then it passes as it comes."""
-EVENT_BYTES_MAX = 16 * 1024
-"""A longer event is not searched for an error."""
+PIECE_BYTES = 256 * 1024  # larger bodies are sent in pieces, so that they do not block the event loop
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # largest answer that is kept whole in memory
+OPENING_BYTES_MAX = 16 * 1024 * 1024  # how much of a stream is held until it has output; then it passes as it comes
+EVENT_BYTES_MAX = 16 * 1024  # A longer event is not searched for an error
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
-RANK_HEADER = "x-data-parallel-rank"
-"""Selects one of vLLM's data-parallel ranks."""
+RANK_HEADER = "x-data-parallel-rank"  # selects one of vLLM's data-parallel ranks
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
@@ -75,8 +68,7 @@ class EngineRequest:
     engine: str
     path: str
     body: bytes
-    headers: Headers
-    """The client's."""
+    headers: Headers  # the client's
     request_id: str
     dp_rank: int = ANY_RANK
     shape: StreamShape = CHUNKS
@@ -164,21 +156,16 @@ class EngineAnswer:
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
         self.events = 0
-        self.reports_failure = False
-        """Whether an event of the stream says that the engine failed."""
+        self.reports_failure = False  # whether an event of the stream says that the engine failed
         self._response = response
         self._shape = shape
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._tail = StreamTail(shape)
-        self._opened = False
-        """Pauses are bounded by the chunk timeout only after the opening."""
+        self._opened = False  # pauses are bounded by the chunk timeout only after the opening
         self._ended = False
-        self._done = False
-        """Whether the last event was the one that ends a stream of chunks."""
-        self._lingers = False
-        """Whether the engine keeps the connection open after that."""
-        self._unfinished_event = b""
-        """Up to EVENT_BYTES_MAX."""
+        self._done = False  # whether the last event was the one that ends a stream of chunks
+        self._lingers = False  # whether the engine keeps the connection open after that
+        self._unfinished_event = b""  # up to EVENT_BYTES_MAX
 
     async def opening(self) -> bytes:
         """The first bytes; of a stream up to its first output, since a client that has seen nothing can be served

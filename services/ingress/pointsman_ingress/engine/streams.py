@@ -15,10 +15,8 @@ from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
 
 TAIL_BYTES_MAX = 8 * 1024
 """How much of the end of a stream is kept, plus a chunk: the usage and the last event are in it."""
-LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024
-"""How much is kept of a last event that holds the whole answer."""
-USAGE_LINES_MAX = 64
-"""Lines at the end of a stream in which the usage is searched."""
+LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # how much is kept of a last event that holds the whole answer
+USAGE_LINES_MAX = 64  # lines at the end of a stream in which the usage is searched
 
 _ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
@@ -61,8 +59,7 @@ class StreamTail:
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
-        self._carry = b""
-        """End of the last chunks, which may hold the beginning of a mark."""
+        self._carry = b""  # end of the last chunks, which may hold the beginning of a mark
         self._shows_output = not shape.output
         self._last_event = False
 

@@ -11,12 +11,9 @@ import msgspec
 from pointsman.adapters.sse import EVENT_END, event_data
 from pointsman.primitives import Tokens
 
-COUNT_MAX: Tokens = 1_000_000_000
-"""No request has more tokens; larger counts are not believed."""
-HELD_BYTES_MAX = 64 * 1024
-"""A longer event is no usage event, and passes as it comes."""
-_CARRIED_BYTES = 3
-"""How much of the end of an event may have come before the rest of it."""
+COUNT_MAX: Tokens = 1_000_000_000  # no request has more tokens; larger counts are not believed
+HELD_BYTES_MAX = 64 * 1024  # A longer event is no usage event, and passes as it comes
+_CARRIED_BYTES = 3  # how much of the end of an event may have come before the rest of it
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -87,10 +84,8 @@ class UsageRemover:
     """Removes the usage event of one stream. Holds no more than HELD_BYTES_MAX and a chunk."""
 
     def __init__(self) -> None:
-        self._held = b""
-        """The beginning of an event; of one that is too long its last few bytes."""
-        self._passing = False
-        """Whether the client has got what is held, because the event is too long."""
+        self._held = b""  # the beginning of an event; of one that is too long its last few bytes
+        self._passing = False  # whether the client has got what is held, because the event is too long
 
     def feed(self, chunk: bytes) -> bytes:
         """What the client gets now; may be empty."""

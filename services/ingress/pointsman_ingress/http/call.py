@@ -12,18 +12,15 @@ from pointsman.ports import Clock
 from pointsman.primitives import RequestId, Seconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.telemetry import HTTP_REQUESTS
-from pointsman_ingress.http.errors import ApiError, ErrorShape, body_too_large, body_too_slow, too_many_bodies
+from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
-BODY_WALL_SECONDS: Seconds = 30.0
-"""How long a client may take to send its body."""
+BODY_WALL_SECONDS: Seconds = 30.0  # how long a client may take to send its body
 UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024
 """Of all bodies that are being read. One that arrives in one piece is never counted."""
 RECENT_IDS_MAX = 100_000
 """Request ids chosen by clients that are remembered, so that a second use of one gets an id of its own."""
 JSON = "application/json"
-
-Header = tuple[bytes, bytes]
 
 
 class ClientGoneError(Exception):
@@ -75,22 +72,17 @@ class Call:
     ) -> None:
         self.path = path
         self.method: str = scope["method"]
-        self.client: str | None = (scope.get("client") or (None,))[0]
-        """Its address."""
+        self.client: str | None = (scope.get("client") or (None,))[0]  # its address
         self.headers: Headers = dict(scope["headers"])
-        self.arrived_at = clock.now()
-        """Engine time."""
+        self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
-        self.first_byte_at_wall: Seconds = 0.0
-        """When the first bytes of the answer's body were sent; 0 before."""
+        self.first_byte_at_wall: Seconds = 0.0  # when the first bytes of the answer's body were sent; 0 before
         sent_id = header_text(self.headers, b"x-request-id")
         self.id = ids.take(sent_id)
-        self.status = 0
-        """0 until the answer has begun."""
+        self.status = 0  # 0 until the answer has begun
         self.error_code = ""
         self.request_bytes = 0
-        self.response_bytes = 0
-        """Of the bodies."""
+        self.response_bytes = 0  # of the bodies
         self._errors = errors
         self._clock = clock
         self._streaming = False

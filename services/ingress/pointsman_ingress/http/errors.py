@@ -13,15 +13,11 @@ import msgspec
 from pointsman.contracts.reasons import reject_answer
 from pointsman.primitives import Seconds, Tokens
 
-NO_RETRY_HEADER = (b"x-should-retry", b"false")
-"""Keeps OpenAI's clients from retrying after 408, 429 and 5xx."""
+NO_RETRY_HEADER = (b"x-should-retry", b"false")  # for OpenAI's clients, which retry after 408, 429 and 5xx
 REASON_HEADER = b"x-pointsman-reject-reason"
-NO_ENGINE_RETRY_WALL_SECONDS: Seconds = 5.0
-BUDGET_RETRY_WALL_SECONDS: Seconds = 2.0
-"""By then the requests that are retried now are answered, or their engine is ejected."""
-MODEL_NAMES_MAX = 20
-"""Models named to a client that asked for an unknown one."""
+MODEL_NAMES_MAX = 20  # in the answer to an unknown one
 
+Header = tuple[bytes, bytes]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -29,13 +25,7 @@ class ApiError(Exception):
     """`headers`: lower-case names."""
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        param: str | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        self, status: int, code: str, message: str, *, param: str | None = None, headers: tuple[Header, ...] = ()
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -47,7 +37,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an API's clients expect an error. `event_head` starts its server-sent event in a stream that has begun."""
+    """How an API's clients expect an error. `event_head` starts its server-sent event in a stream."""
 
     body: Callable[[ApiError], bytes]
     event_head: bytes
@@ -90,32 +80,54 @@ OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
 ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
 
 
-# The request is at fault
+# Errors without arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Called, it makes the error. `retry_after`: wall seconds."""
+
+    status: int
+    code: str
+    message: str
+    headers: tuple[Header, ...] = ()
+    retry_after: Seconds | None = None
+
+    def __call__(self) -> ApiError:
+        if self.retry_after is not None:
+            return _retry_later(self.status, self.code, self.message, self.retry_after)
+        return ApiError(self.status, self.code, self.message, headers=self.headers)
+
+
+invalid_key = _Kind(
+    401,
+    "invalid_api_key",
+    "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+    ((b"www-authenticate", b"Bearer"),),
+)
+post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
+nested_too_deeply = _Kind(400, "malformed_body", "The body is nested too deeply.")
+body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time.")
+request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
+internal_error = _Kind(500, "internal_error", "The gateway made a mistake; it has been logged.")
+too_many_bodies = _Kind(
+    503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", retry_after=1.0
+)
+no_engines = _Kind(503, "no_engines", "No engine is there that could be asked. Ask again later.", retry_after=5.0)
+no_place = _Kind(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", retry_after=5.0)
+ingress_stopped = _Kind(
+    503,
+    "ingress_stopped",
+    "This gateway is shutting down and cut the request short. Ask again.",
+    retry_after=1.0,
+)
+
+
+# Errors with arguments
 
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
     return ApiError(400, code, message, param=param)
-
-
-def malformed(message: str) -> ApiError:
-    return bad_request(message, code="malformed_body")
-
-
-def nested_too_deeply() -> ApiError:
-    return malformed("The body is nested too deeply.")
-
-
-def post_only() -> ApiError:
-    return ApiError(405, "method_not_allowed", "This path takes POST only.", headers=((b"allow", b"POST"),))
-
-
-def invalid_key() -> ApiError:
-    return ApiError(
-        401,
-        "invalid_api_key",
-        "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-        headers=((b"www-authenticate", b"Bearer"),),
-    )
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
@@ -133,12 +145,11 @@ def _listed(models: Sequence[str]) -> str:
 
 
 def endpoint_not_found(path: str) -> ApiError:
-    """The ingress has this endpoint, the engines of the model do not."""
     return ApiError(404, "endpoint_not_found", f"The engines of this model have no {path}.", param="model")
 
 
 def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
-    """The message begins with the words by which client libraries recognize it."""
+    """Client libraries recognize the first words of the message."""
     return bad_request(
         f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
         "more were asked for. Shorten the prompt or ask for less.",
@@ -151,22 +162,6 @@ def body_too_large(bytes_max: int) -> ApiError:
     return ApiError(413, "body_too_large", f"The body is larger than {bytes_max} bytes, the most that is taken here.")
 
 
-def body_too_slow() -> ApiError:
-    return ApiError(408, "request_timeout", "The body did not arrive in time.")
-
-
-# It cannot be served now
-
-
-def request_timeout() -> ApiError:
-    """Not to be retried: the next attempt would take as long."""
-    return ApiError(408, "request_timeout", "The request took too long and was given up.", headers=(NO_RETRY_HEADER,))
-
-
-def internal_error() -> ApiError:
-    return ApiError(500, "internal_error", "The gateway made a mistake; it has been logged.")
-
-
 def engine_failed(reason: str) -> ApiError:
     """`reason`: of the last engine that was tried."""
     return ApiError(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
@@ -176,29 +171,10 @@ def engine_broke_off(reason: str) -> ApiError:
     return ApiError(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
 
 
-def ingress_stopped() -> ApiError:
-    return _retry_later(
-        503, "ingress_stopped", "This gateway is shutting down and cut the request short. Ask again.", 1.0
-    )
-
-
 def retry_budget_spent(reason: str) -> ApiError:
+    """After two seconds the requests that are retried now are answered, or their engine is ejected."""
     message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
-    return _retry_later(503, "retry_budget_spent", message, BUDGET_RETRY_WALL_SECONDS)
-
-
-def too_many_bodies() -> ApiError:
-    return _retry_later(503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", 1.0)
-
-
-def no_engines() -> ApiError:
-    message = "No engine is there that could be asked. Ask again later."
-    return _retry_later(503, "no_engines", message, NO_ENGINE_RETRY_WALL_SECONDS)
-
-
-def no_place() -> ApiError:
-    message = "Neither a scheduler nor an engine can be asked. Ask again later."
-    return _retry_later(503, "no_place", message, NO_ENGINE_RETRY_WALL_SECONDS)
+    return _retry_later(503, "retry_budget_spent", message, 2.0)
 
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> ApiError:

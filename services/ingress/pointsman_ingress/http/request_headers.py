@@ -9,8 +9,7 @@ NAME_LENGTH_MAX = 128
 SLO_MILLISECONDS_MAX = 1e12
 ANONYMOUS = Tenant("anonymous")
 
-Headers = dict[bytes, bytes]
-"""Lower-case names; of repeated headers the last counts."""
+Headers = dict[bytes, bytes]  # lower-case names; of repeated headers the last counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from pointsman.state.state import PoolSettings, State
 log = structlog.get_logger()
 
 VIEW_PART = "view"
-FRESH_WALL_SECONDS: Seconds = 5.0
-"""Workers report every second; an older report says nothing about now."""
+FRESH_WALL_SECONDS: Seconds = 5.0  # workers report every second; an older report says nothing about now
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class Model:
     base: str
     adapter: str
     since: Seconds
-    context_tokens: Tokens = 0
-    """As a `Demand`: of a request so short that its length makes no difference."""
+    context_tokens: Tokens = 0  # as a `Demand`: of a request so short that its length makes no difference
 
     @property
     def alias(self) -> str:
@@ -58,8 +56,7 @@ class FleetView:
         self._changed = asyncio.Event()
         self._dead_letters = DeadLetterWatch()
         self._election_listeners: list[Callable[[Term], None]] = []
-        self.is_read = False
-        """Whether the log has been read to its end once."""
+        self.is_read = False  # whether the log has been read to its end once
         board.missing(VIEW_PART, "the log is not read yet")
         self._report_ready()
 

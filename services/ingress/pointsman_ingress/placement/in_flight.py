@@ -26,12 +26,9 @@ from pointsman_ingress.placement.fleet_view import FleetView
 log = structlog.get_logger()
 
 AVOIDED_WALL_SECONDS: Seconds = 5.0
-AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0
-"""How long an engine is avoided per failure in a row, and at most."""
-HEARTBEAT_WALL_SECONDS: Seconds = 1.0
-"""Interval of heartbeats, and how long the leader may take to answer one."""
-NAMED_AT_ONCE_MAX = 1_000
-"""Requests in one command."""
+AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0  # how long an engine is avoided per failure in a row, and at most
+HEARTBEAT_WALL_SECONDS: Seconds = 1.0  # interval of heartbeats, and how long the leader may take to answer one
+NAMED_AT_ONCE_MAX = 1_000  # requests in one command
 
 
 @dataclass(slots=True, eq=False)

@@ -9,8 +9,7 @@ from typing import Self
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
-RETRIES_MIN = 10
-"""Requests that may always be retried at once; Envoy's `min_retry_concurrency`."""
+RETRIES_MIN = 10  # requests that may always be retried at once; Envoy's `min_retry_concurrency`
 
 
 class RetryBudget:
@@ -19,10 +18,8 @@ class RetryBudget:
     def __init__(self, share: float) -> None:
         """`share` of live requests, Envoy's `budget_percent`."""
         self._share = share
-        self.live = 0
-        """Requests that wait for a place or are at an engine."""
-        self.retrying = 0
-        """Those of them that are on a further attempt and have no output yet."""
+        self.live = 0  # requests that wait for a place or are at an engine
+        self.retrying = 0  # those of them that are on a further attempt and have no output yet
 
     def open(self) -> "RetryTicket":
         """For one request, from its first attempt to its end."""

@@ -36,16 +36,13 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: Seconds = 2.0
-"""Interval at which a waiting request repeats its command."""
+REPEAT_WALL_SECONDS: Seconds = 2.0  # interval at which a waiting request repeats its command
 RETRY_WALL_SECONDS: Seconds = 0.05
-RETRY_WALL_SECONDS_MAX: Seconds = 0.5
-"""Waits before the command is repeated if no scheduler serves it; they double."""
+RETRY_WALL_SECONDS_MAX: Seconds = 0.5  # waits before the command is repeated if no scheduler serves it; they double
 PROBE_WALL_SECONDS: Seconds = 0.5
 """Interval at which one request asks while the others are placed without a scheduler."""
 HAND_OVER_WALL_SECONDS: Seconds = 0.5
-HAND_OVER_TRIES = 2
-"""How often, and how long each time, to ask the leader where a prefilled request is decoded."""
+HAND_OVER_TRIES = 2  # how often, and how long each time, to ask the leader where a prefilled request is decoded
 CANCEL_WALL_SECONDS: Seconds = 1.0
 LIVENESS_WALL_SECONDS: Seconds = 1.0
 """How long a scheduler may take to show that it lives, and how often a silent one is asked."""

@@ -12,16 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from pointsman.primitives import Tokens
-from pointsman_ingress.http.errors import bad_request, malformed
+from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_foreign, texts
 
-COMPLETION_OUTPUT_TOKENS = 16
-"""Default of /v1/completions, as OpenAI defines it."""
-AUDIO_BYTES_A_TOKEN = 500
-"""Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV."""
-AUDIO_BYTES_A_WORD = 4000
-"""Of an output token: four a second."""
+COMPLETION_OUTPUT_TOKENS = 16  # default of /v1/completions, as OpenAI defines it
+AUDIO_BYTES_A_TOKEN = 500  # Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV
+AUDIO_BYTES_A_WORD = 4000  # of an output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31
 """A long query times many documents is more than any engine reads, and more than the log can hold."""
 SALT_LENGTH_MAX = 1024
@@ -59,19 +56,15 @@ class Chat:
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = False
-    foreign: str = ""
-    """Kind of the first content part that is no text; empty if all is text."""
-    foreign_message: int = 0
-    """Index of its message."""
-    template: str | None = None
-    """The client's own chat template."""
+    foreign: str = ""  # kind of the first content part that is no text; empty if all is text
+    foreign_message: int = 0  # index of its message
+    template: str | None = None  # the client's own chat template
     body: bytes = field(default=b"", compare=False, repr=False)
     """The whole request for `render_path`, where an engine can render it; empty if none can."""
     render_path: str = field(default="", compare=False, repr=False)
     system_first: "Chat | None" = None
     """Variant for templates that take a system message only first; None if it would be the same."""
-    without_thinking: bool = False
-    """How a template is told that there is to be no thinking depends on the template."""
+    without_thinking: bool = False  # how a template is told that there is to be no thinking depends on the template
 
     @property
     def length(self) -> int:
@@ -103,23 +96,19 @@ Prompt = TokenIds | Texts | Chat | Embeddings | SizedRequest
 class ParsedRequest:
     model: str
     prompt: Prompt
-    prompt_field: str
-    """Where the prompt is in the body."""
+    prompt_field: str  # where the prompt is in the body
     stream: bool
-    output_tokens: Tokens | None
-    """None: as many as fit."""
+    output_tokens: Tokens | None  # None: as many as fit
     output_demanded: bool
     """Whether the client set `output_tokens`; then prompt and output must fit the model together."""
     user: str
     cache_salt: str
     truncates: bool
-    truncate_to: Tokens = 0
-    """How many tokens of the prompt are kept; 0 if the engine decides that."""
+    truncate_to: Tokens = 0  # how many tokens of the prompt are kept; 0 if the engine decides that
     truncation_side: str = ""
     reads_cache: bool = True
     """False if the client asks for logprobs of the prompt, for which engines compute all of it."""
-    answers: int = 1
-    """Answers per prompt."""
+    answers: int = 1  # answers per prompt
     may_add_usage: bool = False
     """Whether it is a stream whose usage can be asked for and removed again, since the client did not ask."""
 
@@ -289,7 +278,7 @@ def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
         raise bad_request(msg, code="invalid_body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"The body is not valid JSON: {error}."
-        raise malformed(msg) from error
+        raise bad_request(msg, code="malformed_body") from error
 
 
 def parsed(

@@ -41,12 +41,9 @@ log = structlog.get_logger()
 
 TOKENIZE_PATH = "/tokenize"
 TOKENIZE_THREADS = 2
-INLINE_CHARACTERS_MAX = 512
-"""Prompts up to here are encoded in place: a hop to a thread would cost more."""
-ENGINE_WALL_SECONDS_MAX: Seconds = 10.0
-"""How long an engine may take before the prompt is guessed."""
-TOKENS_BYTES_MAX = 16 * 1024 * 1024
-"""Largest answer of an engine that is asked for tokens: two million of them."""
+INLINE_CHARACTERS_MAX = 512  # prompts up to here are encoded in place: a hop to a thread would cost more
+ENGINE_WALL_SECONDS_MAX: Seconds = 10.0  # how long an engine may take before the prompt is guessed
+TOKENS_BYTES_MAX = 16 * 1024 * 1024  # largest answer of an engine that is asked for tokens: two million of them
 MARKS = ("x", "\n\n.")
 """Two placeholders for content that is no text. Tokens before the placeholder that are equal in both renderings do not
 depend on it."""
@@ -98,8 +95,7 @@ class PromptTokens:
     exact: bool
     known: int | None = None
     """Leading tokens of the first prompt that are the engine's own and looked up in its cache; None: all."""
-    doubt: str = ""
-    """Why the rest is not known."""
+    doubt: str = ""  # why the rest is not known
 
     @property
     def count(self) -> int:
@@ -138,8 +134,7 @@ class PromptTokenizer:
         self._failed = failed
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
         self._clock = clock
-        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()
-        """Engines and paths."""
+        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # engines and paths
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         """Raises ApiError if the prompt itself is at fault."""
