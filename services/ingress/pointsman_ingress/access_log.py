@@ -5,12 +5,13 @@ Each line has every field; unknown ones are null. Times are wall milliseconds. N
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
+from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import Usage
@@ -21,14 +22,8 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 CLIENT_CLOSED_REQUEST = 499  # nginx's status of a request whose client hung up before it had an answer
 
 
-class Lines(Protocol):
-    """Where lines go. False: this one was dropped."""
-
-    def write(self, line: bytes) -> bool: ...
-
-
 class AccessLog:
-    def __init__(self, lines: Lines, clock: Clock) -> None:
+    def __init__(self, lines: LineWriter, clock: Clock) -> None:
         self._lines = lines
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode

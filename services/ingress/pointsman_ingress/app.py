@@ -54,7 +54,6 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"])
     def describe_model(name: str, request: Request) -> dict[str, Any]:
-        """One of them."""
         keyring.tenant(dict(request.scope["headers"]))
         return _card(*pools.find(name))
 
@@ -105,7 +104,6 @@ def _http_error(_request: Request, error: Exception) -> Response:
 
 
 def _document_hot_routes(app: FastAPI) -> None:
-    """FastAPI never sees these paths."""
     described = app.openapi()
     for path, endpoint in BY_PATH.items():
         kind = "application/json" if endpoint.parse is not None else "multipart/form-data"

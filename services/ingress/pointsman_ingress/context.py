@@ -23,6 +23,7 @@ from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import TokenizeContext
+from pointsman_ingress.settings import IngressSettings
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31  # if the model's context is unknown: what a client may ask for
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # if the model's context is unknown: prompt and output together
@@ -32,7 +33,7 @@ CONTEXT_TOKENS_MAX: Tokens = 2**32  # if the model's context is unknown: prompt 
 class RequestFacts:
     """What is known of a request so far, for the access log."""
 
-    tenant: Tenant | None = None
+    tenant: Tenant | None = None  # of the API key, or as the client says
     model: str | None = None
     pool: PoolName | None = None
     stream: bool = False
@@ -57,22 +58,10 @@ class RequestContext:
     prefix_header: str  # how much of the prompt block keys are known for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """`ingress`: its name in the log. `slo`: of requests that name none."""
-
-    ingress: str
-    slo: LatencySlo
-    adds_usage: bool
-    adds_tenant: bool
-
-
-async def find_model(
-    call: Call, request: ParsedRequest, key_owner: Tenant | None, pools: Pools, facts: RequestFacts
-) -> tuple[Pool, Model]:
+async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: RequestFacts) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
-    facts.tenant = key_owner or tenant_of(call.headers, request.user)
+    facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
     pool, model = await pools.await_model(request.model)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
@@ -83,14 +72,13 @@ async def understand(
     endpoint: Endpoint,
     body: bytes,
     request: ParsedRequest,
-    key_owner: Tenant | None,
     pools: Pools,
-    defaults: Defaults,
+    settings: IngressSettings,
     facts: RequestFacts,
 ) -> RequestContext:
-    """`key_owner`: tenant of the API key, if one is required. Raises ApiError."""
-    slo = slo_of(call.headers, defaults.slo)
-    pool, model = await find_model(call, request, key_owner, pools, facts)
+    """Raises ApiError."""
+    slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
+    pool, model = await find_model(call, request, pools, facts)
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
     _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
@@ -103,7 +91,7 @@ async def understand(
     tenant = facts.tenant or ANONYMOUS
     command = RouteRequest(
         request=call.id,
-        ingress=defaults.ingress,
+        ingress=settings.name,
         arrived_at=call.arrived_at,
         tenant=tenant,
         keys=_packed_keys(pool, model, request, tokens.keyed),
@@ -120,9 +108,9 @@ async def understand(
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
     )
-    if defaults.adds_tenant and endpoint.parse is not None:
+    if settings.forward_tenant and endpoint.parse is not None:
         body = add_tenant(body, tenant)
-    removes_usage = request.may_add_usage and defaults.adds_usage
+    removes_usage = request.may_add_usage and settings.stream_usage
     return RequestContext(
         endpoint=endpoint,
         pool=pool,

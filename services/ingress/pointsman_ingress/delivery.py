@@ -7,8 +7,6 @@ the client has seen nothing.
 4. *Retry*: an engine that fails before the client has seen anything costs the client nothing: back to 1, without it.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 import structlog
 
@@ -28,7 +26,7 @@ from pointsman_ingress.engine.client import (
     lacks_endpoint,
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
-from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, FirstByteTimeout
+from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
 from pointsman_ingress.http.call import Call, RequestIds
 from pointsman_ingress.http.errors import (
@@ -43,25 +41,14 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
+from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
 UNREACHABLE_WALL_SECONDS: Seconds = 1.0  # after this a worker has reported that its engine is gone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryLimits:
-    """`hold_wall_seconds`: how long a request waits for an engine. `slo_tpot`: default, engine seconds."""
-
-    hold_wall_seconds: Seconds
-    retries: int
-    first_byte: FirstByteTimeout
-    slo_tpot: Seconds
-
-
 class Delivery:
-    """Of one request."""
-
     def __init__(
         self,
         context: RequestContext,
@@ -70,7 +57,7 @@ class Delivery:
         *,
         engines: EngineClient,
         clock: Clock,
-        limits: DeliveryLimits,
+        settings: IngressSettings,
         ids: RequestIds,
     ) -> None:
         self._context = context
@@ -80,7 +67,7 @@ class Delivery:
         self._lifecycle = lifecycle
         self._engines = engines
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
         self._ids = ids
         self._ticket = context.pool.retry_budget.open()
 
@@ -131,7 +118,7 @@ class Delivery:
 
     def _may_wait(self) -> bool:
         waited = self._clock.now() - self._command.arrived_at
-        return waited < self._limits.hold_wall_seconds * self._clock.speed
+        return waited < self._settings.hold_seconds * self._clock.speed
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
         wall = answer.retry_after / self._clock.speed
@@ -202,7 +189,7 @@ class Delivery:
         engine seconds of output before anything is sent. Raises EngineFailedError."""
         grant, context = at_engine.grant, self._context
         expected = grant.expected_seconds or grant.predicted_ttft
-        wall_seconds = self._limits.first_byte.wall_seconds(expected, output=output, speed=self._clock.speed)
+        wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
         deadline = FirstByteDeadline(wall_seconds, self._leave_slow_engine)
         request = EngineRequest(
             grant.url,
@@ -229,7 +216,7 @@ class Delivery:
             return 0.0
         if not self._context.output_bounded:
             return FOREVER
-        return command.max_output_tokens * max(command.slo_tpot, self._limits.slo_tpot)
+        return command.max_output_tokens * max(command.slo_tpot, self._settings.slo_tpot_seconds)
 
     def _leave_slow_engine(self, wall_seconds: Seconds) -> bool:
         """No first byte in time: whether to try another engine. If not, the request keeps its place."""
@@ -241,7 +228,7 @@ class Delivery:
         command, grant = self._command, self._lifecycle.grant
         tried = [*command.excluded, self._lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or command.attempt > self._limits.retries:
+        if other is None or command.attempt > self._settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader places only on ready instances
@@ -279,7 +266,6 @@ class Delivery:
         life.failed("engine_broke_off", 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        """An answer that is not streamed."""
         body = await answer.whole(first)
         usage = usage_in(body)
         await self._call.start(answer.content_type, self._headers(grant), length=len(body))
@@ -325,7 +311,7 @@ class Delivery:
         log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
         if error.failure is not None:
             life.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self._limits.retries and (life.reached_engine or not self._may_wait()):
+        if command.attempt > self._settings.retries_max and (life.reached_engine or not self._may_wait()):
             life.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
         if life.reached_engine and not self._ticket.claim():

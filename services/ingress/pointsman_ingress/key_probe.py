@@ -52,8 +52,6 @@ class _Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """One prompt to send, and its tokens as we see them."""
-
     endpoint: Endpoint
     body: bytes
     tokens: Sequence[int]
@@ -222,5 +220,4 @@ class KeyProber:
 
 
 def _holds(keys: bytes, key: bytes) -> bool:
-    """Whether packed `keys` contain `key`."""
     return any(keys[start : start + KEY_BYTES] == key for start in range(0, len(keys), KEY_BYTES))

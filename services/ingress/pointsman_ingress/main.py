@@ -32,13 +32,9 @@ from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
-from pointsman_ingress.context import Defaults
-from pointsman_ingress.delivery import DeliveryLimits
 from pointsman_ingress.engine.client import EngineClient, open_session
-from pointsman_ingress.engine.first_byte import FirstByteTimeout
 from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
-from pointsman_ingress.http.request_headers import LatencySlo
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
@@ -48,7 +44,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
-from pointsman_ingress.service import Gateway, Limits
+from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -161,12 +157,6 @@ async def assembled(
         raise click.ClickException(str(error)) from error
     chance = chance or SystemRandom()
     hold = HoldQueue(settings.hold_seconds, clock)
-    delivery = DeliveryLimits(
-        hold_wall_seconds=settings.hold_seconds,
-        retries=settings.retries_max,
-        first_byte=FirstByteTimeout(settings.first_byte_factor, settings.first_byte_seconds_min),
-        slo_tpot=settings.slo_tpot_seconds,
-    )
     async with engine_session or open_session() as session:
         engines = EngineClient(
             session,
@@ -192,17 +182,7 @@ async def assembled(
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
                 access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
             gateway = Gateway(
-                limits=Limits(
-                    body_bytes=settings.body_bytes_max,
-                    request_wall_seconds=settings.request_timeout_seconds,
-                    delivery=delivery,
-                ),
-                defaults=Defaults(
-                    ingress=_name(settings),
-                    slo=LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds),
-                    adds_usage=settings.stream_usage,
-                    adds_tenant=settings.forward_tenant,
-                ),
+                replace(settings, name=_name(settings)),
                 keyring=keyring,
                 pools=pools,
                 engines=engines,

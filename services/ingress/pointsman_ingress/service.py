@@ -8,20 +8,16 @@ the end while the request waits, the ingress after a grant.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import structlog
 
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.context import Defaults, RequestFacts, find_model, understand
-from pointsman_ingress.delivery import Delivery, DeliveryLimits
+from pointsman_ingress.context import RequestFacts, find_model, understand
+from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.api_keys import Keyring
@@ -35,27 +31,18 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
-from pointsman_ingress.passthrough import Passthrough
+from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
+from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    body_bytes: int
-    request_wall_seconds: Seconds
-    delivery: DeliveryLimits
-
-
 class Gateway:
-    """Serves the paths that lead to engines."""
-
     def __init__(
         self,
+        settings: IngressSettings,
         *,
-        limits: Limits,
-        defaults: Defaults,
         keyring: Keyring,
         pools: Pools,
         engines: EngineClient,
@@ -64,8 +51,7 @@ class Gateway:
         ids: RequestIds,
         access_log: AccessLog | None = None,
     ) -> None:
-        self._limits = limits
-        self._defaults = defaults
+        self._settings = settings
         self._keyring = keyring
         self._pools = pools
         self._engines = engines
@@ -74,70 +60,61 @@ class Gateway:
         self._ids = ids
         self._access_log = access_log
         self._body_budget = BodyBudget()
-        self._passthrough = Passthrough(engines, retries=limits.delivery.retries, first_byte=limits.delivery.first_byte)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. If its task is cancelled, the request ends with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
         life: RequestLifecycle | None = None
-        with (
-            self._access_logged(call, facts, lambda: life),
-            RequestDeadline(self._supervisor, wall_seconds=self._limits.request_wall_seconds) as deadline,
-        ):
-            try:
-                facts.tenant = owner = self._keyring.tenant(call.headers)
-                body = await call.read_body(receive, self._body_budget, bytes_max=self._limits.body_bytes)
-                deadline.watch(receive)
-                request = endpoint.read(body, call.headers)
-                if not endpoint.placed:
-                    pool, model = await find_model(call, request, owner, self._pools, facts)
-                    await self._passthrough.deliver(call, body, pool, model, facts)
-                    return
-                context = await understand(call, endpoint, body, request, owner, self._pools, self._defaults, facts)
-                life = RequestLifecycle(context, self._clock)
-                await Delivery(
-                    context,
-                    call,
-                    life,
-                    engines=self._engines,
-                    clock=self._clock,
-                    limits=self._limits.delivery,
-                    ids=self._ids,
-                ).run()
-            except ApiError as error:
-                await call.fail(error)
-            except ClientGoneError:
-                facts.reason = CancelCause.CLIENT_GONE
-            except asyncio.CancelledError:
-                cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
-                facts.reason = cause
-                await self._end_interrupted(call, life, cause)
-            except RecursionError:  # only what a client nests is nested so deeply
-                _fail(life, "malformed_body", 400)
-                await call.fail(nested_too_deeply())
-            except Exception:
-                log.exception("request_internal_error", request=call.id)
-                _fail(life, "internal_error", 500)
-                await call.fail(internal_error())
+        try:
+            with RequestDeadline(self._supervisor, wall_seconds=self._settings.request_timeout_seconds) as deadline:
+                try:
+                    facts.tenant = self._keyring.tenant(call.headers)
+                    body = await call.read_body(receive, self._body_budget, bytes_max=self._settings.body_bytes_max)
+                    deadline.watch(receive)
+                    request = endpoint.read(body, call.headers)
+                    if not endpoint.placed:
+                        pool, model = await find_model(call, request, self._pools, facts)
+                        await pass_through(call, body, pool, model, facts, self._engines, self._settings)
+                        return
+                    context = await understand(call, endpoint, body, request, self._pools, self._settings, facts)
+                    life = RequestLifecycle(context, self._clock)
+                    await Delivery(
+                        context,
+                        call,
+                        life,
+                        engines=self._engines,
+                        clock=self._clock,
+                        settings=self._settings,
+                        ids=self._ids,
+                    ).run()
+                except ApiError as error:
+                    await call.fail(error)
+                except ClientGoneError:
+                    facts.reason = CancelCause.CLIENT_GONE
+                except asyncio.CancelledError:
+                    facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
+                    await self._end_interrupted(call, life, cause)
+                except RecursionError:  # only what a client nests is nested so deeply
+                    _fail(life, "malformed_body", 400)
+                    await call.fail(nested_too_deeply())
+                except Exception:
+                    log.exception("request_internal_error", request=call.id)
+                    _fail(life, "internal_error", 500)
+                    await call.fail(internal_error())
+        finally:
+            if self._access_log is not None:
+                self._access_log.write(call, facts, life)
 
     async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, error: ApiError) -> None:
-        """Answer a request with an error, whatever is in it."""
         call = self._call(endpoint, scope, send)
-        with self._access_logged(call, RequestFacts(), lambda: None):
+        try:
             await call.fail(error)
+        finally:
+            if self._access_log is not None:
+                self._access_log.write(call, RequestFacts(), None)
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> Call:
         return Call(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
-
-    @contextmanager
-    def _access_logged(
-        self, call: Call, facts: RequestFacts, life: Callable[[], RequestLifecycle | None]
-    ) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self._access_log is not None:
-                self._access_log.write(call, facts, life())
 
     async def _end_interrupted(self, call: Call, life: RequestLifecycle | None, cause: CancelCause) -> None:
         if life is not None and not life.over:

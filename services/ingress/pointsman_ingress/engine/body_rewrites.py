@@ -32,7 +32,6 @@ def add_tenant(body: bytes, tenant: Tenant) -> bytes:
 
 
 def _with(body: bytes, field: str, added: dict[str, Any]) -> bytes:
-    """The body with more entries in one of its objects."""
     fields = _fields.decode(body)
     known = msgspec.json.decode(fields[field]) if field in fields else None
     entries: dict[str, Any] = known if isinstance(known, dict) else {}

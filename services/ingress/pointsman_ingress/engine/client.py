@@ -76,8 +76,6 @@ class EngineRequest:
 
 
 class EngineClient:
-    """Sends requests over kept-alive connections."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -208,7 +206,6 @@ class EngineAnswer:
         return b"".join(chunks)
 
     def streamed_usage(self) -> Usage:
-        """From the last events of the stream."""
         usages = (usage_in(data) for data in self._tail.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
@@ -217,7 +214,6 @@ class EngineAnswer:
         return self._tail.mid_event
 
     def close(self) -> None:
-        """Close the connection, which tells the engine to stop."""
         self._response.close()
 
     def _shows_output(self) -> bool:
@@ -282,7 +278,6 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """An HTTP client for engines. The caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_WALL_SECONDS, ttl_dns_cache=60

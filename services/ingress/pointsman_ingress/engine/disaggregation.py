@@ -49,8 +49,6 @@ NO_PREFILL = PrefillResult(None, None)
 
 
 class SplitBody:
-    """One request's body, for both of its engines."""
-
     def __init__(self, body: bytes, *, splittable: bool) -> None:
         """`splittable`: whether engines can split requests on this path."""
         self._body = body

@@ -7,11 +7,11 @@ added: its maximum output tokens at the rate of the TPOT SLO. If nothing bounds 
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 
 from pointsman.primitives import Seconds
 from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.settings import IngressSettings
 
 FOREVER: Seconds = math.inf
 
@@ -19,19 +19,14 @@ STALL_WALL_SECONDS: Seconds = 0.25
 """A timer that fires so late means that this process was stalled, not that an engine is slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstByteTimeout:
-    """`factor`: multiple of the predicted seconds, 0: no limit. `least`: wall seconds that are always allowed."""
-
-    factor: float
-    least: Seconds
-
-    def wall_seconds(self, expected: Seconds, *, output: Seconds = 0.0, speed: float) -> Seconds:
-        """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds from
-        there until anything is sent."""
-        if not self.factor:
-            return FOREVER
-        return max(self.least, self.factor * expected / speed) + output / speed
+def first_byte_wall_seconds(
+    settings: IngressSettings, expected: Seconds = 0.0, *, output: Seconds = 0.0, speed: float = 1.0
+) -> Seconds:
+    """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds from there
+    until anything is sent."""
+    if not settings.first_byte_factor:
+        return FOREVER
+    return max(settings.first_byte_seconds_min, settings.first_byte_factor * expected / speed) + output / speed
 
 
 class FirstByteDeadline:

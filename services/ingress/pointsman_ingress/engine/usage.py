@@ -88,7 +88,6 @@ class UsageRemover:
         self._passing = False  # whether the client has got what is held, because the event is too long
 
     def feed(self, chunk: bytes) -> bytes:
-        """What the client gets now; may be empty."""
         if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
         whole, shown, start = self._held + chunk, list[bytes](), 0
@@ -103,7 +102,6 @@ class UsageRemover:
         return b"".join(shown)
 
     def rest(self) -> bytes:
-        """What was still held when the stream ended."""
         held, self._held = b"" if self._passing else self._held, b""
         return held
 
@@ -114,7 +112,6 @@ class UsageRemover:
 
 
 def _is_usage(event: bytes) -> bool:
-    """Whether an event holds usage and nothing else."""
     if b'"usage"' not in event:
         return False
     try:

@@ -33,7 +33,6 @@ class Keyring:
     """The valid keys. Without a file no key is required."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """Raises KeysFileError."""
         self._path = path
         self._clock = clock
         self._keys: list[tuple[bytes, Tenant]] = []

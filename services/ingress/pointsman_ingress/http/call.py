@@ -120,7 +120,6 @@ class Call:
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def answer(self, status: int, body: bytes, content_type: str, headers: Iterable[Header] = ()) -> None:
-        """Send a complete answer."""
         self._begin(status)
         self._count(body)
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])

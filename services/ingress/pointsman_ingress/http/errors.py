@@ -178,7 +178,6 @@ def retry_budget_spent(reason: str) -> ApiError:
 
 
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> ApiError:
-    """A rejection by the scheduler, with its status and reason."""
     known = reject_answer(reason)
     detail = detail or "the request was refused"
     message = f"{detail[:1].upper()}{detail[1:]}. {known.advice}"

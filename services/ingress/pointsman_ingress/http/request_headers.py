@@ -41,7 +41,6 @@ def session_of(headers: Headers, user: str) -> SessionId:
 
 
 def header_text(headers: Headers, name: bytes) -> str:
-    """A header's value, cleaned; empty if it is missing."""
     value = headers.get(name)
     return cleaned(value.decode("latin-1")) if value else ""
 

@@ -44,8 +44,6 @@ class Model:
 
 
 class FleetView:
-    """As of the last event read."""
-
     def __init__(self, clock: Clock, board: HealthBoard) -> None:
         self._clock = clock
         self._board = board
@@ -184,7 +182,6 @@ class FleetView:
 
 
 def _names_of(instance: Instance) -> Iterator[tuple[str, str]]:
-    """Each name of the instance, and its adapter."""
     further = {**dict.fromkeys(instance.aliases, ""), **{adapter: adapter for adapter in instance.adapters}}
     yield instance.model, ""
     yield from ((name, adapter) for name, adapter in further.items() if name != instance.model)

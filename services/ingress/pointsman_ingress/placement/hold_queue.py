@@ -21,8 +21,6 @@ POLL_WALL_SECONDS_MAX: Seconds = 0.5
 
 
 class HoldQueue:
-    """Of one ingress, for all of its pools."""
-
     def __init__(self, wall_seconds: Seconds, clock: Clock) -> None:
         """`wall_seconds`: how long one request waits."""
         self._wall_seconds = wall_seconds

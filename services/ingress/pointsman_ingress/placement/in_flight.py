@@ -33,8 +33,6 @@ NAMED_AT_ONCE_MAX = 1_000  # requests in one command
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """One request at one engine."""
-
     grant: RouteGranted
     redispatched_to: RouteGranted | None = None
     """Where it goes instead, because the leader redispatched it before the engine answered."""
@@ -124,19 +122,16 @@ class InFlightRequests:
         return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
     def load(self, instance: Instance) -> int:
-        """Requests that it has, as far as is known."""
         reported = instance.running + instance.waiting if self._fleet.fresh(instance) else 0
         return max(self._per_engine[instance.id], reported)
 
     def failed(self, instance: InstanceId) -> None:
-        """It failed a request."""
         failures = self._failures.setdefault(instance, _Failures())
         failures.count += 1
         seconds = min(AVOIDED_WALL_SECONDS_MAX, AVOIDED_WALL_SECONDS * failures.count)
         failures.until = self._clock.wall() + seconds
 
     def answered(self, instance: InstanceId) -> None:
-        """It answered one."""
         self._failures.pop(instance, None)
 
     def log_grant(self, grant: RouteGranted) -> None:

@@ -23,8 +23,6 @@ from pointsman_ingress.prompt.tokenization import PromptTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One pool, as requests need it."""
-
     name: PoolName
     fleet: FleetView
     in_flight: InFlightRequests
@@ -80,7 +78,6 @@ class Pools:
                     yield pool, owned
 
     def _of_base(self, name: str) -> tuple[Pool, Model] | None:
-        """The pool whose own model has this name."""
         named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
         return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
 

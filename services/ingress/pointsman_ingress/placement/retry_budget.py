@@ -13,8 +13,6 @@ RETRIES_MIN = 10  # requests that may always be retried at once; Envoy's `min_re
 
 
 class RetryBudget:
-    """Of one pool."""
-
     def __init__(self, share: float) -> None:
         """`share` of live requests, Envoy's `budget_percent`."""
         self._share = share

@@ -68,7 +68,6 @@ class SchedulerLiveness:
 
     @property
     def timed_out(self) -> bool:
-        """Whether requests are to be placed without a scheduler."""
         return self._silent_since is not None and self._clock.wall() - self._silent_since >= self._timeout_seconds
 
     def heard(self) -> None:
@@ -111,8 +110,6 @@ class SchedulerLiveness:
 
 
 class SchedulerClient:
-    """Of the scheduler of one pool."""
-
     def __init__(
         self,
         *,

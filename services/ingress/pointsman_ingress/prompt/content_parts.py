@@ -30,7 +30,6 @@ class ChatForm:
         self.messages.append(message)
 
     def take_unknown(self, kind: str) -> None:
-        """Nothing is known from here on."""
         self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
 
 
@@ -50,12 +49,10 @@ def first_foreign(messages: list[Message]) -> tuple[str, int]:
 
 
 def text_parts(content: Any) -> Any:
-    """The content without what is no text."""
     return [part for part in content if _kind(part) in TEXT_KINDS] if isinstance(content, list) else content
 
 
 def texts(content: Any) -> list[str]:
-    """The texts of a content, part by part."""
     if not isinstance(content, list):
         return [content] if isinstance(content, str) else []
     return [part if isinstance(part, str) else _text(part) for part in text_parts(content)]

@@ -36,8 +36,6 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Prompts of /v1/completions."""
-
     prompts: list[str]
     add_special_tokens: bool = True
 
@@ -48,8 +46,6 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Input of the model's chat template."""
-
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -68,7 +64,6 @@ class Chat:
 
     @property
     def length(self) -> int:
-        """Characters, about."""
         characters = sum(len(text) for message in self.messages for text in texts(message.get("content")))
         return characters + (1000 * len(self.tools) if self.tools else 0)
 
@@ -216,7 +211,6 @@ def parse_chat(body: bytes) -> ParsedRequest:
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
-    """/v1/completions."""
     fields = decoded(_completion_body, body)
     prompt = _completion_prompt(fields)
     output_tokens = positive(fields.max_tokens, "max_tokens")

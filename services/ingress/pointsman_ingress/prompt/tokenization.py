@@ -103,12 +103,10 @@ class PromptTokens:
 
     @property
     def keyed(self) -> Sequence[int]:
-        """What block keys are made of."""
         return self.prompts[0] if self.known is None else self.prompts[0][: self.known]
 
     @property
     def prefix_header(self) -> str:
-        """For x-pointsman-prefix."""
         if not self.doubt:
             return "exact"
         nothing = self.known == 0 or self.doubt == GUESSED
@@ -116,8 +114,6 @@ class PromptTokens:
 
 
 class PromptTokenizer:
-    """Of one pool."""
-
     def __init__(
         self,
         *,
@@ -191,7 +187,6 @@ class PromptTokenizer:
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=arguments)
 
     async def _beginning(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
-        """Of a chat that is not only text."""
         variants = [await self._encoded(_with_mark(chat, mark), model, context) for mark in MARKS]
         if not all(variants):
             return PromptTokens(_guesses(chat), exact=False, known=0, doubt=chat.foreign)
@@ -247,7 +242,6 @@ class PromptTokenizer:
         return []
 
     async def _tokenized(self, engine: Instance, body: dict[str, Any], context: TokenizeContext) -> list[int]:
-        """Raises as `_ask`."""
         status, answer = await self._ask(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
         if status != 200:
             msg = f"its status was {status}"
@@ -293,7 +287,6 @@ def _encode(tokenizer: TextTokenizer, prompt: Texts | Chat) -> list[list[int]]:
 
 
 def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
-    """For the engine's `/tokenize`, one per prompt."""
     named = {"model": model} if model else {}
     if isinstance(prompt, Texts):
         special = prompt.add_special_tokens
