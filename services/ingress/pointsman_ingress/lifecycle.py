@@ -4,6 +4,8 @@ and exactly one end.
 Before a grant the leader writes the end, after it this module does. Events are appended in the background.
 """
 
+from functools import cache
+
 import structlog
 from prometheus_client import Counter as Metric
 
@@ -204,14 +206,7 @@ def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str
     return EQUAL if reported - predicted < granularity else MORE
 
 
-_metrics_of: dict[InstanceId, tuple[Metric, Metric, Metric]] = {}
-
-
+@cache
 def _token_metrics(instance: InstanceId) -> tuple[Metric, Metric, Metric]:
     """Looking a metric up by labels costs more than counting."""
-    found = _metrics_of.get(instance)
-    if found is None:
-        labelled = (metric.labels(instance) for metric in (PROMPT_TOKENS, CACHED_TOKENS, PREDICTED_CACHED_TOKENS))
-        prompt, cached, predicted = labelled
-        found = _metrics_of[instance] = (prompt, cached, predicted)
-    return found
+    return PROMPT_TOKENS.labels(instance), CACHED_TOKENS.labels(instance), PREDICTED_CACHED_TOKENS.labels(instance)

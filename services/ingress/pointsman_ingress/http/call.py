@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import cache
 from itertools import count
 from random import Random
 
@@ -176,12 +177,7 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
     return message.get("body", b""), message.get("more_body", False)
 
 
-_metrics: dict[tuple[str, int], Metric] = {}
-
-
+@cache
 def _requests_metric(path: str, status: int) -> Metric:
     """Looking a metric up by labels costs more than counting."""
-    found = _metrics.get((path, status))
-    if found is None:
-        found = _metrics[path, status] = HTTP_REQUESTS.labels(path, str(status))
-    return found
+    return HTTP_REQUESTS.labels(path, str(status))
