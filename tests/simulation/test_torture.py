@@ -23,7 +23,6 @@ from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
-from pointsman_ingress.placement.routing import Router
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
