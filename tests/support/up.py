@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.plan import FleetPlan, ports_needed
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
-from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman_cli.up.settings import UpSettings, further_pools
 
 START_SECONDS_MAX = 60.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")

@@ -28,6 +28,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import InstanceId
 from pointsman.runtime.settings import command
 from pointsman_cli.discovery import FleetFile, FleetProcess, announce, data_dir_held
+from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.child import START_ERRORS, NatsProcess, ServiceProcess
 from pointsman_cli.up.display import StartDisplay, print_fleet
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, processes
@@ -36,12 +37,9 @@ from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
 from pointsman_cli.up.settings import (
     CPU_ENGINES,
     SIMULATED_ENGINES,
-    EngineAddress,
-    FurtherPool,
     UpSettings,
     checked,
     further_pools,
-    scale_bounds,
 )
 from pointsman_cli.vllm_cpu import machine, recipe
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
@@ -49,10 +47,10 @@ from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_direct
 ENGINE_ANSWER_SECONDS = 5.0
 REFRESH_SECONDS = 0.1
 STILL_STARTING_SECONDS = 20.0
-"""How often a start that takes long is told of where there is no live display."""
+"""Between two lines about a long start, where there is no live display."""
 SECRET_FILE = "secret"
 ROOM_BYTES_MIN = 16 << 20
-"""With less room for log, archive and log files no fleet is started: nothing of it would work for long."""
+"""Free bytes below which no fleet is started."""
 SECRET_BYTES = 32
 
 
@@ -61,44 +59,39 @@ def up_command(settings: UpSettings) -> None:
     """Start a whole fleet on this machine, each part a process of its own, and run it until Ctrl-C.
 
     \b
-    Without anything else it simulates the engines, so nothing but Python is needed:
-      pointsman up                                   4 simulated engines behind http://127.0.0.1:8080/v1
-      pointsman up --engines 8 --speed 20            8 of them, 20 times faster than real time
-      pointsman up --ingresses 2 --schedulers 2      two of each; put a load balancer before ports 8080 and 8081
-      pointsman up --scale 4..8 --speed 20           from 4 to 8 of them, as many as the load needs
-      pointsman up --engines 2 --also coder=2 --lora poet                two models, a pool each; the first has an adapter
-      pointsman up --prefill 2 --decode 2            prompts at two of them, answers from two others
+    With simulated engines:
+      pointsman up                                   4 engines behind http://127.0.0.1:8080/v1
+      pointsman up --instances 8 --speed 20          8 engines, 20 times faster than real time
+      pointsman up --instances 4..8 --speed 20       from 4 to 8, as many as the load needs
+      pointsman up --split 2+2                       two prefill, two others decode
+      pointsman up --ingresses 2 --schedulers 2      for a load balancer before ports 8080 and 8081
+      pointsman up --instances 2 --also coder=2 --lora poet              two models, a pool each; the first has an adapter
       pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
+      pointsman up --set scheduler.admission=none --set ingress.processes=2
 
     \b
     With real engines (docs/engines.md):
-      pointsman up --engine vllm --engines 2         vLLM's CPU build and a small real model, made on the first use
-      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of an engine that runs
-      pointsman up --engines 2 --also 'big=http://npu:8000#kv=5557' --also-block-tokens big=128      beside simulated ones
-      pointsman up --engines 2 --engine-command
+      pointsman up --engine vllm --instances 2       vLLM's CPU build and a small real model, made on the first use
+      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of a running engine
+      pointsman up --instances 2 --also 'big=http://npu:8000#kv=5557&block_tokens=128'      beside simulated ones
+      pointsman up --instances 2 --engine-command
         'env CUDA_VISIBLE_DEVICES={index} vllm serve MODEL --port {port} --kv-events-config {kv_events}'
 
-    Settings of single services come from their tables in the file that --config names ([scheduler], [worker], ...)
-    or from their own POINTSMAN_* variables, which are handed through.
+    Settings of a service come from --set, its POINTSMAN_* variables, or its table ([scheduler], [worker], ...) in the
+    file of --config.
     """
     config: Path | None = click.get_current_context().params["config"]
     console = Console(highlight=False)
     if settings.kind is CPU_ENGINES:
         checked(settings)
-        _, highest = scale_bounds(settings) or (0, settings.engines)
-        _make_engine(_home(settings), highest, console)
+        _make_engine(EngineHome(default_directory().resolve()), _engines_max(settings), console)
     sys.exit(asyncio.run(run_fleet(settings, Path(settings.data).resolve(), config and config.resolve(), console)))
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
-    """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException for what cannot be started."""
+    """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException."""
     engines = checked(settings)
     further = further_pools(settings)
-    scale = scale_bounds(settings)
-    if scale is not None:
-        settings = replace(settings, engines=0)
-    if settings.split:
-        settings = replace(settings, engines=settings.prefill + settings.decode)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_ports(settings)
         _check_room(data)
@@ -119,9 +112,8 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             ports=tuple(ports),
             ingress_ports=tuple(ingress_ports),
             engines=tuple(engines),
-            scale=scale,
-            home=_home(settings) if settings.kind is CPU_ENGINES else None,
-            engine_threads=max(1, (os.cpu_count() or 1) // max(1, scale[1] if scale else settings.engines)),
+            home=EngineHome(default_directory().resolve()) if settings.kind is CPU_ENGINES else None,
+            engine_threads=max(1, (os.cpu_count() or 1) // _engines_max(settings)),
             further=tuple(further),
         )
         await _check_models(further)
@@ -187,7 +179,7 @@ class _Session:
     async def _keep(self) -> None:
         telling = asyncio.ensure_future(self._tell_what_is_known())
         try:
-            await self._runner.keep(restart=self._plan.settings.restart)
+            await self._runner.keep()
             await self._stop.wait()
         finally:
             telling.cancel()
@@ -241,12 +233,12 @@ class _Session:
 
     async def _stop_instances(self) -> None:
         """End what the scaler started; it outlives the scaler, but not the fleet."""
-        if self._plan.scale is not None:
+        if self._plan.settings.scaled:
             await stop_all(self._plan.instances)
 
     async def _kill(self) -> None:
         self._runner.kill()
-        if self._plan.scale is not None:
+        if self._plan.settings.scaled:
             await kill_all(self._plan.instances)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -275,7 +267,7 @@ class _Session:
             try:
                 announce(self._fleet_file())
             except OSError as error:
-                self._tell(f"other commands will need --nats or --data: {error}", "yellow")
+                self._tell(f"other commands will need --from: {error}", "yellow")
 
     def _fleet_file(self) -> FleetFile:
         plan, settings = self._plan, self._plan.settings
@@ -388,8 +380,8 @@ async def _model_of(engine: EngineAddress) -> str:
     raise click.ClickException(message)
 
 
-def _home(settings: UpSettings) -> EngineHome:
-    return EngineHome(Path(settings.vllm_dir).resolve() if settings.vllm_dir else default_directory())
+def _engines_max(settings: UpSettings) -> int:
+    return settings.bounds[1] if settings.scaled else settings.engines
 
 
 def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
