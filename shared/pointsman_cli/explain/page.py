@@ -1,4 +1,4 @@
-"""A story as people read it: how it ended, why, where the time went, and then each decision with its numbers."""
+"""A timeline as people read it: how it ended, why, where the time went, and then each decision with its numbers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from rich.text import Text
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman_cli.explain.diagnosis import headline, reasons, seconds
 from pointsman_cli.explain.lookup import Slow
-from pointsman_cli.explain.timeline import (
+from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
     GrantRecord,
@@ -34,23 +34,23 @@ ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
 
 
-def show_story(console: Console, story: RequestTimeline) -> None:
+def show_timeline(console: Console, timeline: RequestTimeline) -> None:
     """All of it, from the verdict to the single events."""
-    _show_head(console, story)
-    told = reasons(story)
+    _show_head(console, timeline)
+    told = reasons(timeline)
     if told:
         console.print("\nwhy", style="bold")
         for sentence in told:
             console.print(f"  - {sentence}", markup=False, soft_wrap=True)
-    _show_time(console, story.phases)
-    _show_predictions(console, story)
-    for decision in story.decisions:
+    _show_time(console, timeline.phases)
+    _show_predictions(console, timeline)
+    for decision in timeline.decisions:
         _show_decision(console, decision)
-        for grant in story.grants:
+        for grant in timeline.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
                 _show_grant(console, grant, told=decision.ahead)
-    _show_refused(console, story.refused)
-    _show_events(console, story)
+    _show_refused(console, timeline.refused)
+    _show_events(console, timeline)
 
 
 def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> None:
@@ -76,27 +76,29 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )
     console.print(table)
-    console.print(f"for the story of one: pointsman explain {slowest[0].request}", markup=False, soft_wrap=True)
+    console.print(f"for the timeline of one: pointsman explain {slowest[0].request}", markup=False, soft_wrap=True)
 
 
-def story_as_json(story: RequestTimeline) -> dict[str, Any]:
+def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
     """Everything that is shown, and every number unrounded."""
     return {
-        "request": story.request,
-        "arrived_at": story.arrived_at,
-        "wall_time": wall_time(story.arrived_at, story.speed).isoformat(timespec="milliseconds"),
-        "headline": headline(story),
-        "why": reasons(story),
-        "arrival": _arrival_as_json(story.arrival),
-        "ttft": story.ttft,
-        "phases": msgspec.to_builtins(story.phases),
-        "decisions": msgspec.to_builtins(story.decisions),
-        "failed_attempts": msgspec.to_builtins(story.failed),
-        "refused_moves": msgspec.to_builtins(story.refused),
-        "grants": msgspec.to_builtins(story.grants),
-        "meanwhile": msgspec.to_builtins(story.meanwhile),
-        "end": msgspec.to_builtins(story.end),
-        "events": [{"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in story.entries],
+        "request": timeline.request,
+        "arrived_at": timeline.arrived_at,
+        "wall_time": wall_time(timeline.arrived_at, timeline.speed).isoformat(timespec="milliseconds"),
+        "headline": headline(timeline),
+        "why": reasons(timeline),
+        "arrival": _arrival_as_json(timeline.arrival),
+        "ttft": timeline.ttft,
+        "phases": msgspec.to_builtins(timeline.phases),
+        "decisions": msgspec.to_builtins(timeline.decisions),
+        "failed_attempts": msgspec.to_builtins(timeline.failed),
+        "refused_moves": msgspec.to_builtins(timeline.refused),
+        "grants": msgspec.to_builtins(timeline.grants),
+        "meanwhile": msgspec.to_builtins(timeline.meanwhile),
+        "end": msgspec.to_builtins(timeline.end),
+        "events": [
+            {"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in timeline.entries
+        ],
     }
 
 
@@ -107,13 +109,13 @@ def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if name != "keys"} | {"blocks": blocks_of(arrival)}
 
 
-def _show_head(console: Console, story: RequestTimeline) -> None:
-    arrival = story.arrival
-    console.print(f"request {story.request}", style="bold", markup=False, soft_wrap=True)
-    when = wall_time(story.arrived_at, story.speed).isoformat(sep=" ", timespec="milliseconds")
-    if story.arrived_before_the_log:
+def _show_head(console: Console, timeline: RequestTimeline) -> None:
+    arrival = timeline.arrival
+    console.print(f"request {timeline.request}", style="bold", markup=False, soft_wrap=True)
+    when = wall_time(timeline.arrived_at, timeline.speed).isoformat(sep=" ", timespec="milliseconds")
+    if timeline.arrived_before_the_log:
         console.print(
-            f"about {when}; it arrived before entry {story.log_begins:,}, with which the log begins", markup=False
+            f"about {when}; it arrived before entry {timeline.log_begins:,}, with which the log begins", markup=False
         )
     elif arrival is None:
         console.print(f"about {when}; the log has no arrival of it: no scheduler took it in", markup=False)
@@ -124,12 +126,12 @@ def _show_head(console: Console, story: RequestTimeline) -> None:
             f"{when}, through {arrival.ingress}, of {arrival.tenant or 'nobody named'}{session}", markup=False
         )
         console.print(
-            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {story.block_tokens}, up to "
+            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, up to "
             f"{arrival.max_output_tokens:,} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}"
         )
-    late = arrival is not None and story.ttft is not None and story.ttft > arrival.slo_ttft
-    well = isinstance(story.end, RequestFinished) and not late
-    console.print(headline(story), style=ENDED_WELL if well else ENDED_LATE, markup=False, soft_wrap=True)
+    late = arrival is not None and timeline.ttft is not None and timeline.ttft > arrival.slo_ttft
+    well = isinstance(timeline.end, RequestFinished) and not late
+    console.print(headline(timeline), style=ENDED_WELL if well else ENDED_LATE, markup=False, soft_wrap=True)
 
 
 def _show_time(console: Console, phases: Sequence[Phase]) -> None:
@@ -147,8 +149,8 @@ def _show_time(console: Console, phases: Sequence[Phase]) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _show_predictions(console: Console, story: RequestTimeline) -> None:
-    decision, end = story.placement, story.end
+def _show_predictions(console: Console, timeline: RequestTimeline) -> None:
+    decision, end = timeline.placement, timeline.end
     if decision is None or decision.predicted_ttft is None:
         return
     table = Table(box=box.SIMPLE_HEAD)
@@ -157,8 +159,8 @@ def _show_predictions(console: Console, story: RequestTimeline) -> None:
         table.add_column(column, justify="right")
     real = end.cached_tokens if isinstance(end, RequestFinished) else -1
     table.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
-    what = "TTFT" if story.arrival is None or story.arrival.streaming else "TTFT (real: the whole answer)"
-    table.add_row(what, seconds(decision.predicted_ttft), "-" if story.ttft is None else seconds(story.ttft))
+    what = "TTFT" if timeline.arrival is None or timeline.arrival.streaming else "TTFT (real: the whole answer)"
+    table.add_row(what, seconds(decision.predicted_ttft), "-" if timeline.ttft is None else seconds(timeline.ttft))
     console.print(table)
 
 
@@ -289,11 +291,11 @@ def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
         )
 
 
-def _show_events(console: Console, story: RequestTimeline) -> None:
+def _show_events(console: Console, timeline: RequestTimeline) -> None:
     console.print("\nits entries in the log", style="bold")
-    for entry in story.entries:
-        text = line(entry, speed=story.speed)
-        if entry.sequence in story.fenced:
+    for entry in timeline.entries:
+        text = line(entry, speed=timeline.speed)
+        if entry.sequence in timeline.fenced:
             text.append("  (of a deposed leader: nobody applied it)", style="yellow")
         text.no_wrap = False
         console.print(text, soft_wrap=True)
