@@ -28,7 +28,7 @@ from pointsman_cli.discovery import find_fleet
 from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
-from pointsman_cli.up.plan import SOCKET_PATH_MAX, processes
+from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import UpSettings, checked

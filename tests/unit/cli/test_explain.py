@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from pointsman_cli.history.bundle import write_bundle
-from pointsman_cli.history.sources import Header
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
@@ -18,6 +16,8 @@ from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.diagnosis import reasons
 from pointsman_cli.explain.timeline import timeline_of
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless

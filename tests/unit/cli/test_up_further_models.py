@@ -5,7 +5,7 @@ import pytest
 
 from pointsman.runtime.settings import options
 from pointsman_cli.up.addresses import EngineAddress
-from pointsman_cli.up.plan import processes
+from pointsman_cli.up.processes import processes
 from pointsman_cli.up.settings import UpSettings, further_pools
 from pointsman_ingress.settings import IngressSettings
 from tests.support.up import plan_of
