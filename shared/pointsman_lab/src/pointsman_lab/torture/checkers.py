@@ -238,7 +238,7 @@ def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
     """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
     that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
     folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
-    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.log.begun))
+    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.begun))
     history = world.network.history
     due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
     for who, state, first in folds:

@@ -8,9 +8,11 @@ from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_su
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import MISDEEDS, Lies, Misdeed
-from pointsman_lab.torture.network import CALM, Link, LinkConditions
+from pointsman_lab.torture.ghosts import GhostWatch
+from pointsman_lab.torture.network import CALM, LinkConditions
 from pointsman_lab.torture.plan import BAD_SECONDS, FAULTS_BEGIN, FAULTS_SECONDS
-from pointsman_lab.torture.processes import EngineProcess, Life, Process, SchedulerProcess
+from pointsman_lab.torture.processes import Life, Process
+from pointsman_lab.torture.services import EngineProcess, SchedulerProcess
 from pointsman_scheduler.service import WAITING
 
 STEPS_BEFORE_KILL_MAX = 12
@@ -130,7 +132,7 @@ class FaultInjector:
     def kill_ingress(self) -> None:
         ingress = self.chance.choice(self.world.ingresses)
         if ingress.life is not None:
-            self.world.ghosts.watch(ingress.link.name)
+            GhostWatch(self.world).watch(ingress.link.name)
         self._kill(ingress, self.chance.expovariate(0.7))
 
     def kill_two(self) -> None:
@@ -163,7 +165,7 @@ class FaultInjector:
             return
         self.world.note(f"SIGTERM {process.name}")
         if process in self.world.ingresses:
-            self.world.ghosts.watch(process.link.name)
+            GhostWatch(self.world).watch(process.link.name)
         process.stop()
         self._look_for_end(
             process, life, rest[1:], pause, STOP_SECONDS_MAX + self.world.plan.ingress_settings["drain_seconds_max"]
@@ -257,8 +259,8 @@ class FaultInjector:
         else:
             self._later(LOOK_SECONDS, self._resume_in_the_way, leader, deadline)
 
-    def _strike_successor(self, link: Link) -> None:
-        successor = next((s for s in self.world.schedulers if s.life is not None and s.life.link is link), None)
+    def _strike_successor(self, link: str) -> None:
+        successor = next((s for s in self.world.schedulers if s.life is not None and s.link.name == link), None)
         if successor is None or successor.paused or self.over:
             return
         self.world.network.ambush = lambda _link: None

@@ -32,8 +32,8 @@ from pointsman_lab.torture.faults import FaultInjector
 from pointsman_lab.torture.log_capture import listening_for_errors
 from pointsman_lab.torture.loop import StalledError, VirtualLoop
 from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
-from pointsman_lab.torture.processes import IngressProcess
 from pointsman_lab.torture.scenarios import SCENARIOS
+from pointsman_lab.torture.services import IngressProcess
 
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
