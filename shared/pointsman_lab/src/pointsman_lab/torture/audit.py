@@ -39,7 +39,8 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
 from pointsman_lab.torture.ejections import EjectionRules
 from pointsman_lab.torture.network import Stored
-from pointsman_lab.torture.pool_model import ARRIVED, NOBODY, PENDING, PREFILL, BookedRequest, PoolModel
+from pointsman_lab.torture.pool_model import PoolModel
+from pointsman_lab.torture.pool_records import ARRIVED, NOBODY, PENDING, PREFILL, BookedRequest
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
