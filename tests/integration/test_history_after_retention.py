@@ -72,9 +72,9 @@ async def _fill(url: str, entries: list[LogEntry]) -> None:
         for entry in entries[1:]:
             assert (await stream.publish(entry.subject, entry.payload)).seq == entry.sequence
         identity = (await link.log.extent()).identity
-        form = checkpoint_form(State(SETTINGS, POLICIES.memories()))
+        form = checkpoint_form(State(SETTINGS, POLICIES.trackers()))
         for as_of in (OLDEST, NEWEST):
-            state = fold(entries[:as_of], settings=SETTINGS, memories=POLICIES.memories())
+            state = fold(entries[:as_of], settings=SETTINGS, trackers=POLICIES.trackers())
             label = CheckpointLabel(identity=identity, as_of=as_of, entry=entry_digest(entries[as_of - 1]), form=form)
             await link.checkpoints.save(label, encode_state(state))
         await client.close()

@@ -47,7 +47,7 @@ class Watched(_Simulation):
 
     def _look(self) -> None:
         self.looks += 1
-        for instance, line in self._state.workload.lines.items():
+        for instance, line in self._state.workload.queues.items():
             assert line.load_tokens >= 0
             assert line.pending_seconds >= 0
             assert line.prefill_seconds >= 0
@@ -124,7 +124,7 @@ def test_whatever_goes_wrong_every_request_has_one_end_and_its_times_are_in_orde
         assert_in_order(row)
     assert simulation._open == 0, "each end was counted once"
     assert simulation._state.workload.requests == {}
-    assert all(line.requests == 0 for line in simulation._state.workload.lines.values())
+    assert all(line.requests == 0 for line in simulation._state.workload.queues.values())
     assert simulation.looks > len(outcome.rows), "no alive instance was ever idle while requests waited for it"
 
 

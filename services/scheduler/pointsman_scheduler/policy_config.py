@@ -35,4 +35,4 @@ def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:
         hot_share=settings.hot_share,
         cold_share=settings.cold_share,
     )
-    return State(pool, policies.memories())
+    return State(pool, policies.trackers())

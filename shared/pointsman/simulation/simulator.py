@@ -270,8 +270,8 @@ class _Simulation:
             cold_share=scenario.cold_share,
         )
         if not scenario.estimate_error[0]:
-            return State(settings, self._policies.memories())
-        noisy = _NoisyState(settings, self._policies.memories())
+            return State(settings, self._policies.trackers())
+        noisy = _NoisyState(settings, self._policies.trackers())
         noisy.scenario = scenario
         return noisy
 
@@ -343,7 +343,7 @@ class _Simulation:
         self._note_size(now)
 
     def _leave_when_idle(self, engine: _Engine, now: Seconds) -> None:
-        line = self._state.workload.lines.get(engine.id)
+        line = self._state.workload.queues.get(engine.id)
         if engine.alive and line is not None and line.requests:
             self._at(now + NOTICE_SECONDS, lambda at: self._leave_when_idle(engine, at))
         else:
@@ -475,7 +475,7 @@ class _Simulation:
 
     def _give_up(self, event: HandOverRefused, now: Seconds) -> None:
         """Nobody decodes it: its ingress tells the client."""
-        self._engines[event.source].model.let_go(event.request)
+        self._engines[event.source].model.release_kv(event.request)
         failed = RequestFailed(at=now, request=event.request, reason=event.reason, status=429, instance=event.source)
         self._apply(failed, now)
         self._end(event.request, now, "rejected", event.reason)
@@ -491,7 +491,7 @@ class _Simulation:
         missing = max(0, prompt.length - target.model.cached_tokens(prompt))
 
         def come(at: Seconds) -> None:
-            source.model.let_go(event.request)
+            source.model.release_kv(event.request)
             request = self._state.workload.requests.get(event.request)
             if request is None or request.attempt != event.attempt or request.instance != event.instance:
                 return
@@ -627,7 +627,7 @@ class _Simulation:
     # What happens every so often
 
     def _sample(self, now: Seconds) -> None:
-        lines = self._state.workload.lines
+        lines = self._state.workload.queues
         instances = self._state.fleet.ready
         pending = tuple(lines[i].load_tokens if i in lines else 0 for i in instances)
         running = tuple(len(lines[i].decoding) if i in lines else 0 for i in instances)

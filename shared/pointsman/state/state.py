@@ -65,15 +65,15 @@ from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
 from pointsman.state.speculation import Speculation
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
-from pointsman.state.workload import NO_EPOCH, NOWHERE, Rejection, Request, Stage, Workload
+from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage, Workload
 
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long after the first token a promise waits for the engine's events to confirm it."""
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance waits for whose fault it was, before another request may try it."""
-STRANGERS_MAX = 1000
+UNREGISTERED_MAX = 1000
 """Who reports without having joined: beyond so many the one that was silent longest is forgotten."""
 DELIVERED_WALL_SECONDS = 45.0
 """How long a prefix that an engine has delivered from its cache counts as held where its events do not say so."""
@@ -89,7 +89,7 @@ and one entry must not use up the numbers that there are."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: a first epoch may be so high in any case."""
 
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M", bound=Tracker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +107,17 @@ class PoolSettings:
 class State:
     """Everything known of one pool, as of the last event applied."""
 
-    def __init__(self, settings: PoolSettings, memories: Iterable[Memory] = ()) -> None:
-        """`memories`: what the chosen policies remember beyond what is kept anyway."""
+    def __init__(self, settings: PoolSettings, trackers: Iterable[Tracker] = ()) -> None:
+        """`trackers`: what the chosen policies remember beyond what is kept anyway."""
         self.settings = settings
-        self._memories = tuple(memories)
+        self._trackers = tuple(trackers)
         self.fleet = Fleet(checks_model=settings.fold_version >= 2)
         self.index = PrefixIndex()
         self.speculation = Speculation()
         self.delivered = DeliveredHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
-        self.conversations = SessionAffinity()
+        self.session_affinity = SessionAffinity()
         self.hotness = Hotness(
             block_tokens=settings.block_tokens,
             level_tokens=settings.affinity_level_tokens,
@@ -142,7 +142,7 @@ class State:
         self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0
         """The latest time that any event so far carried: how fresh this knowledge is."""
-        self.strangers: dict[InstanceId, Seconds] = {}
+        self.unregistered: dict[InstanceId, Seconds] = {}
         """Who reports without having joined, as far as this log tells, and when last: to be asked to join again."""
         self._epochs: dict[InstanceId, Epoch] = {}
         self._promises: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
@@ -171,7 +171,7 @@ class State:
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
-            self.fleet.at_work(event.instance, event.at)
+            self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)
         self.delivered.settle(event.at)
         match event:
@@ -232,11 +232,11 @@ class State:
                     self.fleet.leave(event.instance)
                     self.outliers.left(event.instance)
                     self.decode_load.left(event.instance, event.at)
-                    for memory in self._memories:
+                    for memory in self._trackers:
                         memory.left(event.instance, event.at)
                 elif event.stamp is not None and self._is_there_since(event):
-                    self.fleet.begin_anew(event.instance, event.stamp.as_of + 1)
-                self.strangers.pop(event.instance, None)
+                    self.fleet.note_restart(event.instance, event.stamp.as_of + 1)
+                self.unregistered.pop(event.instance, None)
             case RequestArrived():
                 self._arrive(event)
             case RequestPlaced():
@@ -282,9 +282,9 @@ class State:
         if is_leader_subject(subject):
             self.elected = sequence  # the next election must come behind this one, whatever it says
 
-    def recall(self, kind: type[M]) -> M:
+    def tracker(self, kind: type[M]) -> M:
         """The memory of this kind. Asserts that a chosen policy asked for it."""
-        found = next((memory for memory in self._memories if isinstance(memory, kind)), None)
+        found = next((memory for memory in self._trackers if isinstance(memory, kind)), None)
         assert found is not None, f"no chosen policy keeps {kind.__name__}"
         return found
 
@@ -324,7 +324,7 @@ class State:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
-    def why_out(self, instance: Instance) -> str:
+    def ejection_reason(self, instance: Instance) -> str:
         """Why it is ejected, or takes one request at a time; empty where it is whole."""
         record = self.outliers.record(instance.id)
         if instance.ejected:
@@ -377,27 +377,27 @@ class State:
             return
         _check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
         self._epochs[event.instance] = event.epoch
-        self.strangers.pop(event.instance, None)
+        self.unregistered.pop(event.instance, None)
         self._forget_cache(event.instance)
         self.contradictions.begin(event.instance, self.sequence)
         known = self.fleet.get(event.instance)
         self.fleet.join(event).arrived_at = known.arrived_at if known is not None else self.sequence
-        if event.instance in self.workload.lines:
-            self.workload.lines[event.instance].forsaken_at = 0.0
+        if event.instance in self.workload.queues:
+            self.workload.queues[event.instance].aborted_at = 0.0
         self.index.add(event.instance)
         self.outliers.joined(event.instance, event.at)
         self.decode_load.joined(event.instance, event.at)
-        for memory in self._memories:
+        for memory in self._trackers:
             memory.joined(event.instance, event.at)
 
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
         if instance is None:
             if event.instance not in self.fleet or event.epoch >= self._epochs[event.instance]:
-                self.strangers.pop(event.instance, None)
-                self.strangers[event.instance] = event.at
-                if len(self.strangers) > STRANGERS_MAX:
-                    del self.strangers[next(iter(self.strangers))]
+                self.unregistered.pop(event.instance, None)
+                self.unregistered[event.instance] = event.at
+                if len(self.unregistered) > UNREGISTERED_MAX:
+                    del self.unregistered[next(iter(self.unregistered))]
             return
         heard_at = instance.heard_at
         self.fleet.hear(event)
@@ -439,11 +439,11 @@ class State:
         if not event.half_open:
             self.corrections.pop(event.instance, None)  # what a sick engine has taught says nothing of a well one
 
-    def is_tried(self, instance: InstanceId) -> bool:
+    def has_trial_request(self, instance: InstanceId) -> bool:
         """Whether a half-open instance has a request already that was granted since, or has failed one and nobody knows yet
         whose fault that was."""
         since = self.outliers.record(instance).half_open_since
-        line = self.workload.lines.get(instance)
+        line = self.workload.queues.get(instance)
         if line is not None and any(r.granted_at >= since for r in (*line.prefill.values(), *line.decoding.values())):
             return True
         return self.outliers.is_open(
@@ -481,7 +481,7 @@ class State:
             context_tokens=event.context_tokens,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
-        for memory in self._memories:
+        for memory in self._trackers:
             memory.arrived(request, event.at)
 
     def _place(self, event: RequestPlaced) -> None:
@@ -501,7 +501,7 @@ class State:
         if request is None or request.stage is not moves_from or request.instance != event.source:
             return
         if event.rebound:
-            self.workload.line(event.source).forsake(event.at)
+            self.workload.queue(event.source).note_abort(event.at)
         self._unplace(request, event.at)
         self._queue(request, event)
         if event.rebound:
@@ -515,7 +515,7 @@ class State:
         request.prefill_seconds = event.prefill_seconds
         request.predicted_ttft = event.predicted_ttft
         request.placed_at = event.at
-        request.prefilled_by = NOWHERE
+        request.prefilled_by = NO_INSTANCE
         if self._learns_from_deliveries:
             request.held_blocks = self.index.depth(event.instance, request.keys)
             request.placed_as_of = event.stamp.as_of if event.stamp is not None else self.sequence
@@ -525,21 +525,21 @@ class State:
 
     def _join_line(self, request: Request, at: Seconds) -> None:
         instance = request.instance
-        self.workload.line(instance).enqueue(request)
+        self.workload.queue(instance).enqueue(request)
         request.epoch = self._epochs.get(instance, NO_EPOCH)
         self.speculation.promise(instance, request.keys)
-        self.conversations.placed(request.tenant, request.session, request.keys, instance)
-        for memory in self._memories:
+        self.session_affinity.placed(request.tenant, request.session, request.keys, instance)
+        for memory in self._trackers:
             memory.placed(request, at)
 
     def _unplace(self, request: Request, at: Seconds) -> None:
         if request.stage is not Stage.ARRIVED:
-            for memory in self._memories:
+            for memory in self._trackers:
                 memory.unplaced(request, at)
             self.decode_load.unplaced(request, at)
-            self.workload.line(request.instance).remove(request)
+            self.workload.queue(request.instance).remove(request)
             if request.decode:
-                self.workload.expect(request, NOWHERE)
+                self.workload.expect(request, NO_INSTANCE)
             if request.stage is not Stage.DECODING:
                 self._take_back(request)
             request.stage = Stage.ARRIVED
@@ -558,8 +558,8 @@ class State:
     def _enter_engine(self, request: Request, at: Seconds) -> None:
         request.stage = Stage.PREFILL
         request.granted_at = at
-        self.workload.line(request.instance).grant(request, at)
-        for memory in self._memories:
+        self.workload.queue(request.instance).grant(request, at)
+        for memory in self._trackers:
             memory.granted(request, at)
 
     def _is_there(self, request: Request, instance: InstanceId) -> bool:
@@ -584,9 +584,9 @@ class State:
         request.held_blocks, request.placed_as_of = 0, self.sequence
         request.uncached_tokens = request.prompt_tokens
         request.prefill_seconds = self.prefill_seconds(instance, request.prompt_tokens, 0)
-        request.prefilled_by = NOWHERE
+        request.prefilled_by = NO_INSTANCE
         if request.rebound_from == instance.id:
-            request.rebound_from = NOWHERE  # its ingress had not heard of that, and has kept it
+            request.rebound_from = NO_INSTANCE  # its ingress had not heard of that, and has kept it
         self._join_line(request, at)
 
     def _finish_prefill(self, event: PrefillFinished) -> None:
@@ -599,11 +599,11 @@ class State:
         if request.instance != event.instance:
             return
         if request.stage is Stage.PREFILL:
-            line = self.workload.line(event.instance)
+            line = self.workload.queue(event.instance)
             line.finish_prefill(request, event.at)
-            line.forsaken_at = line.forsaken_at if event.stamp else 0.0
+            line.aborted_at = line.aborted_at if event.stamp else 0.0
             if request.decode:
-                self.workload.expect(request, NOWHERE)
+                self.workload.expect(request, NO_INSTANCE)
             if learnable:
                 self._learn_prefill(request, event.at, event.prefill)
         elif request.stage is not Stage.HANDED_OVER:
@@ -612,7 +612,7 @@ class State:
         self._promise_until_confirmed(request, event.at)
         if self.fleet.split:
             self.decode_load.first_token(request, event.at)
-        for memory in self._memories:
+        for memory in self._trackers:
             memory.first_token(request, event.at)
 
     def _keep_at_source(self, request: Request, event: PrefillFinished) -> None:
@@ -655,8 +655,8 @@ class State:
         is_news = request.stage is Stage.PREFILL and request.instance == event.source
         if is_news:
             self._give_away(request, event)
-        elif request.handed_to_nobody and request.instance == event.source != to:
-            self.workload.line(event.source).remove(request)
+        elif request.awaits_decoder and request.instance == event.source != to:
+            self.workload.queue(event.source).remove(request)
             self._take_back(request)
         elif event.stamp is None and not self._is_handed_over(request, to):
             self._unplace(request, event.at)  # an ingress says so, and we thought it elsewhere
@@ -664,12 +664,12 @@ class State:
             return
         self._take_over(request, event, to)
         if is_news and event.prefill > 0:
-            for memory in self._memories:
+            for memory in self._trackers:
                 memory.handed_over(request, event.at)
 
     def _give_away(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
         """The instance that prefilled it has nothing to do with it any more."""
-        self.workload.line(event.source).give_away(request, event.at)
+        self.workload.queue(event.source).give_away(request, event.at)
         if event.prefill > 0:
             self._learn_prefill(request, event.at, event.prefill)
         self._promise_until_confirmed(request, event.at)
@@ -683,8 +683,8 @@ class State:
         request.attempt = event.attempt
         request.instance, request.prefilled_by = to, event.source
         request.epoch = self._epochs.get(to, NO_EPOCH)
-        self.workload.expect(request, NOWHERE)
-        self.workload.line(to).decoding[request.id] = request
+        self.workload.expect(request, NO_INSTANCE)
+        self.workload.queue(to).decoding[request.id] = request
         self.speculation.promise(to, request.keys)
 
     def _end(self, event: RequestEnd) -> None:
@@ -715,7 +715,7 @@ class State:
             self._take_back(request)
         if self.fleet.split:
             self.decode_load.ended(request, event.at, finished)
-        for memory in self._memories:
+        for memory in self._trackers:
             if isinstance(event, RequestRejected):
                 memory.refused(request, event.at, event.reason)
             memory.ended(request, event.at, finished)

@@ -24,7 +24,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
-from pointsman.simulation.replay import Known
+from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
@@ -91,7 +91,7 @@ class BundleHistory(History):
 
     @override
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> BaseState | None:
         return None if self._checkpoint is None else proven(self, self._checkpoint)
 
     @override

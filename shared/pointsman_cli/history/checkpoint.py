@@ -13,7 +13,7 @@ from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_se
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
-from pointsman.simulation.replay import Known
+from pointsman.simulation.replay import BaseState
 from pointsman.state.checkpoint import UnreadableStateError, decode_state, encode_state
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
@@ -28,7 +28,7 @@ class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
 
 
-def proven(history: History, kept: ExportedCheckpoint) -> Known | None:
+def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
     """What is known from this checkpoint; None where it is of another log or of another fold. Raises HistoryError."""
     with closing(history.entries(kept.as_of)) as entries:
         entry = next(entries, None)
@@ -39,10 +39,10 @@ def proven(history: History, kept: ExportedCheckpoint) -> Known | None:
             policies = _policies_in(entries)
         except (UnreadableStateError, UnknownPolicyError):
             return None
-    return Known(state, policies) if _form(state, policies) == kept.form else None
+    return BaseState(state, policies) if _form(state, policies) == kept.form else None
 
 
-def kept_from(history: History, known: Known) -> ExportedCheckpoint | None:
+def kept_from(history: History, known: BaseState) -> ExportedCheckpoint | None:
     """What proves to a reader elsewhere what is known here; None where its entry is gone by now. Raises HistoryError."""
     as_of = known.state.sequence
     with closing(history.entries(as_of)) as entries:
@@ -54,7 +54,7 @@ def kept_from(history: History, known: Known) -> ExportedCheckpoint | None:
 
 
 def _form(state: State, policies: PolicySet) -> str:
-    return checkpoint_form(State(state.settings, policies.memories()))
+    return checkpoint_form(State(state.settings, policies.trackers()))
 
 
 def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:

@@ -9,7 +9,7 @@ import msgspec
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
-from pointsman.simulation.replay import Known, pool_settings
+from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
 
 
@@ -39,7 +39,7 @@ class History(ABC):
         return self.entries()
 
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> BaseState | None:
         """What is known of entries that the log has no more, as of one that it still has or has just lost; None where it
         has all, or where nothing is known."""
         return None

@@ -29,7 +29,7 @@ from pointsman.primitives import Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
-from pointsman.simulation.replay import Known
+from pointsman.simulation.replay import BaseState
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History
 from pointsman_cli.history.errors import HistoryError
@@ -77,7 +77,7 @@ class LiveHistory(History):
 
     @override
     @cached_property
-    def known(self) -> Known | None:
+    def known(self) -> BaseState | None:
         """From the oldest checkpoint that can be proven to be of this log and of this version's fold."""
         if self.header.first <= 1:
             return None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pointsman.primitives import Sequence
-from pointsman.simulation.replay import Known
+from pointsman.simulation.replay import BaseState
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.errors import HistoryError
@@ -14,7 +14,7 @@ from pointsman_cli.history.time_options import Moment
 class StartPoint:
     """`known` is None where the fold begins empty. `note`: what people should know about it; nothing where the log is whole."""
 
-    known: Known | None
+    known: BaseState | None
     note: str
 
     @property

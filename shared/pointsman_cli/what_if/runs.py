@@ -125,7 +125,7 @@ class Twin:
             way_of=self._way_of if self.calibration else None,
         )
         requests = [_within(request, self.profile.kv_capacity_tokens) for request in self.record.requests]
-        return simulate(scenario, requests, like=like)
+        return simulate(scenario, requests, mirror=like)
 
 
 def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, Seconds, Tenant
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 TENANTS_REMEMBERED_MAX = 1_000
@@ -31,7 +31,7 @@ class Book:
     last_granted: Tenant | None = None
 
 
-class TenantAccounts(Memory):
+class TenantAccounts(Tracker):
     """One book an instance."""
 
     def __init__(self) -> None:

@@ -151,7 +151,7 @@ def run_simulated(
     found = []
     for number in range(simulations):
         arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
-        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, like=like), warmup=warmup)))
+        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=like), warmup=warmup)))
     return found
 
 
@@ -173,7 +173,7 @@ class Pace:
 def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
     """By the cost model and what the caches hold at the requests' own rate. There are more than `warmup` requests."""
     cost = PROFILES[DEFAULT_PROFILE].prefill_cost
-    rows = simulate(_scenario(pool), requests, like=_mirror(pool, 1.0)).rows[warmup:]
+    rows = simulate(_scenario(pool), requests, mirror=_mirror(pool, 1.0)).rows[warmup:]
     seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
 

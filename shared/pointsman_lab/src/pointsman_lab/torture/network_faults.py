@@ -71,7 +71,7 @@ def power_cut(injector: Injector) -> None:
 def delete_stream(injector: Injector) -> None:
     if injector.world.network.broker.available:
         injector.world.note("somebody deletes the log")
-        injector.world.network.begin_anew()
+        injector.world.network.note_restart()
 
 
 def damage_entries(injector: Injector) -> None:
