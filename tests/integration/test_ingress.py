@@ -403,7 +403,7 @@ async def test_health_metrics_and_documentation_are_served(world: World) -> None
         ("/readyz?from=balancer", '"ready": true'),
         ("/livez?verbose", "ok"),
         ("/metrics?name[]=up", "pointsman_"),
-        ("/metrics", "pointsman_ttft_seconds"),
+        ("/metrics", "pointsman_time_to_first_token_seconds"),
         ("/openapi.json", CHAT),
     ):
         async with world.client.get(world.url + path) as answer:

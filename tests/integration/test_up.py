@@ -435,7 +435,7 @@ def test_the_curl_line_that_it_prints_streams_an_answer(fleet: RunningUp) -> Non
 
 
 def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
-    command = [POINTSMAN, "fleet", "--json", "--data", str(fleet.data)]
+    command = [POINTSMAN, "fleet", "--json", "--from", str(fleet.data)]
 
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
@@ -487,7 +487,7 @@ def test_a_worker_that_is_told_to_stop_comes_back_in_the_same_epoch(fleet: Runni
 
     fleet.wait_for("worker-1 was started again as pid")
     deadline = time.monotonic() + 60
-    while "epoch_goes_on" not in log.read_text() and time.monotonic() < deadline:
+    while "epoch_resumed" not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     handed_over = re.search(r"handed_over.*epoch=(\d+)", log.read_text())
     goes_on = re.search(r"epoch_goes_on.*epoch=(\d+)", log.read_text())

@@ -434,7 +434,7 @@ def test_every_tool_reads_a_poisoned_log(arguments: list[str], bundle: str, pois
 
 
 def test_doctor_says_where_dead_letters_are_and_why(bundle: str, poisoned: list[LogEntry]) -> None:
-    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json"])
     found = [f for f in json.loads(result.stdout)["findings"] if "do not decode" in f["what"]]
 
     first = next(entry for entry in poisoned if entry.event is None)

@@ -531,7 +531,7 @@ class Gateway:
 
     async def _stumbled(self, call: Call, life: RequestLifecycle | None, error: Exception) -> None:
         """A defect of ours. The client and the log are told so."""
-        log.error("request_stumbled", request=call.id, exc_info=error)
+        log.error("request_internal_error", request=call.id, exc_info=error)
         if life is not None and not life.over:
             life.failed("internal_error", 500)
         await call.refuse(Refusal(500, "internal_error", "The gateway made a mistake; it has been logged."))

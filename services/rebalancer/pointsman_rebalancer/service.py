@@ -108,7 +108,7 @@ class RebalancerService:
             with contained("planning"):
                 plan, cause_at = self._plan()
             planning = self._clock.wall() - started
-            telemetry.PLANNING_SECONDS.observe(planning)
+            telemetry.MIGRATION_PLANNING_SECONDS.observe(planning)
             with contained("plan"):
                 if plan.migrations:
                     await self._carry_out(plan, cause_at)
@@ -158,11 +158,11 @@ class RebalancerService:
             )
         except (NoResponderError, CommandTimeoutError) as error:
             telemetry.MIGRATION_PLANS.labels(plan.policy, "unanswered").inc()
-            log.info("plan_unanswered", plan=plan.id, problem=str(error))
+            log.info("migration_plan_unanswered", plan=plan.id, problem=str(error))
             await self._clock.sleep_wall(REGULARLY_WALL_SECONDS)
             return
         if not isinstance(answer, MigrationAnswered):
-            log.error("answer_not_understood", plan=plan.id, answer=type(answer).__name__)
+            log.error("answer_unexpected", plan=plan.id, answer=type(answer).__name__)
             return
         self._note(plan, answer, cause_at)
         await self._until_known(answer.as_of, (answer.term, answer.decided))

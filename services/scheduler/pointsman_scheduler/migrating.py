@@ -42,7 +42,7 @@ class MigrationHandler:
             return [], known
         refusal, detail = self._refusal(command)
         if refusal:
-            log.warning("plan_refused", plan=command.plan, reason=refusal, detail=detail)
+            log.warning("migration_plan_rejected", plan=command.plan, reason=refusal, detail=detail)
             return [], self._answer(command, refusal=refusal, detail=detail)
         events = self._dispatcher.migrate(_plan_of(command), now)
         answer = self._answer(command, moves=_outcomes(events))
@@ -51,8 +51,8 @@ class MigrationHandler:
             telemetry.MIGRATIONS.labels(move.refusal or "applied").inc()
         for event in events:
             if isinstance(event, RequestMigrated) and event.rebound:
-                telemetry.REBOUND.inc()
-                telemetry.REBIND_WASTED_SECONDS.inc(event.wasted)
+                telemetry.REDISPATCHES_ORDERED.inc()
+                telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.inc(event.wasted)
         return events, answer
 
     def _refusal(self, command: MigrateRequests) -> tuple[str, str]:

@@ -234,8 +234,8 @@ class SchedulerService:
                 if self.leading is not None:
                     await self._give_up_lost(self.leading)
             self._say_whether_ready()
-            telemetry.LEADING.set(self.leading is not None)
-            telemetry.TERM.set(self.state.term)
+            telemetry.LEADER.set(self.leading is not None)
+            telemetry.LEADER_TERM.set(self.state.term)
             with contained("gauges"):
                 self._gauges.show(self.state)
 
@@ -271,7 +271,7 @@ class SchedulerService:
 
     def _end_life(self, reason: str) -> None:
         """What is decided and not yet written is void: the next leader has not seen it."""
-        log.warning("follows_anew", reason=reason, led=self.dispatcher is not None)
+        log.warning("term_ended", reason=reason, led=self.dispatcher is not None)
         self._board.missing(LEADERSHIP, reason)
         if self._fence is not None:
             self._fence.broken = self._fence.broken or reason
@@ -427,7 +427,7 @@ class SchedulerService:
         known = self.state.fleet.get(instance)
         problem = foreign_keys(known, self.state.settings.block_tokens) if known is not None else ""
         if problem:
-            log.error("keys_differ", instance=instance, problem=problem)
+            log.error("cache_keys_mismatch", instance=instance, problem=problem)
 
     def _check_models(self) -> None:
         """Say aloud which instances do not fit the pool any more, and which fit again: one that joins or leaves may decide

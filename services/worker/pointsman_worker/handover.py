@@ -67,6 +67,6 @@ def take(path: Path, *, now: Seconds) -> Handover | None:
         return None
     age = now - found.kept_at
     if not 0 <= age <= FRESH_WALL_SECONDS:
-        log.info("handover_too_old", path=str(path), seconds=round(age))
+        log.info("handover_expired", path=str(path), seconds=round(age))
         return None
     return found

@@ -236,7 +236,7 @@ class WorkerService:
             async with asyncio.timeout(LEAVE_SECONDS_MAX):
                 await self._stopped.wait()
         except TimeoutError:
-            log.warning("left_unsaid", instance=self._instance, reason="the log did not confirm in time")
+            log.warning("leave_unconfirmed", instance=self._instance, reason="the log did not confirm in time")
             self._running.cancel()
             await self._stopped.wait()
 
@@ -393,7 +393,7 @@ class WorkerService:
         self._life = life = CacheSession(ledger, facts, cache, translator, detail, distrusted)
         self._report_at = self._clock.wall()
         self._wake.set()
-        log.info("epoch_begun", instance=self._instance, epoch=life.epoch, cache=cache, model=facts.model)
+        log.info("epoch_started", instance=self._instance, epoch=life.epoch, cache=cache, model=facts.model)
         return life
 
     def _new_translator(self, facts: EngineFacts) -> BlockTranslator:
@@ -468,14 +468,14 @@ class WorkerService:
                 self._refused = True
                 self._forget_the_gone()
             if self._serving and (error.refused or self._clock.wall() - self._answered_at > SERVING_GRACE_SECONDS):
-                log.warning("engine_away", reason=str(error))
+                log.warning("engine_unreachable", reason=str(error))
                 self._on_away(str(error))
         else:
             returned = not self._serving and not self._contradiction
             self._note_names(self._load.further_names or self._names)
             self._on_answer()
             if returned:
-                log.info("engine_back")
+                log.info("engine_reachable")
                 self._returned.set()
                 self._report_now()
             await self._check_model()
@@ -539,7 +539,7 @@ class WorkerService:
         """Answered once the snapshot is in the log, or with why it will not be; at once where all begins again."""
         if isinstance(command, ResyncCache) and command.rejoin and self._life is not None:
             if self._life.joined_at:
-                log.warning("asked_to_rejoin", reason=command.reason)
+                log.warning("rejoin_requested", reason=command.reason)
                 self._last_epoch = max(self._last_epoch, command.above)
                 self._begin_again(self._life)
             refusal = ""
@@ -699,7 +699,7 @@ class WorkerService:
         same = extent.identity == life.log_identity and not self._went_back
         if self._life is not life or (same and extent.first <= life.joined_at and self._written <= extent.last):
             return
-        log.warning("log_forgot_us", identity=extent.identity, first=extent.first, last=extent.last)
+        log.warning("log_recreated", identity=extent.identity, first=extent.first, last=extent.last)
         self._begin_again(life)
 
     def _begin_again(self, life: CacheSession) -> None:
@@ -760,7 +760,7 @@ class WorkerService:
         blocks = translator.to_keep() if translator is not None and life.cache == "empty" else None
         cursor = self._events.cursor if self._events is not None else None
         if path is None or blocks is None or cursor is None or not self._certain(life) or self._life is not life:
-            log.info("nothing_handed_over", instance=self._instance, cache=life.cache)
+            log.info("handover_skipped", instance=self._instance, cache=life.cache)
             return
         kept = Handover(
             kept_at=self._unix_time(),
@@ -779,7 +779,7 @@ class WorkerService:
         except OSError as error:
             log.warning("handover_not_written", path=str(path), reason=str(error))
         else:
-            log.info("handed_over", instance=self._instance, epoch=life.epoch, blocks=len(blocks.blocks))
+            log.info("handover_written", instance=self._instance, epoch=life.epoch, blocks=len(blocks.blocks))
 
     def _take_over(self, facts: EngineFacts) -> Cursor | None:
         """Read what the worker before this one left. Where its engine's events were read to, if there is anything."""
@@ -813,7 +813,7 @@ class WorkerService:
             return
         self._life, self._written = life, written
         self._report_now()
-        log.info("epoch_goes_on", instance=self._instance, epoch=life.epoch, sequence=life.ledger.sequence)
+        log.info("epoch_resumed", instance=self._instance, epoch=life.epoch, sequence=life.ledger.sequence)
 
     def _identity(self, life: CacheSession) -> bytes:
         """What the log is told of the instance when it joins, but for what its reports tell as well."""

@@ -143,7 +143,7 @@ class _Parent:
         now = time.monotonic()
         for child in self._children:
             if child.pid and child.heard_at is not None and now - child.heard_at > HANGS_SECONDS:
-                log.error("process_hangs", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
+                log.error("process_unresponsive", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
                 child.heard_at = None
                 os.kill(child.pid, signal.SIGKILL)
 

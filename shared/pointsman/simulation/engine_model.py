@@ -232,7 +232,7 @@ class EngineModel:
         """Queue a request; it can be scheduled from the next step that begins at or after `now`.
 
         `received`: leading tokens of the prompt whose KV cache came from another engine; they are not computed, unless
-        the request is preempted. `held`: keep the prompt's whole blocks after its end, until `let_go`.
+        the request is preempted. `held`: keep the prompt's whole blocks after its end, until `release_kv`.
 
         Raises RequestTooLongError when it would not even fit alone, ValueError for an empty prompt, a `max_tokens`
         below 1, a known id, or hashes that do not cover the prompt's whole blocks.
@@ -260,7 +260,7 @@ class EngineModel:
         self._end(sequence)
         return True
 
-    def let_go(self, request: RequestId) -> bool:
+    def release_kv(self, request: RequestId) -> bool:
         """Give back what was kept of a request after its end. False where nothing is."""
         blocks = self._kept.pop(request, None)
         if blocks is None:

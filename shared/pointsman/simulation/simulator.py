@@ -140,13 +140,13 @@ class FleetMirror:
     """What passes between a grant and its engine's hearing of it: the time that processes and sockets take. None: none."""
 
 
-NOBODY = FleetMirror()
+NO_MIRROR = FleetMirror()
 
 
-def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, like: FleetMirror = NOBODY) -> Outcome:
+def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
     """Run the requests, which are in the order of arrival, until the last one has ended or nothing can end any more:
     what waits for an instance that never comes back stays `unfinished`."""
-    return _Simulation(scenario, requests, like).run()
+    return _Simulation(scenario, requests, mirror).run()
 
 
 class _NoisyState(State):
@@ -179,11 +179,13 @@ class _Engine:
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest], like: FleetMirror = NOBODY) -> None:
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[WorkloadRequest], mirror: FleetMirror = NO_MIRROR
+    ) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._like = like
-        self._profile = like.profile or PROFILES[scenario.profile]
+        self._mirror = mirror
+        self._profile = mirror.profile or PROFILES[scenario.profile]
         self._policies = policy_set(
             routing=scenario.routing,
             admission=scenario.admission,
@@ -264,7 +266,7 @@ class _Simulation:
         scenario = self._scenario
         settings = PoolSettings(
             block_tokens=scenario.block_tokens,
-            speed=self._like.speed,
+            speed=self._mirror.speed,
             affinity_level_tokens=max(512, scenario.block_tokens),
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
@@ -280,7 +282,7 @@ class _Simulation:
     def _join(self, number: int, now: Seconds) -> None:
         scenario = self._scenario
         capacity = scenario.kv_capacity_tokens or self._profile.kv_capacity_tokens
-        name = self._like.name_of(number)
+        name = self._mirror.name_of(number)
         before = self._engines.get(name)
         epoch = Epoch(before.epoch + 1 if before else 1)
         settings = EngineSettings(
@@ -350,7 +352,7 @@ class _Simulation:
             self._leave(engine, now, "drained")
 
     def _fail(self, failure: Failure, now: Seconds) -> None:
-        engine = self._engines[self._like.name_of(failure.instance)]
+        engine = self._engines[self._mirror.name_of(failure.instance)]
         engine.alive = False
         engine.wake += 1
         # Who is inside is known before the first is lost: losing one may grant another to the dead engine, and that
@@ -385,7 +387,7 @@ class _Simulation:
             arrived_at=now,
             tenant=Tenant(request.tenant),
             session=SessionId(request.session),
-            keys=pack_keys(self._like.keys_of(request, scenario.block_tokens)),
+            keys=pack_keys(self._mirror.keys_of(request, scenario.block_tokens)),
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
             slo_ttft=_objective(request, scenario),
@@ -435,7 +437,7 @@ class _Simulation:
                     pass
 
     def _send(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
-        way = self._like.way_of(self._requests[int(request_id)]) if self._like.way_of else 0.0
+        way = self._mirror.way_of(self._requests[int(request_id)]) if self._mirror.way_of else 0.0
         if not way:
             self._submit(request_id, instance, now)
             return

@@ -137,7 +137,7 @@ class State:
         self.sequence: Sequence = 0
         self.fenced = 0
         """Decisions of deposed leaders that were passed over."""
-        self.decided = RecentDecisions()
+        self.recent_decisions = RecentDecisions()
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
         self.last_at: Seconds = 0.0
@@ -166,7 +166,7 @@ class State:
             if is_fenced(event.stamp, self.term):
                 self.fenced += 1
                 return
-            if not self.decided.first_time(event.stamp):
+            if not self.recent_decisions.first_time(event.stamp):
                 return
         self.last_at = max(self.last_at, event.at)
         self._settle_promises(event.at)
@@ -232,8 +232,8 @@ class State:
                     self.fleet.leave(event.instance)
                     self.outliers.left(event.instance)
                     self.decode_load.left(event.instance, event.at)
-                    for memory in self._trackers:
-                        memory.left(event.instance, event.at)
+                    for tracker in self._trackers:
+                        tracker.left(event.instance, event.at)
                 elif event.stamp is not None and self._is_there_since(event):
                     self.fleet.note_restart(event.instance, event.stamp.as_of + 1)
                 self.unregistered.pop(event.instance, None)
@@ -283,8 +283,8 @@ class State:
             self.elected = sequence  # the next election must come behind this one, whatever it says
 
     def tracker(self, kind: type[M]) -> M:
-        """The memory of this kind. Asserts that a chosen policy asked for it."""
-        found = next((memory for memory in self._trackers if isinstance(memory, kind)), None)
+        """The tracker of this kind. Asserts that a chosen policy asked for it."""
+        found = next((tracker for tracker in self._trackers if isinstance(tracker, kind)), None)
         assert found is not None, f"no chosen policy keeps {kind.__name__}"
         return found
 
@@ -387,8 +387,8 @@ class State:
         self.index.add(event.instance)
         self.outliers.joined(event.instance, event.at)
         self.decode_load.joined(event.instance, event.at)
-        for memory in self._trackers:
-            memory.joined(event.instance, event.at)
+        for tracker in self._trackers:
+            tracker.joined(event.instance, event.at)
 
     def _report(self, event: InstanceReported) -> None:
         instance = self._current(event.instance, event.epoch)
@@ -481,8 +481,8 @@ class State:
             context_tokens=event.context_tokens,
         )
         self.hotness.arrived(keys, len(self.fleet.ready))
-        for memory in self._trackers:
-            memory.arrived(request, event.at)
+        for tracker in self._trackers:
+            tracker.arrived(request, event.at)
 
     def _place(self, event: RequestPlaced) -> None:
         request = self.workload.requests.get(event.request)
@@ -529,13 +529,13 @@ class State:
         request.epoch = self._epochs.get(instance, NO_EPOCH)
         self.speculation.promise(instance, request.keys)
         self.session_affinity.placed(request.tenant, request.session, request.keys, instance)
-        for memory in self._trackers:
-            memory.placed(request, at)
+        for tracker in self._trackers:
+            tracker.placed(request, at)
 
     def _unplace(self, request: Request, at: Seconds) -> None:
         if request.stage is not Stage.ARRIVED:
-            for memory in self._trackers:
-                memory.unplaced(request, at)
+            for tracker in self._trackers:
+                tracker.unplaced(request, at)
             self.decode_load.unplaced(request, at)
             self.workload.queue(request.instance).remove(request)
             if request.decode:
@@ -549,7 +549,7 @@ class State:
         if request is None:
             return
         if event.stamp is None and not self._is_there(request, event.instance):
-            self._rehome(request, event)
+            self._correct_location(request, event)
         if request.stage is not Stage.PENDING or request.instance != event.instance:
             return
         request.rebind = event.rebind
@@ -559,23 +559,23 @@ class State:
         request.stage = Stage.PREFILL
         request.granted_at = at
         self.workload.queue(request.instance).grant(request, at)
-        for memory in self._trackers:
-            memory.granted(request, at)
+        for tracker in self._trackers:
+            tracker.granted(request, at)
 
     def _is_there(self, request: Request, instance: InstanceId) -> bool:
         return request.instance == instance and request.stage in (Stage.PENDING, Stage.PREFILL)
 
-    def _rehome(self, request: Request, event: RequestGranted) -> None:
+    def _correct_location(self, request: Request, event: RequestGranted) -> None:
         """An ingress says that a request is where we do not think it: it is in nobody's queue now."""
         instance = self.fleet.get(event.instance)
         if instance is None or request.stage is Stage.DECODING:
             return
         request.attempt = event.attempt
-        self._put(request, instance, event.at)
+        self._requeue_at(request, instance, event.at)
         if event.decode:
             self.workload.expect(request, event.decode)
 
-    def _put(self, request: Request, instance: Instance, at: Seconds) -> None:
+    def _requeue_at(self, request: Request, instance: Instance, at: Seconds) -> None:
         """Into the line of this instance, of whose cache nothing is assumed: an ingress has told where the request is."""
         self._unplace(request, at)
         request.stage = Stage.PENDING
@@ -612,14 +612,14 @@ class State:
         self._promise_until_confirmed(request, event.at)
         if self.fleet.split:
             self.decode_load.first_token(request, event.at)
-        for memory in self._trackers:
-            memory.first_token(request, event.at)
+        for tracker in self._trackers:
+            tracker.first_token(request, event.at)
 
     def _keep_at_source(self, request: Request, event: PrefillFinished) -> None:
         """A request was re-bound, and its first token came from where it had been: its ingress had not heard yet."""
         instance = self.fleet.get(event.instance)
         if instance is not None and request.stage in (Stage.PENDING, Stage.PREFILL):
-            self._put(request, instance, event.at)
+            self._requeue_at(request, instance, event.at)
             self._enter_engine(request, event.at)
 
     def _fail_attempt(self, event: RequestAttemptFailed) -> None:
@@ -654,7 +654,7 @@ class State:
             return
         is_news = request.stage is Stage.PREFILL and request.instance == event.source
         if is_news:
-            self._give_away(request, event)
+            self._transfer_out(request, event)
         elif request.awaits_decoder and request.instance == event.source != to:
             self.workload.queue(event.source).remove(request)
             self._take_back(request)
@@ -662,14 +662,14 @@ class State:
             self._unplace(request, event.at)  # an ingress says so, and we thought it elsewhere
         else:
             return
-        self._take_over(request, event, to)
+        self._transfer_in(request, event, to)
         if is_news and event.prefill > 0:
-            for memory in self._trackers:
-                memory.handed_over(request, event.at)
+            for tracker in self._trackers:
+                tracker.handed_over(request, event.at)
 
-    def _give_away(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
+    def _transfer_out(self, request: Request, event: RequestHandedOver | HandOverRefused) -> None:
         """The instance that prefilled it has nothing to do with it any more."""
-        self.workload.queue(event.source).give_away(request, event.at)
+        self.workload.queue(event.source).transfer_out(request, event.at)
         if event.prefill > 0:
             self._learn_prefill(request, event.at, event.prefill)
         self._promise_until_confirmed(request, event.at)
@@ -677,7 +677,7 @@ class State:
     def _is_handed_over(self, request: Request, instance: InstanceId) -> bool:
         return request.stage is Stage.DECODING or (request.stage is Stage.HANDED_OVER and request.instance == instance)
 
-    def _take_over(self, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+    def _transfer_in(self, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
         """It is with this instance from here on."""
         request.stage = Stage.HANDED_OVER
         request.attempt = event.attempt
@@ -715,10 +715,10 @@ class State:
             self._take_back(request)
         if self.fleet.split:
             self.decode_load.ended(request, event.at, finished)
-        for memory in self._trackers:
+        for tracker in self._trackers:
             if isinstance(event, RequestRejected):
-                memory.refused(request, event.at, event.reason)
-            memory.ended(request, event.at, finished)
+                tracker.refused(request, event.at, event.reason)
+            tracker.ended(request, event.at, finished)
 
     @property
     def _learns_from_deliveries(self) -> bool:

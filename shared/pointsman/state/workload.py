@@ -173,7 +173,7 @@ class InstanceQueue:
         self.working_since = now
         self.decoding[request.id] = request
 
-    def give_away(self, request: Request, now: Seconds) -> None:
+    def transfer_out(self, request: Request, now: Seconds) -> None:
         """Its prefill is over, and it goes elsewhere."""
         self._take_prefill(request)
         self.working_since = now
@@ -228,24 +228,24 @@ class Workload:
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
-        self.lines: dict[InstanceId, InstanceQueue] = {}
+        self.queues: dict[InstanceId, InstanceQueue] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
         """Of those in `_ended`."""
 
-    def line(self, instance: InstanceId) -> InstanceQueue:
-        line = self.lines.get(instance)
-        if line is None:
-            line = self.lines[instance] = InstanceQueue()
-        return line
+    def queue(self, instance: InstanceId) -> InstanceQueue:
+        queue = self.queues.get(instance)
+        if queue is None:
+            queue = self.queues[instance] = InstanceQueue()
+        return queue
 
     def expect(self, request: Request, instance: InstanceId) -> None:
         """From now on this instance, and no other, will decode the request; NO_INSTANCE: the one that prefills it."""
         if request.decode:
-            self.line(request.decode).expected.pop(request.id, None)
+            self.queue(request.decode).expected.pop(request.id, None)
         request.decode = instance
         if instance:
-            self.line(instance).expected[request.id] = request
+            self.queue(instance).expected[request.id] = request
 
     def end_of(self, request: RequestId) -> str | None:
         """How a request ended (the event's name), while that is remembered."""
@@ -268,7 +268,7 @@ class Workload:
         """
         known = self.requests.pop(request, None)
         if known is not None:
-            self.line(known.instance).remove(known)
+            self.queue(known.instance).remove(known)
             if known.decode:
                 self.expect(known, NO_INSTANCE)
         if known is not None or request not in self._ended:

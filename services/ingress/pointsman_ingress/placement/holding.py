@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds
-from pointsman.runtime.telemetry import HELD_REQUESTS
+from pointsman.runtime.telemetry import INGRESS_PENDING_REQUESTS
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Hold:
         if self._held >= HELD_REQUESTS_MAX:
             return None
         self._held += 1
-        HELD_REQUESTS.inc()
+        INGRESS_PENDING_REQUESTS.inc()
         try:
             async with asyncio.timeout(self._bounds.wall_seconds):
                 return await self._look(found)
@@ -53,7 +53,7 @@ class Hold:
             return None
         finally:
             self._held -= 1
-            HELD_REQUESTS.dec()
+            INGRESS_PENDING_REQUESTS.dec()
 
     async def _look(self, found: Callable[[], T | None]) -> T:
         pause = LOOK_WALL_SECONDS

@@ -29,7 +29,7 @@ from pointsman.contracts.commands import (
 from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
-from pointsman.runtime.telemetry import DEGRADED_ROUTES
+from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_ingress.placement.fleet_view import FleetView
@@ -217,7 +217,7 @@ class Router:
 
     def _place_alone(self, request: RouteRequest, instance: Instance) -> RouteGranted:
         """The log is told, so that a scheduler that returns counts the request where it is."""
-        DEGRADED_ROUTES.inc()
+        FALLBACK_PLACEMENTS.inc()
         grant = RouteGranted(
             request=request.request,
             attempt=request.attempt,

@@ -25,7 +25,7 @@ import structlog
 from pointsman.adapters.tokenizer import UnsupportedContentError
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
-from pointsman.runtime.telemetry import TOKENISE_SECONDS
+from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.proxy import EngineClient, EngineFailedError, lacks_endpoint
 from pointsman_ingress.http.endpoints import TOKENIZE
@@ -166,7 +166,7 @@ class Tokenizing:
             raise bad_request(msg, param=asked.prompt_field) from error
         finally:
             if not isinstance(asked.prompt, Tokenised):
-                TOKENISE_SECONDS.observe(self._clock.wall() - started)
+                TOKENIZATION_SECONDS.observe(self._clock.wall() - started)
         if not asked.reads_cache:
             return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
         return tokens

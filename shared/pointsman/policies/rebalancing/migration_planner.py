@@ -95,7 +95,7 @@ class MigrationPlanner:
                 return
         if not stalled and instance.id not in self._state.fleet.on_trial:
             self.targets[instance.id] = Target(
-                instance, self._state.latency.expected_seconds(instance.id, *line.work_ahead(now))
+                instance, self._state.expected_seconds(instance.id, *line.work_ahead(now))
             )
 
     def _sort_out(self, instance: Instance, now: Seconds) -> None:
@@ -185,10 +185,8 @@ class MigrationPlanner:
             return known
         hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
         tokens = waiting.request.prompt_tokens
-        cached = state.latency.cached_tokens(instance, hit, tokens) if hit else 0
-        work = state.latency.expected_seconds(
-            instance.id, state.latency.prefill_seconds(instance, tokens, cached), tokens - cached
-        )
+        cached = state.cached_tokens(instance, hit, tokens) if hit else 0
+        work = state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
         waiting.work[instance.id] = work
         return work
 

@@ -9,8 +9,8 @@ from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSumm
 from pointsman.simulation.replay.verification import verify
 
 __all__ = [
+    "BaseState",
     "Difference",
-    "Known",
     "Recomputed",
     "TermSummary",
     "Verdict",

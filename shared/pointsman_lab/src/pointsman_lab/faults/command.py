@@ -29,7 +29,7 @@ from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.bench.open_files import raise_open_files_limit
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
-from pointsman_cli.terminal import SafeConsole
+from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
 from pointsman_lab.faults.balancer import Balancer, balanced
@@ -176,7 +176,7 @@ def faults_command(context: click.Context, /, **values: object) -> None:
     speed = values.pop("speed") or (STEADY_SPEED if values["haproxy"] or values["rolling"] else DEFAULT_SPEED)
     options = FaultsOptions(**values, speed=speed)  # type: ignore[arg-type]
     configure_logging("error", "text")
-    console = SafeConsole()
+    console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
     raise_open_files_limit()
