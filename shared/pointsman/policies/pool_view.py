@@ -146,12 +146,12 @@ class PoolView:
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.cached_tokens(instance, hit_blocks, prompt_tokens)
+        cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
-        work = state.prefill_seconds(instance, prompt_tokens, cached)
+        work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         line = self.line(instance_id)
         queued, queued_tokens = line.work_ahead(self.now)
-        correction = state.corrections.get(instance_id, _NOTHING_LEARNED)
+        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
         return Option(
             instance=instance_id,
             hit_blocks=hit_blocks,

@@ -50,7 +50,8 @@ class Balance(Examiner):
     def _look(self, now: Seconds, state: State) -> None:
         lines = state.workload.queues
         queues = {
-            name: state.expected_seconds(name, *lines.get(name, _NO_LINE).work_ahead(now)) for name in state.fleet.ready
+            name: state.latency.expected_seconds(name, *lines.get(name, _NO_LINE).work_ahead(now))
+            for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):
             return

@@ -79,7 +79,7 @@ def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
     """The slow twin of a prediction: first tokens one after the other, in seconds from now."""
     ends = {}
     for instance, line in state.workload.queues.items():
-        seconds = state.expected_seconds(instance, *line.engine_left(now))
+        seconds = state.latency.expected_seconds(instance, *line.engine_left(now))
         seconds -= sum(request.prefill_seconds for request in line.prefill.values())
         seconds += stalled_seconds(line, now)
         for request in (*line.prefill.values(), *line.pending.values()):

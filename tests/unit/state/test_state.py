@@ -16,7 +16,8 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge, NoDemand
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
+from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
+from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
@@ -536,7 +537,7 @@ def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> No
     instance = state_with(joined("a")).fleet[A]
 
     def saved(hit_blocks: int, prompt_tokens: int) -> int:
-        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+        return state_with(joined("a")).latency.cached_tokens(instance, hit_blocks, prompt_tokens)
 
     assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
 
