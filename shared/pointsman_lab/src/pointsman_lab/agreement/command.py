@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set
 from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.load import Tally

@@ -10,7 +10,7 @@ from random import Random
 from typing_extensions import override
 
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
-from pointsman.adapters.zmq_kv_events import (
+from pointsman.adapters.kv_events.sockets import (
     RECEIVE_QUEUE_MAX,
     REPLAY_FRAME_SECONDS,
     EngineSockets,

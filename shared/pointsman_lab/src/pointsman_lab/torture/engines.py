@@ -1,6 +1,6 @@
 """A simulated engine: the one of `pointsman-engine-sim` without its sockets, and the truth about its cache.
 
-Its KV events go to `MemoryPublisher`, which the worker reads through its own `ZmqKvEvents` (sockets: `engine_host`).
+Its KV events go to `MemoryPublisher`, which the worker reads through its own `KvEventReader` (sockets: `engine_host`).
 """
 
 import contextlib
@@ -13,10 +13,8 @@ from typing import Any, Literal, cast
 import aiohttp
 from typing_extensions import override
 
+from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.adapters.tokenizer import Tokenizer
-from pointsman.adapters.zmq_kv_events import (
-    SEQUENCE_BYTES,
-)
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Seconds, Sequence, Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole

@@ -6,9 +6,10 @@ from typing import cast
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
-from pointsman.policies.dispatch import scaling_policy
+from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.runtime.health import SHUTDOWN_PART
@@ -96,7 +97,7 @@ class WorkerProcess(Process):
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
-            events=ZmqKvEvents(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
+            events=KvEventReader(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
         )
         supervisor.start(service.run(), name="worker")
         try:
