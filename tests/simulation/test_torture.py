@@ -23,7 +23,6 @@ from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
-from pointsman_ingress.placement.routing import Router
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
@@ -159,12 +158,12 @@ def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
     return True
 
 
-def _forgetting_terms(router: Router, term: Term) -> None:
-    _hear_election(router, term)
-    router._term = Term(0)
+def _forgetting_terms(client: SchedulerClient, term: Term) -> None:
+    _hear_election(client, term)
+    client._term = Term(0)
 
 
-_hear_election = Router._elected
+_hear_election = SchedulerClient._on_election
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ _hear_election = Router._elected
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
-        (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "weather")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[

@@ -1,23 +1,21 @@
-"""What a client asks for in a form with a file (`multipart/form-data`), as the audio endpoints have it.
+"""Forms with a file (`multipart/form-data`) of the audio endpoints: in, a body; out, the few small fields that routing needs.
 
-Pure. Only the few small fields that routing needs are read; the form itself is forwarded as it came, so the engine reads the
-same. The parser is python-multipart's. Bounded: parts, headers of a part, and what is kept of a field.
+The form itself is forwarded unchanged. Parts, headers of a part, and what is kept of a field are bounded.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from pointsman_ingress.http.openai_errors import bad_request
+from pointsman_ingress.http.errors import bad_request
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 PARTS_MAX = 64
 FIELD_BYTES_MAX = 1024
-"""Of a field that is read."""
 
 FILE = b"file"
 READ_FIELDS = frozenset({b"model", b"stream", b"user"})
@@ -32,7 +30,7 @@ class AudioForm:
 
 
 def read_form(body: bytes, content_type: bytes) -> AudioForm:
-    """Raises Refusal."""
+    """Raises ApiError."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
@@ -49,20 +47,18 @@ def read_form(body: bytes, content_type: bytes) -> AudioForm:
     if not reader.ended:
         msg = "The body is not valid multipart/form-data: it ends before its last boundary."
         raise bad_request(msg, code="malformed_body")
-    return reader.form()
+    values = {name: value.decode(errors="replace") for name, value in reader.fields.items()}
+    streams = values.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
+    return AudioForm(values.get(b"model", ""), streams, values.get(b"user", ""), reader.file_bytes)
 
 
-@dataclass(slots=True)
 class _Reader:
-    """What the parser tells is put down here."""
-
-    fields: dict[bytes, bytes] = field(default_factory=dict)
-    file_bytes: int = 0
-    ended: bool = False
-    _parts: int = 0
-    _name: bytes = b""
-    _header: bytes = b""
-    _value: bytes = b""
+    def __init__(self) -> None:
+        self.fields: dict[bytes, bytes] = {}
+        self.file_bytes = 0
+        self.ended = False
+        self._parts = 0
+        self._name = self._header = self._value = b""
 
     def callbacks(self) -> "MultipartCallbacks":
         return {
@@ -74,11 +70,6 @@ class _Reader:
             "on_part_data": self._take_data,
             "on_end": self._end,
         }
-
-    def form(self) -> AudioForm:
-        told = {name: value.decode(errors="replace") for name, value in self.fields.items()}
-        streams = told.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
-        return AudioForm(told.get(b"model", ""), streams, told.get(b"user", ""), self.file_bytes)
 
     def _begin_part(self) -> None:
         self._parts += 1

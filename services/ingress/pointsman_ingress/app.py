@@ -1,7 +1,7 @@
-"""The ASGI application: the paths that lead to engines as plain ASGI, everything else on FastAPI under them.
+"""The ASGI application: in, HTTP requests; out, those for engines to `Gateway.serve`, all others to FastAPI.
 
-FastAPI's routing alone costs as much as the whole of the rest of a forwarded request, so the paths that lead to
-engines are looked up in a dictionary before it. They appear in its OpenAPI document all the same.
+FastAPI's routing alone costs as much as all the rest of a forwarded request, so the paths that lead to engines are looked
+up in a dictionary before it. Its OpenAPI document lists them all the same.
 """
 
 from typing import Any
@@ -10,32 +10,31 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send, query_of
-from pointsman_ingress.http.endpoints import BY_PATH
-from pointsman_ingress.http.openai_errors import Refusal, error_body, only_post
-from pointsman_ingress.http.tenants import Keyring
+from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.http.api_keys import Keyring
+from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, post_only
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 
-_SAID = {
+_MESSAGES = {
     404: ("not_found", "There is no such path; /docs lists those that there are."),
     405: ("method_not_allowed", "This path does not take that method; /docs says which."),
 }
 
 
 def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: HealthBoard) -> AsgiApp:
-    """Everything that the ingress serves over HTTP."""
-    under = _fastapi(pools, keyring, board)
+    rest = _fastapi(pools, keyring, board)
     endpoints, serve = BY_PATH, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = endpoints.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
-            await under(scope, receive, send)
+            await rest(scope, receive, send)
         elif scope["method"] == "POST":
             await serve(endpoint, scope, receive, send)
         else:
-            await gateway.refuse(endpoint, scope, send, only_post())
+            await gateway.refuse(endpoint, scope, send, post_only())
 
     return app
 
@@ -55,7 +54,6 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"])
     def describe_model(name: str, request: Request) -> dict[str, Any]:
-        """One of them."""
         keyring.tenant(dict(request.scope["headers"]))
         return _card(*pools.find(name))
 
@@ -64,7 +62,7 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
     @app.get("/health", tags=["operations"])
     @app.get("/metrics", tags=["operations"])
     async def operations(request: Request) -> Response:
-        """Whether the process runs, whether to send it traffic and what it lacks, and its Prometheus metrics."""
+        """Whether the process runs, whether to send it traffic and what is missing, and its Prometheus metrics."""
         status, content_type, body = board.answer(request.scope["path"], query_of(request.scope)) or (
             404,
             "text/plain",
@@ -72,14 +70,14 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
         )
         return Response(body, status, media_type=content_type)
 
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     _document_hot_routes(app)
     return app
 
 
 def _card(pool: Pool, model: Model) -> dict[str, Any]:
-    """As vLLM describes a model, but for paths on the engine, which are nobody's business."""
+    """As vLLM describes a model, without paths on the engine."""
     card = {
         "id": model.name,
         "object": "model",
@@ -92,21 +90,20 @@ def _card(pool: Pool, model: Model) -> dict[str, Any]:
     return {**card, "max_model_len": length} if length else card
 
 
-def _refused(_request: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)
-    headers = {name.decode(): value.decode() for name, value in refusal.headers}
-    return Response(refusal.body, refusal.status, headers, media_type="application/json")
+def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    return Response(OPENAI_ERRORS.body(error), error.status, headers, media_type="application/json")
 
 
 def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException | StarletteHTTPException)
-    code, message = _SAID.get(error.status_code, ("invalid_request", f"{error.detail}."))
-    body = error_body(error.status_code, code, message)
+    code, message = _MESSAGES.get(error.status_code, ("invalid_request", f"{error.detail}."))
+    body = OPENAI_ERRORS.body(ApiError(error.status_code, code, message))
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
 def _document_hot_routes(app: FastAPI) -> None:
-    """Put the paths that FastAPI never sees into its OpenAPI document."""
     described = app.openapi()
     for path, endpoint in BY_PATH.items():
         kind = "application/json" if endpoint.parse is not None else "multipart/form-data"
