@@ -38,7 +38,7 @@ test-vllm: setup
 # Small defects, planted one at a time: which of them do tests and torture find? (docs/testing.md) About a quarter of an hour;
 # another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
 mutation: setup
-	$(BIN)/python -m pointsman_lab.torture.mutation $(ARGS)
+	$(BIN)/pointsman-lab mutants $(ARGS)
 
 # Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
 # `vllm bench serve`, where the environment of make test-vllm is there.
@@ -52,8 +52,8 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
 	@touch $@
 
-# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files. A part
-# of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
+# Every study of docs/results.md (under half an hour on two cores). TRACES has the two trace files. A part, which writes
+# nothing: make results ARGS="--only lag"; a taste of all: ARGS=--quick.
 TRACES ?= ../shared/traces
 results: setup
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)

@@ -236,7 +236,6 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(session, api_key="", forward_authorization=False),
-                threads=1,
                 clock=ScaledClock(),
             )
             for own in (tokenizer, None)

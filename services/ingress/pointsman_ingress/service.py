@@ -87,7 +87,6 @@ class Bounds:
     """What a request may take. Wall seconds."""
 
     body_bytes: int
-    body_wall_seconds: Seconds
     request_wall_seconds: Seconds
     hold_wall_seconds: Seconds
     retries: int
@@ -187,7 +186,7 @@ class Gateway:
         """What the client asks for. Raises Refusal, ClientGoneError."""
         call.key_name = call.tenant = self._keyring.tenant(call.headers)
         bounds = self._bounds
-        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes, wall_seconds=bounds.body_wall_seconds)
+        await call.read_body(receive, self._bodies, bytes_max=bounds.body_bytes)
         patience.watch(receive)
         return call.endpoint.read(call.body, call.headers)
 

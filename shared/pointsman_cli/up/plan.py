@@ -272,7 +272,7 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
         "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
         "ingress": {
-            "slo_ttft": plan.slo_ttft,
+            "slo_ttft_seconds": plan.slo_ttft,
             "tokenizer": plan.tokenizer,
             "hold_seconds": hold_seconds,
             "processes": settings.processes,

@@ -15,6 +15,8 @@ from pointsman.runtime.telemetry import INGRESS_PENDING_REQUESTS
 
 T = TypeVar("T")
 
+HELD_REQUESTS_MAX = 1_000
+"""Requests that wait at once."""
 LOOK_WALL_SECONDS: Seconds = 0.02
 LOOK_WALL_SECONDS_MAX: Seconds = 0.5
 """Pauses before it is looked again; they double."""
@@ -22,10 +24,9 @@ LOOK_WALL_SECONDS_MAX: Seconds = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HoldBounds:
-    """`wall_seconds` for which one request waits; `most` that wait at once."""
+    """`wall_seconds` for which one request waits."""
 
     wall_seconds: Seconds = 30.0
-    most: int = 1_000
 
 
 class Hold:
@@ -41,7 +42,7 @@ class Hold:
         `found` raises."""
         if (thing := found()) is not None:
             return thing
-        if self._held >= self._bounds.most:
+        if self._held >= HELD_REQUESTS_MAX:
             return None
         self._held += 1
         INGRESS_PENDING_REQUESTS.inc()

@@ -44,6 +44,9 @@ from pointsman_ingress.prompt.openai_requests import (
 
 log = structlog.get_logger()
 
+TOKENIZE_THREADS = 2
+"""Threads that tokenize long prompts."""
+
 INLINE_CHARACTERS_MAX = 512
 """Prompts up to here are encoded in place."""
 
@@ -140,7 +143,6 @@ class Tokenizing:
         tokenizer: TextTokenizer | None,
         engine: Callable[[Demand], Instance | None],
         engines: EngineClient,
-        threads: int,
         clock: Clock,
         failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
@@ -149,7 +151,7 @@ class Tokenizing:
         self._engine = engine
         self._engines = engines
         self._failed = failed
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+        self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
         self._clock = clock
         self._renders_not: set[tuple[InstanceId, Epoch, str]] = set()
         """Engines that were asked to render and cannot, and where."""

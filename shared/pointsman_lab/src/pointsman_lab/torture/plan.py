@@ -160,7 +160,7 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
             policy_settings=(),
             prefill_window_tokens=16_384,
         ),
-        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
+        ingress_settings=plan.ingress_settings | {"request_timeout_seconds": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
     )
 
@@ -226,8 +226,8 @@ def _any_plan(seed: int) -> Plan:
         ),
         ingress_settings={
             "retries_max": 2,
-            "request_timeout": chance.choice((20.0, 120.0)),
-            "slo_ttft": 30.0 * speed,
+            "request_timeout_seconds": chance.choice((20.0, 120.0)),
+            "slo_ttft_seconds": 30.0 * speed,
             "lame_duck_seconds": 1.0,
             "drain_seconds_max": Random(f"drain {seed}").choice((0.5, 30.0)),
         },
