@@ -1,6 +1,7 @@
 """docs/policies.md names every policy, its settings and their defaults."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling import SCALING_POLICIES
 
 PAGE = (Path(__file__).parents[2] / "docs/policies.md").read_text()
-SECTIONS = {
+SECTIONS: dict[str, Mapping[str, type]] = {
     "Routing": ROUTING_POLICIES,
     "Admission": ADMISSION_POLICIES,
     "Ordering": ORDERING_POLICIES,
