@@ -270,7 +270,9 @@ def test_documented_files_exist(page: Path) -> None:
 
 
 def test_documented_bounds_exist() -> None:
-    named = {s for p in PAGES for s in spans(p.read_text()) if re.fullmatch(r"(?!POINTSMAN_)[A-Z_]+_(SECONDS|MAX|MIN)", s)}
+    named = {
+        s for p in PAGES for s in spans(p.read_text()) if re.fullmatch(r"(?!POINTSMAN_)[A-Z_]+_(SECONDS|MAX|MIN)", s)
+    }
     sources = "\n".join(p.read_text() for folder in ("shared", "services") for p in ROOT.glob(f"{folder}/**/*.py"))
 
     assert [name for name in sorted(named) if not re.search(rf"^ *{name}\b", sources, re.MULTILINE)] == []
