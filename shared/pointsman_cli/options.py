@@ -47,6 +47,11 @@ def from_options(command: Command) -> Command:
     )(command)
 
 
+def since_option(command: Command) -> Command:
+    """Adds --since, as `since: str | None`."""
+    return click.option("--since", metavar="MOMENT", help=f"Start there: {MOMENT_HELP}.")(command)
+
+
 def until_option(command: Command) -> Command:
     """Adds --until, as `until: str | None`."""
     return click.option("--until", metavar="MOMENT", help=f"End there: {MOMENT_HELP}.")(command)
@@ -115,12 +120,3 @@ def _checked_setting(text: str) -> str:
     except SettingTextError as error:
         raise click.BadParameter(str(error)) from error
     return text
-
-
-def which_fleet(command: Command) -> Command:
-    """Replaced by `from_options`; goes with its last user."""
-    return with_all(
-        click.option("--nats", metavar="URL", help="The fleet on this nats-server."),
-        click.option("--data", type=DIRECTORY, help="The fleet with this data directory."),
-        click.option("--pool", metavar="NAME", help="Another pool than the fleet's own."),
-    )(command)

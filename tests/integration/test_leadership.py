@@ -296,7 +296,7 @@ async def test_an_answer_that_is_not_streamed_is_granted_again_though_its_prefil
     await world.append(joined("a", at=world.clock.now()))
     async with world.scheduler("one") as one:
         first = await world.route("r", [1], streaming=False)
-        await eventually(lambda: one.state.workload.lines[InstanceId("a")].decoding)
+        await eventually(lambda: one.state.workload.queues[InstanceId("a")].decoding)
 
         assert await world.route("r", [1], streaming=False) == first
 
@@ -317,7 +317,7 @@ async def test_an_ingress_tells_a_new_leader_where_a_request_is() -> None:
 
         assert isinstance(await placed, RouteGranted)
         await world.append(first_token("r", "b", at=now + 1))
-        await eventually(lambda: RequestId("r") in one.state.workload.lines[InstanceId("b")].decoding)
+        await eventually(lambda: RequestId("r") in one.state.workload.queues[InstanceId("b")].decoding)
 
 
 # Checkpoints

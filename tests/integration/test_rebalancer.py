@@ -130,7 +130,7 @@ class Fleet:
     def waiting(self) -> Counter[str]:
         """How many wait for each instance."""
         return Counter(
-            {str(instance): len(line.pending) for instance, line in self.scheduler.state.workload.lines.items()}
+            {str(instance): len(line.pending) for instance, line in self.scheduler.state.workload.queues.items()}
         )
 
 
@@ -212,7 +212,7 @@ async def test_a_leader_that_knows_more_refuses_and_the_log_says_why(in_memory: 
         pending = {
             request: line
             for line in "ab"
-            for request in running.scheduler.state.workload.line(InstanceId(line)).pending
+            for request in running.scheduler.state.workload.queue(InstanceId(line)).pending
         }
         assert Counter(pending.values()) == {"a": 2, "b": 2}
         (first, last), other = (
@@ -366,7 +366,7 @@ async def written_by_a_leader(event_log: EventLog) -> None:
     """A log whose leader is gone: one instance with a long queue, another with none."""
     clock = ScaledClock()
     policies = policy_set(admission="none", prefill_window_tokens=10)
-    dispatcher = Dispatcher(State(PoolSettings(), policies.memories()), policies, term=Term(1))
+    dispatcher = Dispatcher(State(PoolSettings(), policies.trackers()), policies, term=Term(1))
     events: list[LogEvent] = [joined("a", at=clock.now())]
     dispatcher.state.apply(events[0])
     for number in range(CROWD):

@@ -267,7 +267,7 @@ async def test_a_stalled_engine_loses_its_requests_to_another_and_the_log_explai
             assert [g.rebind for g in grants] == [True, False][: len(grants)]
         assert (verdict.different, verdict.problems) == (0, [])
         assert verdict.identical == verdict.decisions
-        assert not any(line.requests for line in running.scheduler.state.workload.lines.values())
+        assert not any(line.requests for line in running.scheduler.state.workload.queues.values())
 
 
 async def test_where_nobody_asked_for_it_a_request_stays_where_it_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pointsman_cli.up.scripts import console_script
 
-NOWHERE = ("--nats", "nats://127.0.0.1:9")
+NO_INSTANCE = ("--nats", "nats://127.0.0.1:9")
 END_SECONDS_MAX = 60
 
 
@@ -17,7 +17,7 @@ END_SECONDS_MAX = 60
 def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = _ended(f"pointsman-{service}", "--port", str(port), *NOWHERE, directory=tmp_path)
+        ended = _ended(f"pointsman-{service}", "--port", str(port), *NO_INSTANCE, directory=tmp_path)
 
     assert ended.returncode == 1
     assert f"Error: cannot listen on 127.0.0.1:{port}" in ended.stderr
@@ -27,7 +27,7 @@ def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, 
 
 @pytest.mark.parametrize("option", ["--tokenizer", "--keys-file"])
 def test_an_ingress_that_cannot_read_what_it_was_given_ends_and_says_so_in_a_line(option: str) -> None:
-    ended = _ended("pointsman-ingress", "--port", "0", option, "/no/such/place", *NOWHERE)
+    ended = _ended("pointsman-ingress", "--port", "0", option, "/no/such/place", *NO_INSTANCE)
 
     assert ended.returncode == 1
     assert "/no/such/place" in ended.stderr
@@ -35,7 +35,7 @@ def test_an_ingress_that_cannot_read_what_it_was_given_ends_and_says_so_in_a_lin
 
 
 def test_a_recorder_that_is_given_no_url_says_what_one_looks_like() -> None:
-    ended = _ended("pointsman-recorder", "--archive-url", "nonsense", *NOWHERE)
+    ended = _ended("pointsman-recorder", "--archive-url", "nonsense", *NO_INSTANCE)
 
     assert ended.returncode == 2
     assert "write for instance sqlite+aiosqlite:///archive.sqlite" in ended.stderr

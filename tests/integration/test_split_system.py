@@ -74,7 +74,7 @@ async def test_decisions_on_pairs_are_made_again_from_the_log() -> None:
         assert {instance for pair in served for instance in pair} == {"p1", "p2", "d1", "d2"}
         assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
         assert verdict.identical == verdict.decisions >= 72
-        assert not any(line.requests or line.expected for line in workload.lines.values())
+        assert not any(line.requests or line.expected for line in workload.queues.values())
 
 
 async def test_a_decode_engine_that_is_gone_costs_the_client_nothing() -> None:

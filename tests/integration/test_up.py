@@ -435,7 +435,7 @@ def test_the_curl_line_that_it_prints_streams_an_answer(fleet: RunningUp) -> Non
 
 
 def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
-    command = [POINTSMAN, "fleet", "--json", "--data", str(fleet.data)]
+    command = [POINTSMAN, "fleet", "--json", "--from", str(fleet.data)]
 
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 

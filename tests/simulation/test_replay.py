@@ -23,7 +23,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
-from pointsman.simulation.replay import Known, Recomputed, fold, verify
+from pointsman.simulation.replay import BaseState, Recomputed, fold, verify
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
@@ -196,7 +196,7 @@ def test_from_a_checkpoint_on_every_later_term_is_verified_and_nothing_is_claime
     entries: list[LogEntry], as_of: int
 ) -> None:
     chosen = policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS)
-    known = Known(fold(entries[:as_of], memories=chosen.memories()), chosen)
+    known = BaseState(fold(entries[:as_of], trackers=chosen.trackers()), chosen)
 
     whole, verdict = verify(entries), verify(entries[as_of // 2 :], known=known)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
-from pointsman.simulation.replay import Known, fold
+from pointsman.simulation.replay import BaseState, fold
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.checkpoint import kept_from
@@ -26,6 +26,6 @@ def write_headless(
     write_bundle(file, header, left)
     if checkpoint is not None:
         as_of, policies = checkpoint
-        known = Known(fold(entries[:as_of], settings=settings, memories=policies.memories()), policies)
+        known = BaseState(fold(entries[:as_of], settings=settings, trackers=policies.trackers()), policies)
         write_bundle(file, header, left, kept_from(BundleHistory(file), known))
     return file

@@ -11,7 +11,7 @@ from tests.support.events import joined, route
 
 
 def leader_of(instances: Iterable[str], policies: PolicySet, *, settings: PoolSettings | None = None) -> Dispatcher:
-    state = State(settings or PoolSettings(), policies.memories())
+    state = State(settings or PoolSettings(), policies.trackers())
     for instance in instances:
         state.apply(joined(instance))
     return Dispatcher(state, policies, term=Term(1))

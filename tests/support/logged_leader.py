@@ -16,7 +16,7 @@ class LoggedLeader:
 
     def lead(self, policies: PolicySet, *, at: float) -> None:
         settings = PoolSettings()
-        self.state = State(settings, policies.memories())
+        self.state = State(settings, policies.trackers())
         self.log: list[LogEntry] = []
         self.happens(
             LeaderElected(

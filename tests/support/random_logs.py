@@ -17,7 +17,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, removed, reported, route, stored
 
@@ -26,18 +26,18 @@ OUTLIERS: Settings = {"outlier.consecutive_failures": 1, "outlier.base_ejection_
 STEMS = [[100 * stem + depth for depth in range(1, 9)] for stem in range(1, 6)]
 
 
-def every_memory() -> tuple[Memory, ...]:
+def every_tracker() -> tuple[Tracker, ...]:
     """What all policies together would have State remember."""
     policies: tuple[RoutingPolicy | AdmissionPolicy | OrderingPolicy, ...] = (
         *(policy_set(routing=name).routing for name in ROUTING_POLICIES),
         *(policy_set(admission=name).admission for name in ADMISSION_POLICIES),
         *(policy_set(ordering=name).ordering for name in ORDERING_POLICIES),
     )
-    return tuple(memory for policy in policies for memory in policy.memories())
+    return tuple(memory for policy in policies for memory in policy.trackers())
 
 
 def fresh_state() -> State:
-    return State(PoolSettings(), every_memory())
+    return State(PoolSettings(), every_tracker())
 
 
 def random_log(seed: int, steps: int) -> list[LogEvent]:

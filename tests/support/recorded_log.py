@@ -94,7 +94,7 @@ class RecordedFleet:
             settings=self._policies.settings,
         )
         self._append(elected)
-        state = State(SETTINGS, self._policies.memories())
+        state = State(SETTINGS, self._policies.trackers())
         for entry in self.entries:
             if entry.event is None:
                 state.skip(entry.sequence)
@@ -203,7 +203,7 @@ class RecordedFleet:
 
     def _check_silence(self) -> None:
         events = self._leader.check_liveness(self._now, heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0)
-        for line in list(self._state.workload.lines):
+        for line in list(self._state.workload.queues):
             events += self._leader.grant_waiting(line, self._now)
         self._decided(events + self._leader.relocate_pending(self._now))
 

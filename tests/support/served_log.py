@@ -60,7 +60,7 @@ class ServedLog:
         self._free_at: dict[InstanceId, Seconds] = {}
         settings = PoolSettings(block_tokens=BLOCK)
         self.policies = chosen = policies or policy_set(routing="min_ttft")
-        self.state = State(settings, chosen.memories())
+        self.state = State(settings, chosen.trackers())
         self._leader = Dispatcher(self.state, chosen, term=Term(1))
         elected = LeaderElected(
             at=0.0, term=Term(1), scheduler="scheduler-1", as_of=0, pool=asdict(settings),
@@ -127,7 +127,7 @@ class ServedLog:
         held = self._coming[name]  # first come, first served: by the time it begins, all before it is cached
         hit = next((n for n, key in enumerate(request.keys) if key not in held), len(request.keys))
         held.update(int(key) for key in request.keys)
-        cached = self.state.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
+        cached = self.state.latency.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
         work = prefill_seconds(COST, request.prompt_tokens, cached) * self._pace.get(name, 1.0)
         first_at = max(now, self._free_at[name]) + work
         self._free_at[name] = first_at

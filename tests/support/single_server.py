@@ -47,7 +47,7 @@ class SingleServer:
             prefill_window_tokens=prefill_window_tokens,
             running_max=running_max,
         )
-        self.state = State(PoolSettings(), policies.memories())
+        self.state = State(PoolSettings(), policies.trackers())
         self.state.apply(joined(INSTANCE))
         self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
         self.now = 0.0
@@ -108,7 +108,7 @@ class SingleServer:
 
     def waiting(self, tenant: str) -> int:
         return sum(
-            request.tenant == tenant for request in self.state.workload.line(InstanceId(INSTANCE)).pending.values()
+            request.tenant == tenant for request in self.state.workload.queue(InstanceId(INSTANCE)).pending.values()
         )
 
     def served(self, tenant: str) -> Served:

@@ -42,7 +42,7 @@ from pointsman.simulation.replay import fold, verify
 from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.dead_letters import NEWEST_MAX
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
@@ -159,7 +159,7 @@ def test_what_nobody_could_read_cannot_be_written() -> None:
             encode(event)
 
 
-class _Fragile(Memory):
+class _Fragile(Tracker):
     """Stands for any defect of the fold."""
 
     @override
@@ -257,7 +257,7 @@ def test_nothing_that_decodes_ends_a_fold(seed: int) -> None:
 def test_no_command_that_decodes_fails_at_a_leader_of_a_poisoned_log(seed: int) -> None:
     chance = Random(seed)
     policies = policy_set(routing=chance.choice(list(ROUTING_POLICIES)), prefill_window_tokens=400, rebind=True)
-    state = State(PoolSettings(), policies.memories())
+    state = State(PoolSettings(), policies.trackers())
     dispatcher = Dispatcher(state, policies, term=Term(2**31 + 7))  # no term that poison may name
     known = [encode(event) for event in [*random_log(seed, 80), *EVENTS]]
     for sequence, payload in enumerate(known, start=1):
@@ -272,7 +272,7 @@ def test_no_command_that_decodes_fails_at_a_leader_of_a_poisoned_log(seed: int) 
         told = mutated(payload, chance) if chance.random() < 0.7 else payload
         command = decode_command(told) if accepted(told, decode_command) else None
         decided = dispatcher.route(command, 61.0 + number) if isinstance(command, RouteRequest) else []
-        for line in list(state.workload.lines):
+        for line in list(state.workload.queues):
             decided += dispatcher.grant_waiting(line, 61.0 + number)
         for event in decided + dispatcher.relocate_pending(61.0 + number):
             assert decode_event(encode(event)) == event, f"seed {seed}"
@@ -434,7 +434,7 @@ def test_every_tool_reads_a_poisoned_log(arguments: list[str], bundle: str, pois
 
 
 def test_doctor_says_where_dead_letters_are_and_why(bundle: str, poisoned: list[LogEntry]) -> None:
-    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json"])
     found = [f for f in json.loads(result.stdout)["findings"] if "do not decode" in f["what"]]
 
     first = next(entry for entry in poisoned if entry.event is None)

@@ -171,7 +171,7 @@ class SimulatedEngine:
 
     def let_go(self, request: RequestId) -> bool:
         """Give back the blocks that were kept of a request; see `EngineModel.submit`."""
-        return self._model.let_go(request)
+        return self._model.release_kv(request)
 
     def reset_prefix_cache(self) -> bool:
         """False when requests are running: then nothing is dropped."""

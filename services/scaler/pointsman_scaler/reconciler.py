@@ -106,7 +106,7 @@ def next_steps(
 
 def requests_at(state: State, instance: InstanceId) -> int:
     """Requests that the log has there, in whatever stage."""
-    line = state.workload.lines.get(instance)
+    line = state.workload.queues.get(instance)
     return line.requests if line else 0
 
 

@@ -102,7 +102,7 @@ class ScalerService:
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log, clock=clock, board=board, settings=pool, memories=policy.memories, heard=self._hear
+            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, heard=self._hear
         )
         self._decider = Decider(
             policy=policy,

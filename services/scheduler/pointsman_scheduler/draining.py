@@ -38,5 +38,5 @@ def take_drain(
 
 
 def _requests_at(dispatcher: Dispatcher, instance: InstanceId) -> int:
-    line = dispatcher.state.workload.lines.get(instance)
+    line = dispatcher.state.workload.queues.get(instance)
     return line.requests if line else 0

@@ -27,7 +27,7 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
 
 
 def _describe(state: State, instance: Instance) -> InstanceDescribed:
-    line = state.workload.lines.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _NO_LINE)
     return InstanceDescribed(
         instance=instance.id,
         url=instance.url,
@@ -40,14 +40,16 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
         doubt=instance.unschedulable
-        or state.why_out(instance)
+        or state.ejection_reason(instance)
         or foreign_keys(instance, state.settings.block_tokens)
         or instance.doubt,
-        correction=round(state.correction(instance.id), 3),
+        correction=round(state.latency.correction(instance.id), 3),
         role=instance.role,
         knowledge_reason=instance.knowledge_reason,
         knowledge_since=instance.known_since,
-        prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
+        prediction_error=round(error, 3)
+        if (error := state.latency.prediction_error(instance.id)) is not None
+        else -1.0,
     )
 
 
@@ -75,12 +77,12 @@ class FleetGauges:
         self._shown = present
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        line = state.workload.lines.get(instance.id, _NO_LINE)
+        line = state.workload.queues.get(instance.id, _NO_LINE)
         telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
         telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
-        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.prediction_error(instance.id) or 0.0)
+        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.latency.prediction_error(instance.id) or 0.0)
         telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
         for knowledge in Knowledge:
             telemetry.INSTANCE_CACHE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)

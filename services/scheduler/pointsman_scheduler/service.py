@@ -168,7 +168,7 @@ class SchedulerService:
         """Why each instance does not fit the pool, as was last said; empty where it fits."""
         self._waiters: dict[RequestId, Waiter] = {}
         self._ownership = Ownership()
-        self._strangers_asked: dict[InstanceId, Seconds] = {}
+        self._rejoins_asked: dict[InstanceId, Seconds] = {}
         """Who was asked to join again, and after which report."""
         self._hearing = Heartbeats(clock, suspect_seconds=settings.suspect_seconds)
         self._gauges = FleetGauges()
@@ -255,9 +255,9 @@ class SchedulerService:
                 await self._resync(instance.id, instance.contradicted, distrust=instance.epoch)
             elif instance.doubt:
                 await self._resync(instance.id, instance.doubt)
-        for stranger, heard_at in list(self.state.strangers.items()):
-            if self._strangers_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
-                self._strangers_asked[stranger] = heard_at
+        for stranger, heard_at in list(self.state.unregistered.items()):
+            if self._rejoins_asked.get(stranger) != heard_at:  # told by the stranger's clock, which may be wrong
+                self._rejoins_asked[stranger] = heard_at
                 await self._resync(stranger, "it reports, but the log does not say that it joined", rejoin=True)
 
     # Folding
@@ -510,7 +510,7 @@ class SchedulerService:
         answer: RouteGranted | RouteRejected | None = None
         if request is None or request.attempt != command.attempt or not request.prefilled_by:
             answer = self._not_handed_over(command)
-        elif request.handed_to_nobody:
+        elif request.awaits_decoder:
             answer = next((self._refused_late(event) for event in events if isinstance(event, HandOverRefused)), None)
         else:
             answer = self._grant_of(request)
@@ -660,7 +660,9 @@ class SchedulerService:
             prefilled_by=request.prefilled_by,
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
-            expected_seconds=self.state.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens),
+            expected_seconds=self.state.latency.expected_seconds(
+                instance.id, request.engine_seconds, request.engine_tokens
+            ),
         )
 
     def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> list[Answer]:
@@ -697,7 +699,7 @@ class SchedulerService:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
         events += dispatcher.relocate_pending(now)  # first: what can leave a draining instance is not granted there
-        for line in list(self.state.workload.lines):
+        for line in list(self.state.workload.queues):
             events += dispatcher.grant_waiting(line, now)
         await self._publish(events + dispatcher.place_held(now))
 

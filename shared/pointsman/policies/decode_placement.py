@@ -8,7 +8,7 @@ Who decodes is chosen first, because all that prefill only hand over to the same
 time per output token; of those about equal the one that has most of the prompt cached, so that the least is fetched,
 then the one with most room for KV. Those without room come last. Load counts what is expected as well as what decodes,
 so a burst that is still being prefilled spreads. The time per token is what the instance showed lately at that many
-requests (`memories.decode_load`), else what it costs by its worker's word (`DecodeCost`), else unknown and not checked.
+requests (`trackers.decode_load`), else what it costs by its worker's word (`DecodeCost`), else unknown and not checked.
 
 An instance that does everything keeps what it prefills, for that costs no transfer, unless it would decode too slowly and
 another one would not.
@@ -26,7 +26,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import NOWHERE, InstanceQueue, Request
+from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request
 
 OUTPUT_TOKENS_RESERVED: Tokens = 512
 """How much of an answer room is kept for at most: clients ask for far more than they use."""
@@ -43,7 +43,7 @@ _NO_LINE = InstanceQueue()
 class Pair:
     """What a placement says of who decodes; empty where whoever prefills does."""
 
-    decode: InstanceId = NOWHERE
+    decode: InstanceId = NO_INSTANCE
     reason: str = ""
     considered: list[DecodeCandidate] = field(default_factory=list)
     transfer_seconds: Seconds = 0.0
@@ -104,7 +104,7 @@ class Pairing:
         fleet = state.fleet
         able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
         if fleet.on_trial:
-            able = [i for i in able if i not in fleet.on_trial or not state.is_tried(i)] or able
+            able = [i for i in able if i not in fleet.on_trial or not state.has_trial_request(i)] or able
         considered = [weigh(state, state.fleet[instance], request, now, hits.get(instance, 0)) for instance in able]
         if not considered:
             return NoDecoder(
@@ -141,10 +141,10 @@ DEFAULT_PAIRING = Pairing()
 
 def weigh(state: State, instance: Instance, request: Request, now: Seconds, hit_blocks: int) -> DecodeCandidate:
     """What decoding the request there would mean."""
-    line = state.workload.lines.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _NO_LINE)
     expected = [other for other in line.expected.values() if other.id != request.id]
     others = [*line.decoding.values(), *expected]
-    missing = request.prompt_tokens - state.cached_tokens(instance, hit_blocks, request.prompt_tokens)
+    missing = request.prompt_tokens - state.latency.cached_tokens(instance, hit_blocks, request.prompt_tokens)
     capacity, rate = instance.kv_capacity_tokens, instance.transfer_tokens_per_s
     inside = [*others, *line.prefill.values()]
     return DecodeCandidate(

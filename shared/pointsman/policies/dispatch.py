@@ -51,8 +51,8 @@ from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, Scalin
 from pointsman.primitives import InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
-from pointsman.state.workload import NOWHERE, InstanceQueue, Request, Stage
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 P = TypeVar(
     "P", RoutingPolicy, AdmissionPolicy, OrderingPolicy, RebalancingPolicy, ScalingPolicy, Pairing, OutlierDetection
@@ -100,9 +100,9 @@ class PolicySet:
     """Whether a rebalancer may have requests taken out of an engine before their first token (`rebalancing.rebinding`)."""
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories for a State that these policies will read."""
-        return (*self.routing.memories(), *self.admission.memories(), *self.ordering.memories())
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers for a State that these policies will read."""
+        return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
 
     @property
     def settings(self) -> Settings:
@@ -295,7 +295,7 @@ class Dispatcher:
             return turn.events
         if known is None or known.stage not in (Stage.ARRIVED, Stage.PENDING):
             return []
-        return self._end_cancelled(known, cause, reason, now, sent_to=NOWHERE)
+        return self._end_cancelled(known, cause, reason, now, sent_to=NO_INSTANCE)
 
     def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
         """End a request whatever its stage: nobody is left who would."""
@@ -335,7 +335,7 @@ class Dispatcher:
         if isinstance(judged, Veto):
             self._refuse_move(migration, judged, plan, turn)
             return False
-        self._move(migration, judged.option, NOWHERE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
+        self._move(migration, judged.option, NO_INSTANCE, plan, turn, cause=MoveCause.REBOUND, wasted=judged.wasted)
         self._grant(self.state.workload.requests[migration.request], turn)
         return True
 
@@ -358,7 +358,7 @@ class Dispatcher:
         request = self.state.workload.requests.get(command.request)
         if request is None or request.instance != command.instance or request.attempt != command.attempt:
             return []
-        if request.stage is not Stage.PREFILL and not request.handed_to_nobody:
+        if request.stage is not Stage.PREFILL and not request.awaits_decoder:
             return []
         chosen = self.policies.pairing.choose(
             self._seen, request, now, excluded=request.excluded, planned=request.decode
@@ -407,7 +407,7 @@ class Dispatcher:
         """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
         turn = _Turn(now)
         ready = self.state.fleet.ready
-        for instance, line in list(self.state.workload.lines.items()):
+        for instance, line in list(self.state.workload.queues.items()):
             if instance in ready or not line.pending or not ready:
                 continue
             for request in list(line.pending.values()):
@@ -460,7 +460,7 @@ class Dispatcher:
     def _end_cancelled(
         self, request: Request, cause: CancelCause, reason: str, now: Seconds, *, sent_to: InstanceId
     ) -> list[LogEvent]:
-        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NOWHERE."""
+        """Write the end and grant what it made room for. `sent_to`: the engine that has it, or NO_INSTANCE."""
         freed = request.instance
         turn = _Turn(now)
         self._decide(
@@ -596,8 +596,8 @@ class Dispatcher:
 
     def _is_taken(self, instance: InstanceId) -> bool:
         """Whether a half-open instance has its one request, or one that waits for it."""
-        line = self.state.workload.lines.get(instance)
-        return bool(line and line.pending) or self.state.is_tried(instance)
+        line = self.state.workload.queues.get(instance)
+        return bool(line and line.pending) or self.state.has_trial_request(instance)
 
     def _lost_seconds(self, request: Request, attempt: int, now: Seconds, *, held: bool) -> Seconds:
         """What it lost where no instance was ready, or at an engine that failed it: no matter of load, so it is not to be
@@ -658,9 +658,9 @@ class Dispatcher:
 
     def _decode_after_move(self, request: Request, instance: InstanceId, now: Seconds) -> InstanceId | None:
         """Who decodes a request that moves to this instance, which has been admitted and is not refused any more.
-        NOWHERE where that instance does; None where nobody would."""
+        NO_INSTANCE where that instance does; None where nobody would."""
         if self.state.fleet[instance].role != "prefill":
-            return NOWHERE
+            return NO_INSTANCE
         if request.decode:
             return request.decode
         decoder = self._decoder_for(request, now, request.excluded, check=False)
@@ -732,7 +732,7 @@ class Dispatcher:
         return min(ASK_AGAIN_WALL_SECONDS * settings.speed, hold)
 
     def _refuse_full(self) -> Refusal | None:
-        waiting = sum(len(line.pending) for line in self.state.workload.lines.values())
+        waiting = sum(len(line.pending) for line in self.state.workload.queues.values())
         if waiting < self.policies.pending_max:
             return None
         return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)
@@ -837,11 +837,13 @@ class Dispatcher:
 
     def _grant_next(self, instance_id: InstanceId, turn: _Turn) -> None:
         instance = self.state.fleet.get(instance_id)
-        line = self.state.workload.lines.get(instance_id)
+        line = self.state.workload.queues.get(instance_id)
         if instance is None or line is None or instance.status not in GRANTED:
             return
         self._assume_prefills(instance_id, line, turn)
-        while line.pending and not (instance_id in self.state.fleet.on_trial and self.state.is_tried(instance_id)):
+        while line.pending and not (
+            instance_id in self.state.fleet.on_trial and self.state.has_trial_request(instance_id)
+        ):
             request = self.policies.ordering.first(line, turn.now, self.state)
             if not self._has_room(line, request):
                 return
@@ -849,7 +851,7 @@ class Dispatcher:
 
     def _assume_prefills(self, instance: InstanceId, line: InstanceQueue, turn: _Turn) -> None:
         """Free the window of prefills that must be over by now, whose first token nobody will see: not streamed."""
-        factor = self.state.correction(instance)
+        factor = self.state.latency.correction(instance)
         for request in list(line.prefill.values()):
             if request.decode:
                 continue  # its ingress says when its prefill is over

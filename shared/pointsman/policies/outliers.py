@@ -307,7 +307,7 @@ class _Look:
     def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
         """Prefills inside the engine that were slow already when another one finished its newest, at `heard`: so it is not
         that nobody tells us."""
-        line = self._state.workload.lines.get(instance)
+        line = self._state.workload.queues.get(instance)
         inside = () if line is None else line.prefill.values()
         least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
         return [

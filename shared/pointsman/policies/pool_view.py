@@ -15,13 +15,13 @@ from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.state.latency_model import Correction
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import InstanceQueue, Request
 
 _EMPTY_LINE = InstanceQueue()
 _NOTHING_LEARNED = Correction()
 
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M", bound=Tracker)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,15 +130,15 @@ class PoolView:
     def last_instance(self) -> InstanceId | None:
         """Who served this conversation last."""
         request = self.request
-        return self._state.conversations.last_instance(request.tenant, request.session, request.keys)
+        return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 
-    def recall(self, kind: type[M]) -> M:
+    def tracker(self, kind: type[M]) -> M:
         """The memory of this kind, which the policy asked State to keep."""
-        return self._state.recall(kind)
+        return self._state.tracker(kind)
 
     def line(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
-        return self._state.workload.lines.get(instance_id, _EMPTY_LINE)
+        return self._state.workload.queues.get(instance_id, _EMPTY_LINE)
 
     def option(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> Option:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
@@ -146,12 +146,12 @@ class PoolView:
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.cached_tokens(instance, hit_blocks, prompt_tokens)
+        cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
-        work = state.prefill_seconds(instance, prompt_tokens, cached)
+        work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         line = self.line(instance_id)
-        queued, queued_tokens = line.queue(self.now)
-        correction = state.corrections.get(instance_id, _NOTHING_LEARNED)
+        queued, queued_tokens = line.work_ahead(self.now)
+        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
         return Option(
             instance=instance_id,
             hit_blocks=hit_blocks,

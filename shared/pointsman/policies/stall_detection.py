@@ -26,8 +26,8 @@ def stalled_seconds(line: InstanceQueue, now: Seconds, *, after: Seconds = STALL
         since = max(line.working_since, next(iter(line.pending.values())).placed_at)
     else:
         since = now
-    if line.forsaken_at and now - line.forsaken_at <= FORSAKEN_SECONDS:
-        since = min(since, line.forsaken_since)
+    if line.aborted_at and now - line.aborted_at <= FORSAKEN_SECONDS:
+        since = min(since, line.aborted_since)
     elapsed = now - since
     return elapsed if elapsed > after else 0.0
 

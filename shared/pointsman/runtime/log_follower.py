@@ -12,7 +12,7 @@ from pointsman.primitives import Seconds, Sequence
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 PART = "fold"
 RETRY_WALL_SECONDS: Seconds = 0.1
@@ -39,20 +39,20 @@ class LogFollower:
         board: HealthBoard,
         settings: PoolSettings,
         heard: Callable[[LogEvent], None] = lambda _event: None,
-        memories: Callable[[], Iterable[Memory]] = tuple,
+        trackers: Callable[[], Iterable[Tracker]] = tuple,
     ) -> None:
-        """`heard`: told of each event once it is in the state. `memories`: fresh ones, for each State that is begun."""
+        """`heard`: told of each event once it is in the state. `trackers`: fresh ones, for each State that is begun."""
         self._heard = heard
         self._log = event_log
         self._clock = clock
         self._board = board
         self._settings = settings
-        self._memories = memories
+        self._trackers = trackers
         self._end: Sequence | None = None
         self._dead_letters = DeadLetterWatch()
         self.begun: Sequence = 1
         """The first entry that is in the state: where it is not 1, the log has lost what came before."""
-        self.state = State(settings, memories())
+        self.state = State(settings, trackers())
         """As of the last entry. Replaced, not emptied, when the log was reset."""
 
     @property
@@ -65,7 +65,7 @@ class LogFollower:
         await self._measure_backlog("folding the log")
         async for entry in self._log.read(1):
             if isinstance(entry, LogReset):
-                self.state = State(self._settings, self._memories())
+                self.state = State(self._settings, self._trackers())
                 await self._measure_backlog(entry.reason)
             else:
                 self._take_in(entry)

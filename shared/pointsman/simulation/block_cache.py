@@ -323,13 +323,13 @@ class BlockCache:
     def release(self, hashes: Sequence[BlockHash], *, private: int) -> None:
         """A request lets go of its cached blocks (given from the first on) and of `private` private ones."""
         holders = self._holders
-        let_go = []
+        released = []
         for block in reversed(hashes):
             left = holders[block] - 1
             holders[block] = left
             if not left:
-                let_go.append(block)
-        self._unheld.add(let_go)
+                released.append(block)
+        self._unheld.add(released)
         self._private -= private
 
     def reset(self) -> bool:

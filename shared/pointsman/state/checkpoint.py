@@ -1,7 +1,7 @@
 """State as bytes, and back: what a checkpoint holds.
 
 The whole object graph of a State is written down, attribute by attribute, so that nothing can be forgotten: whatever
-State and the memories of policies come to remember is in it without being named here. Objects that are shared stay
+State and the trackers of policies come to remember is in it without being named here. Objects that are shared stay
 shared. The prefix index, nearly all of a State by size, packs itself.
 
 Reading makes objects of classes below `pointsman.state` and `pointsman.contracts` only, runs none of their code, and

@@ -321,7 +321,7 @@ class Fleet:
             instance.suspected = False
             self._ready = None
 
-    def at_work(self, instance: InstanceId, at: Seconds) -> None:
+    def note_activity(self, instance: InstanceId, at: Seconds) -> None:
         """An ingress has told of something that came from there, whatever its reports say."""
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
@@ -352,7 +352,7 @@ class Fleet:
         self._instances[instance].half_open = half_open
         self._ready = None
 
-    def begin_anew(self, instance: InstanceId, arrived_at: Sequence) -> None:
+    def note_restart(self, instance: InstanceId, arrived_at: Sequence) -> None:
         """The leader had let go of it before it joined again: its present life takes nothing over."""
         self.drain(instance, draining=False)
         known = self._instances[instance]

@@ -15,7 +15,7 @@ ENDED_REMEMBERED_MAX = 10_000
 """Requests whose end is remembered, so that a repeated command is answered like the first."""
 
 
-NOWHERE = InstanceId("")
+NO_INSTANCE = InstanceId("")
 NO_EPOCH = Epoch(-1)
 
 
@@ -54,7 +54,7 @@ class Request:
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
-    instance: InstanceId = NOWHERE
+    instance: InstanceId = NO_INSTANCE
     epoch: Epoch = NO_EPOCH
     hit_blocks: int = 0
     held_blocks: int = 0
@@ -70,17 +70,17 @@ class Request:
     """Prefill work before its first token when it was granted, its own included, uncorrected."""
     engine_tokens: Tokens = 0
     """The same in uncached tokens."""
-    decode: InstanceId = NOWHERE
-    """Who expects it, to decode it after its prefill; NOWHERE where `instance` does all that is left."""
-    prefilled_by: InstanceId = NOWHERE
+    decode: InstanceId = NO_INSTANCE
+    """Who expects it, to decode it after its prefill; NO_INSTANCE where `instance` does all that is left."""
+    prefilled_by: InstanceId = NO_INSTANCE
     """Who prefilled it, once it was handed over."""
     rebind: bool = False
     """Whether its ingress asks, until the engine answers, if it is to go elsewhere."""
-    rebound_from: InstanceId = NOWHERE
+    rebound_from: InstanceId = NO_INSTANCE
     """Out of whose engine it was taken, before its first token, to start again elsewhere; once at most."""
 
     @property
-    def handed_to_nobody(self) -> bool:
+    def awaits_decoder(self) -> bool:
         """Its prefill is over, and nobody could take it then; its ingress has been told."""
         return self.stage is Stage.HANDED_OVER and self.instance == self.prefilled_by
 
@@ -104,9 +104,9 @@ class InstanceQueue:
     prefill_tokens: Tokens = 0
     working_since: Seconds = 0.0
     """When the engine began the prefill it is at: the last grant into an empty engine, or the last first token."""
-    forsaken_at: Seconds = 0.0
+    aborted_at: Seconds = 0.0
     """When a request was last taken out of the engine for want of its first token; 0 once there was a first token since."""
-    forsaken_since: Seconds = 0.0
+    aborted_since: Seconds = 0.0
     """Since when the engine had finished no prefill then."""
 
     @property
@@ -143,9 +143,9 @@ class InstanceQueue:
 
     def queue_seconds(self, now: Seconds) -> Seconds:
         """Prefill work before a request that comes now, uncorrected."""
-        return self.queue(now)[0]
+        return self.work_ahead(now)[0]
 
-    def queue(self, now: Seconds) -> tuple[Seconds, Tokens]:
+    def work_ahead(self, now: Seconds) -> tuple[Seconds, Tokens]:
         """Prefill work before a request that comes now and waits for all others, uncorrected, and its tokens."""
         if not self.prefill:
             return self.pending_seconds, self.pending_tokens
@@ -173,16 +173,16 @@ class InstanceQueue:
         self.working_since = now
         self.decoding[request.id] = request
 
-    def give_away(self, request: Request, now: Seconds) -> None:
+    def transfer_out(self, request: Request, now: Seconds) -> None:
         """Its prefill is over, and it goes elsewhere."""
         self._take_prefill(request)
         self.working_since = now
 
-    def forsake(self, now: Seconds) -> None:
+    def note_abort(self, now: Seconds) -> None:
         """A request is about to be taken out of the engine: with it would go what tells that the engine stalls."""
         since = self.working_since
-        self.forsaken_since = min(self.forsaken_since, since) if self.forsaken_at else since
-        self.forsaken_at = now
+        self.aborted_since = min(self.aborted_since, since) if self.aborted_at else since
+        self.aborted_at = now
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is; one that is not here is a no-op."""
@@ -228,24 +228,24 @@ class Workload:
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
-        self.lines: dict[InstanceId, InstanceQueue] = {}
+        self.queues: dict[InstanceId, InstanceQueue] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
         """Of those in `_ended`."""
 
-    def line(self, instance: InstanceId) -> InstanceQueue:
-        line = self.lines.get(instance)
-        if line is None:
-            line = self.lines[instance] = InstanceQueue()
-        return line
+    def queue(self, instance: InstanceId) -> InstanceQueue:
+        queue = self.queues.get(instance)
+        if queue is None:
+            queue = self.queues[instance] = InstanceQueue()
+        return queue
 
     def expect(self, request: Request, instance: InstanceId) -> None:
-        """From now on this instance, and no other, will decode the request; NOWHERE: the one that prefills it."""
+        """From now on this instance, and no other, will decode the request; NO_INSTANCE: the one that prefills it."""
         if request.decode:
-            self.line(request.decode).expected.pop(request.id, None)
+            self.queue(request.decode).expected.pop(request.id, None)
         request.decode = instance
         if instance:
-            self.line(instance).expected[request.id] = request
+            self.queue(instance).expected[request.id] = request
 
     def end_of(self, request: RequestId) -> str | None:
         """How a request ended (the event's name), while that is remembered."""
@@ -268,9 +268,9 @@ class Workload:
         """
         known = self.requests.pop(request, None)
         if known is not None:
-            self.line(known.instance).remove(known)
+            self.queue(known.instance).remove(known)
             if known.decode:
-                self.expect(known, NOWHERE)
+                self.expect(known, NO_INSTANCE)
         if known is not None or request not in self._ended:
             self._ended[request] = how
             if len(self._ended) > ENDED_REMEMBERED_MAX:

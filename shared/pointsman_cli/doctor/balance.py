@@ -48,9 +48,10 @@ class Balance(Examiner):
             self._look(event.at, state)
 
     def _look(self, now: Seconds, state: State) -> None:
-        lines = state.workload.lines
+        lines = state.workload.queues
         queues = {
-            name: state.expected_seconds(name, *lines.get(name, _NO_LINE).queue(now)) for name in state.fleet.ready
+            name: state.latency.expected_seconds(name, *lines.get(name, _NO_LINE).work_ahead(now))
+            for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):
             return

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds
-from pointsman.simulation.replay import take_in
-from pointsman.simulation.replay.folding import copy_of
+from pointsman.simulation.replay import apply_entry
+from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
 from pointsman_cli.history.start_point import StartPoint
@@ -62,7 +62,7 @@ def examine(
     entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
     """Read the entries once, from `beginning.start` on. The examiners must be fresh."""
-    state = State(settings) if beginning.state is None else copy_of(beginning.state)
+    state = State(settings) if beginning.state is None else copy_state(beginning.state)
     board = _Board(examiners)
     board.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
@@ -71,11 +71,11 @@ def examine(
         board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
         if event is None or (event.stamp is not None and event.stamp.term < state.term):
-            take_in(state, entry)
+            apply_entry(state, entry)
             continue
         first_at = first_at or event.at
         board.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
-        take_in(state, entry)
+        apply_entry(state, entry)
         board.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     found: list[Finding] = []
     summary: list[str] = []

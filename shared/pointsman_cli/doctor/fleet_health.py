@@ -114,11 +114,11 @@ class FleetHealth(Examiner):
             )
         yield from self._gone(state)
         yield from self._troubled()
-        if state.strangers and not self._blind:
+        if state.unregistered and not self._blind:
             yield Finding(
                 severity=Severity.WARNING,
                 area=AREA,
-                what=f"{', '.join(sorted(state.strangers))} reports without having joined, as far as this log tells",
+                what=f"{', '.join(sorted(state.unregistered))} reports without having joined, as far as this log tells",
                 advice="A leader asks it to join again. If that goes on, restart its worker.",
             )
 
@@ -126,7 +126,7 @@ class FleetHealth(Examiner):
         ready = state.fleet.ready
         gone = [name for name in self._left if name not in state.fleet and name not in self._stopped]
         unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
-        unknown = self._blind and state.strangers
+        unknown = self._blind and state.unregistered
         if not ready and not unknown and (gone or unwell):
             yield Finding(
                 severity=Severity.SERIOUS,
@@ -141,7 +141,7 @@ class FleetHealth(Examiner):
                 severity=Severity.WARNING,
                 area=AREA,
                 what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
-                + (f", of {len(state.strangers)} that is not known" if unknown else ""),
+                + (f", of {len(state.unregistered)} that is not known" if unknown else ""),
                 evidence=[self._history_of(name) for name in names],
                 advice="Look at its engine and its worker: nobody stopped it in order.",
             )

@@ -98,7 +98,7 @@ class LogHealth(Examiner):
                 what=f"what was known before entry {self._first:,} is missing: findings are of what began behind it",
                 evidence=[
                     f"{name} joined before: its cost model, cache, queue and pace are not known"
-                    for name in sorted(state.strangers)
+                    for name in sorted(state.unregistered)
                 ],
                 advice="The recorder's archive has all (--from .pointsman/archive.sqlite).",
             )

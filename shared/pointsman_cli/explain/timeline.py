@@ -38,7 +38,7 @@ from pointsman.contracts.requests import (
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
-from pointsman.simulation.replay.folding import behind, copy_of, take_in
+from pointsman.simulation.replay.folding import apply_entry, copy_state, entries_after
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import InstanceQueue, Request, Stage
 
@@ -265,7 +265,7 @@ def story_of(
     if begun is None:
         _Witness(story, State(settings), decided).read(entries)
     else:
-        _Witness(story, copy_of(begun), decided).read(behind(begun.sequence, entries))
+        _Witness(story, copy_state(begun), decided).read(entries_after(begun.sequence, entries))
     story.refused = _refused(story)
     story.phases = _phases(story)
     return story
@@ -393,13 +393,13 @@ class _Witness:
         if grant is None or story.first_token is None or story.first_token.instance != grant.instance:
             return
         for _, _, entry in sorted(self._unread):
-            take_in(self._state, entry)
+            apply_entry(self._state, entry)
         paces: list[float] = []
         for entry in entries:
             if entry.sequence >= until:
                 break
             paces += self._pace_of(entry, grant.instance)
-            take_in(self._state, entry)
+            apply_entry(self._state, entry)
         if paces:
             story.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 
@@ -450,7 +450,7 @@ class _Witness:
         event = entry.event
         if isinstance(event, RequestGranted) and self._overtakes(event):
             self._overtaken_by.append(event.request)
-        take_in(self._state, entry)
+        apply_entry(self._state, entry)
 
     def _overtakes(self, event: RequestGranted) -> bool:
         """Whether it goes first where this one waits, and was not there before it."""
@@ -515,7 +515,7 @@ class _Witness:
         self, told: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(told.instance)
-        line = self._state.workload.lines.get(told.instance, _NO_LINE)
+        line = self._state.workload.queues.get(told.instance, _NO_LINE)
         return WeighedCandidate(
             instance=told.instance,
             chosen=told.instance == chosen,
@@ -523,7 +523,7 @@ class _Witness:
             status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",
-            why_out=self._state.why_out(instance) if instance else "",
+            why_out=self._state.ejection_reason(instance) if instance else "",
             hit_blocks=told.hit_blocks,
             held_blocks=min(told.hit_blocks, held.get(told.instance, 0)),
             uncached_tokens=told.uncached_tokens,
@@ -533,12 +533,12 @@ class _Witness:
             pending=len(line.pending),
             in_prefill=len(line.prefill),
             decoding=len(line.decoding),
-            correction=self._state.correction(told.instance),
+            correction=self._state.latency.correction(told.instance),
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
         """Who had no first token yet on the instance, the engine's own first."""
-        line = self._state.workload.lines.get(instance, _NO_LINE)
+        line = self._state.workload.queues.get(instance, _NO_LINE)
         return [
             _told(request, now)
             for request in (*line.prefill.values(), *line.pending.values())
@@ -566,7 +566,7 @@ class _Witness:
     def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
         state = self._state
         request = state.workload.requests.get(event.request)
-        line = state.workload.lines.get(event.instance, _NO_LINE)
+        line = state.workload.queues.get(event.instance, _NO_LINE)
         before_seconds, before_tokens = line.engine_left(event.at)
         held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
         instance = state.fleet.get(event.instance)
@@ -582,9 +582,11 @@ class _Witness:
             decoding=len(line.decoding),
             work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
             work_tokens=before_tokens + (request.uncached_tokens if request else 0),
-            correction=state.correction(event.instance),
-            corrections={i.id: state.correction(i.id) for i in state.fleet.instances},
-            held_tokens=state.cached_tokens(instance, held, request.prompt_tokens) if request and instance else 0,
+            correction=state.latency.correction(event.instance),
+            corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances},
+            held_tokens=state.latency.cached_tokens(instance, held, request.prompt_tokens)
+            if request and instance
+            else 0,
         )
 
 

@@ -1,4 +1,4 @@
-"""The fleet as a State knows it, as plain data: for `pointsman state`, and for whoever wants to compare two moments."""
+"""The fleet as a State knows it, as plain data."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _NO_LINE = InstanceQueue()
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
-    """Everything worth seeing at engine time `now`; without it, at the time of the newest event."""
+    """At engine time `now`, by default that of the newest event."""
     now = state.last_at if now is None else now
     requests = state.workload.requests.values()
     return {
@@ -26,7 +26,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "writes_lost": state.writes_lost,
         "instances": [_instance(state, instance, now) for instance in state.fleet.instances],
         "departed_with_requests": _departed(state),
-        "strangers": sorted(state.strangers),
+        "strangers": sorted(state.unregistered),
         "requests": {str(stage): sum(request.stage is stage for request in requests) for stage in Stage},
         "placements": state.placements,
         "prefixes_counted": len(state.hotness),
@@ -36,7 +36,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
 
 
 def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
-    line = state.workload.lines.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _NO_LINE)
     return {
         "instance": instance.id,
         "url": instance.url,
@@ -45,7 +45,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "knowledge": str(instance.knowledge),
         "doubt": instance.doubt,
         "unschedulable": instance.unschedulable,
-        "ejection": state.why_out(instance),
+        "ejection": state.ejection_reason(instance),
         "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,
@@ -54,7 +54,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "decoding": len(line.decoding),
         "pending_tokens": line.pending_tokens,
         "prefill_tokens": line.prefill_tokens,
-        "queue_seconds": state.expected_seconds(instance.id, *line.queue(now)),
+        "queue_seconds": state.latency.expected_seconds(instance.id, *line.work_ahead(now)),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
         "promised_blocks": state.speculation.blocks(instance.id),
@@ -62,13 +62,12 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "kv_usage": instance.kv_usage,
         "engine_running": instance.running,
         "engine_waiting": instance.waiting,
-        "correction": state.correction(instance.id),
+        "correction": state.latency.correction(instance.id),
     }
 
 
 def _departed(state: State) -> list[InstanceId]:
-    """Who is not in the fleet and still has requests."""
-    return [name for name, line in state.workload.lines.items() if line.requests and name not in state.fleet]
+    return [name for name, line in state.workload.queues.items() if line.requests and name not in state.fleet]
 
 
 def _request(request: Request, now: Seconds) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
-from pointsman.simulation.replay import take_in
-from pointsman.simulation.replay.folding import copy_of
+from pointsman.simulation.replay import apply_entry
+from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
@@ -136,7 +136,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         known = self.beginning.known
-        self._state = State(self.settings) if known is None else copy_of(known.state)
+        self._state = State(self.settings) if known is None else copy_state(known.state)
         self._joins = {instance.id: _join_of(instance, self.settings) for instance in self._state.fleet.instances}
         if known is not None:
             self._policy, self._policy_settings = known.policies.routing.name, known.policies.settings
@@ -154,7 +154,7 @@ class _Reader:
             return
         if event is not None:
             self._note_fleet(event)
-        take_in(self._state, entry)
+        apply_entry(self._state, entry)
         if event is not None and self._lives and not self._to_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)
@@ -214,7 +214,7 @@ class _Reader:
                 row.end, row.reason, row.ended_at = "rejected", event.reason, event.at
 
     def _sample(self, now: Seconds) -> None:
-        lines, instances = self._state.workload.lines, self._state.fleet.ready
+        lines, instances = self._state.workload.queues, self._state.fleet.ready
         pending = tuple(lines.get(name, _NO_LINE).load_tokens for name in instances)
         running = tuple(len(lines.get(name, _NO_LINE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))

@@ -29,7 +29,7 @@ SPLIT = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
 
 def pool(roles: dict[str, str] = SPLIT, *, settings: dict[str, Any] | None = None, **fields: Any) -> Dispatcher:
     policies = policy_set(routing="min_ttft", admission="predicted_ttft", settings=settings)
-    state = State(PoolSettings(), policies.memories())
+    state = State(PoolSettings(), policies.trackers())
     for instance, role in roles.items():
         told: dict[str, Any] = {"role": role, "decode": STEP, "transfer_tokens_per_s": 10_000.0} | fields
         state.apply(joined(instance, **told))
@@ -92,7 +92,7 @@ def test_who_has_no_room_for_the_kv_cache_comes_last() -> None:
 
 def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:
     dispatcher = pool()
-    lines = dispatcher.state.workload.lines
+    lines = dispatcher.state.workload.queues
     ask(dispatcher, "r", prompt(1))
 
     assert (len(lines[InstanceId("p1")].prefill), len(lines[InstanceId("d1")].expected)) == (1, 1)
@@ -106,7 +106,7 @@ def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:
     assert lines[InstanceId("p1")].requests == 0
     assert lines[InstanceId("p1")].prefill_seconds == 0.0
     assert (len(lines[InstanceId("d1")].decoding), len(lines[InstanceId("d1")].expected)) == (1, 0)
-    assert dispatcher.state.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
+    assert dispatcher.state.latency.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
 
     dispatcher.state.apply(first_token("r", "d1", at=0.6))
     assert request.stage is Stage.DECODING
@@ -130,7 +130,7 @@ def test_an_end_before_the_hand_over_frees_who_expected_it() -> None:
 
     dispatcher.abandon(RequestId("r"), CancelCause.CLIENT_GONE, 1.0)
 
-    assert not dispatcher.state.workload.lines[InstanceId("d1")].expected
+    assert not dispatcher.state.workload.queues[InstanceId("d1")].expected
 
 
 def test_a_request_that_would_get_its_tokens_too_slowly_everywhere_is_refused() -> None:
@@ -163,8 +163,8 @@ def test_load_is_looked_at_again_when_the_prefill_is_over() -> None:
 
     assert isinstance(refused, HandOverRefused)
     assert (refused.reason, refused.source) == ("slo_tpot", "p1")
-    assert dispatcher.state.workload.requests[RequestId("refused")].handed_to_nobody
-    assert not dispatcher.state.workload.lines[InstanceId("p1")].prefill
+    assert dispatcher.state.workload.requests[RequestId("refused")].awaits_decoder
+    assert not dispatcher.state.workload.queues[InstanceId("p1")].prefill
 
 
 def test_who_was_refused_after_its_prefill_may_be_taken_when_it_is_asked_for_again() -> None:
@@ -176,7 +176,7 @@ def test_who_was_refused_after_its_prefill_may_be_taken_when_it_is_asked_for_aga
     dispatcher.state.apply(joined("d1", epoch=3, at=0.7, role="decode", decode=STEP))
 
     assert isinstance(prefilled(dispatcher, "r", now=0.8)[0], RequestHandedOver)
-    lines = dispatcher.state.workload.lines
+    lines = dispatcher.state.workload.queues
     assert [len(lines[InstanceId(name)].decoding) for name in ("p1", "d1")] == [0, 1]
 
 
@@ -233,7 +233,7 @@ def test_who_failed_to_decode_is_not_asked_again() -> None:
     again = placed(ask(dispatcher, "r", prompt(1), now=1.0, attempt=2, excluded=[InstanceId("d1")]))
 
     assert (again.instance, again.decode) == ("p1", "d2")
-    assert not dispatcher.state.workload.lines[InstanceId("d1")].decoding
+    assert not dispatcher.state.workload.queues[InstanceId("d1")].decoding
 
 
 def test_an_ingress_that_found_no_leader_says_where_its_request_is() -> None:
@@ -247,7 +247,7 @@ def test_an_ingress_that_found_no_leader_says_where_its_request_is() -> None:
     dispatcher.state.apply(told)
 
     assert dispatcher.state.workload.requests[RequestId("r")].instance == "d2"
-    assert [len(line.expected) for line in dispatcher.state.workload.lines.values()] == [0, 0, 0]
+    assert [len(line.expected) for line in dispatcher.state.workload.queues.values()] == [0, 0, 0]
 
 
 def test_a_pool_without_a_split_says_nothing_of_pairs() -> None:
@@ -263,7 +263,7 @@ def test_no_policy_changes_the_size_of_a_pool_whose_instances_have_roles() -> No
     decisions = []
     for roles in (SPLIT, dict.fromkeys(SPLIT, "both")):
         policy = scaling_policy("target_utilisation")
-        state = State(PoolSettings(), policy.memories())
+        state = State(PoolSettings(), policy.trackers())
         for instance, role in roles.items():
             state.apply(joined(instance, role=role))
             state.apply(reported(instance, 0, []))

@@ -103,7 +103,7 @@ def test_a_request_that_is_tried_elsewhere_makes_room_where_it_was_in_the_same_t
     arrives(dispatcher, "one", MIDDLE)
     arrives(dispatcher, "two", MIDDLE)
     waits = next(event for event in arrives(dispatcher, "three", LARGE) if isinstance(event, RequestPlaced))
-    inside = next(r.id for r in dispatcher.state.workload.lines[waits.instance].prefill.values())
+    inside = next(r.id for r in dispatcher.state.workload.queues[waits.instance].prefill.values())
 
     events = arrives(dispatcher, inside, MIDDLE, 1.0, attempt=2, excluded=[waits.instance])
 

@@ -60,8 +60,8 @@ def test_what_waits_for_an_instance_that_drains_moves_in_the_same_turn_and_what_
     assert type(events[0]) is InstanceDraining
     assert len(of(RequestMigrated, events)) == 2
     assert leader.state.fleet.ready == (B,)
-    assert [r.id for r in leader.state.workload.line(A).prefill.values()] == ["r0"]
-    assert not leader.state.workload.line(A).pending
+    assert [r.id for r in leader.state.workload.queue(A).prefill.values()] == ["r0"]
+    assert not leader.state.workload.queue(A).pending
     assert leader.state.workload.requests[RequestId("late")].instance == B
     assert verify(leader.log).ok
 
@@ -267,7 +267,7 @@ def test_who_is_told_to_ask_again_is_told_when_that_makes_sense() -> None:
 def test_a_log_of_an_older_version_is_judged_by_the_rules_of_its_time() -> None:
     settings = PoolSettings(fold_version=2)
     policies = policy_set(routing="round_robin", admission="predicted_ttft", hold_seconds=HOLD_SECONDS)
-    dispatcher = Dispatcher(State(settings, policies.memories()), policies, term=Term(1))
+    dispatcher = Dispatcher(State(settings, policies.trackers()), policies, term=Term(1))
     held = dispatcher.route(route("r1", [1], arrived_at=0.0, slo_ttft=SLO), 0.0)
     dispatcher.state.apply(joined("a", at=3 * SLO), 1)
     late = dispatcher.place_held(3 * SLO)

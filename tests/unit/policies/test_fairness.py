@@ -226,7 +226,7 @@ def test_a_refill_goes_to_all_without_and_as_often_as_it_takes() -> None:
     for number in range(2):
         server.arrive(f"deep{number}", blocks=5, tenant="deep")
         server.arrive(f"shallow{number}", blocks=2, tenant="shallow")
-    deficits = server.state.recall(QueueDeficits)
+    deficits = server.state.tracker(QueueDeficits)
     instance, waiting = InstanceId(INSTANCE), {Tenant("deep"), Tenant("shallow")}
 
     assert server.run(1) == ["deep0"]
@@ -244,6 +244,6 @@ def test_a_book_forgets_tenants_that_do_not_wait_when_it_is_full() -> None:
         server.arrive(f"r{number}", blocks=1, tenant=f"t{number}")
         server.run(1)
 
-    service = server.state.recall(ClientService)
+    service = server.state.tracker(ClientService)
     assert service.balance(InstanceId(INSTANCE), Tenant("t0")) == 0.0
     assert service.balance(InstanceId(INSTANCE), Tenant(f"t{TENANTS_REMEMBERED_MAX + 40}")) > 0.0

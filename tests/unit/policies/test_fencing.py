@@ -34,13 +34,13 @@ def elected(term: int) -> LeaderElected:
 
 def decided(term: int) -> list[LogEvent]:
     """What a leader of this term decides about a request: it arrived, was placed and granted."""
-    state = State(PoolSettings(), policy_set().memories())
+    state = State(PoolSettings(), policy_set().trackers())
     state.apply(joined("a"), 1)
     return Dispatcher(state, policy_set(), term=Term(term)).route(route("r", [1]), now=0.0)
 
 
 def folded(*events: LogEvent) -> State:
-    state = State(PoolSettings(), policy_set().memories())
+    state = State(PoolSettings(), policy_set().trackers())
     for number, event in enumerate(events, 1):
         state.apply(event, number)
     return state
@@ -77,7 +77,7 @@ def test_an_ingress_that_says_where_a_request_is_is_believed_and_repeating_it_ch
 
     request = pending.workload.requests[RequestId("r")]
     assert (request.stage, request.granted_at, request.uncached_tokens) == (Stage.PREFILL, 1.0, hit_tokens)
-    assert pending.workload.lines[there].prefill_tokens == request.uncached_tokens
+    assert pending.workload.queues[there].prefill_tokens == request.uncached_tokens
 
 
 @dataclass

@@ -21,7 +21,7 @@ PROMPT_BLOCKS = 16
 def pool(*instances: str, stale: bool = False, **own: float) -> Dispatcher:
     """Idle instances under our policy; `own` are its settings. `stale`: policies see only what was so at time 0."""
     policies = policy_set(routing="pointsman", admission="none", settings=dict(own))
-    state, seen = (State(PoolSettings(), policies.memories()) for _ in range(2))
+    state, seen = (State(PoolSettings(), policies.trackers()) for _ in range(2))
     for instance in instances:
         state.apply(joined(instance))
         seen.apply(joined(instance))

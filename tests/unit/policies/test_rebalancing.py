@@ -78,8 +78,8 @@ def crowd(dispatcher: Dispatcher, instance: str, count: int, *, blocks: int = 10
 def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
     """The slow twin of a prediction: first tokens one after the other, in seconds from now."""
     ends = {}
-    for instance, line in state.workload.lines.items():
-        seconds = state.expected_seconds(instance, *line.engine_left(now))
+    for instance, line in state.workload.queues.items():
+        seconds = state.latency.expected_seconds(instance, *line.engine_left(now))
         seconds -= sum(request.prefill_seconds for request in line.prefill.values())
         seconds += stalled_seconds(line, now)
         for request in (*line.prefill.values(), *line.pending.values()):
@@ -139,7 +139,7 @@ def test_a_plan_makes_nobody_late_and_loses_no_work(
     assert all(m.benefit > 0 for m in plan.migrations)
     for migration in plan.migrations:
         assert state.workload.requests[migration.request].instance == migration.target
-    for instance, line in state.workload.lines.items():
+    for instance, line in state.workload.queues.items():
         here = [request for request in state.workload.requests.values() if request.instance == instance]
         assert {r.id for r in here} == {*line.pending, *line.prefill, *line.decoding}
         assert line.pending_seconds + line.prefill_seconds == pytest.approx(sum(r.prefill_seconds for r in here))
@@ -350,7 +350,7 @@ def test_stale_items_of_a_plan_are_passed_over() -> None:
 def test_a_prefill_that_is_expected_to_take_long_is_no_stall_before_it_is_overdue() -> None:
     dispatcher = pool(("a",))
     place(dispatcher, "long", "a", prompt(1, 100))
-    line = dispatcher.state.workload.line(InstanceId("a"))
+    line = dispatcher.state.workload.queue(InstanceId("a"))
 
     assert stalled_seconds(line, 6.0) == 0.0
     assert stalled_seconds(line, 7.0) == 7.0
@@ -361,7 +361,7 @@ def test_a_first_token_ends_a_stall_and_a_full_engine_is_one() -> None:
     dispatcher.policies = replace(dispatcher.policies, running_max=1)
     place(dispatcher, "decoding", "a", prompt(1))
     place(dispatcher, "waiting", "a", prompt(2))
-    line = dispatcher.state.workload.line(InstanceId("a"))
+    line = dispatcher.state.workload.queue(InstanceId("a"))
 
     assert stalled_seconds(line, 3.5) == 3.5
     dispatcher.state.apply(first_token("decoding", "a", at=3.5))
@@ -376,7 +376,7 @@ def test_answers_that_are_not_streamed_say_nothing_about_a_stall() -> None:
     dispatcher = pool(("a",))
     place(dispatcher, "whole", "a", prompt(1), streaming=False)
 
-    assert stalled_seconds(dispatcher.state.workload.line(InstanceId("a")), 30.0) == 0.0
+    assert stalled_seconds(dispatcher.state.workload.queue(InstanceId("a")), 30.0) == 0.0
 
 
 def test_off_never_plans_and_every_policy_is_named() -> None:

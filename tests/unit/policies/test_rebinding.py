@@ -85,7 +85,7 @@ def test_what_is_overdue_starts_again_elsewhere_and_its_lost_work_is_counted() -
     assert migrated.wasted == pytest.approx(PREFILL)
     assert isinstance(granted, RequestGranted)
     assert (granted.instance, granted.rebind) == (B, False)
-    request, lines = known(dispatcher, "r1"), dispatcher.state.workload.lines
+    request, lines = known(dispatcher, "r1"), dispatcher.state.workload.queues
     assert (request.stage, request.instance, request.rebound_from) == (Stage.PREFILL, B, A)
     assert (list(lines[A].prefill), list(lines[B].prefill)) == ([], ["r1"])
     assert dispatcher.state.speculation.blocks(A) == 0
@@ -189,7 +189,7 @@ def test_once_is_enough_and_only_so_many_at_a_time() -> None:
 def test_an_engine_that_was_left_counts_as_stalled_until_it_gives_a_first_token_or_some_time_is_over() -> None:
     """Else its empty line would draw whatever comes next, the one re-binding that others have included."""
     dispatcher, now = at_a(leader()), PREFILL + OVERDUE_SECONDS + 1.0
-    line = dispatcher.state.workload.lines[A]
+    line = dispatcher.state.workload.queues[A]
     carried_out(dispatcher, now)
 
     assert stalled_seconds(line, now + FORSAKEN_SECONDS) == pytest.approx(now + FORSAKEN_SECONDS)
@@ -236,7 +236,7 @@ def test_a_first_token_that_was_quicker_says_where_the_request_is(leader_first: 
         follower.apply(event)
 
     for state in (dispatcher.state, follower):
-        request, lines = state.workload.requests[RequestId("r1")], state.workload.lines
+        request, lines = state.workload.requests[RequestId("r1")], state.workload.queues
         assert (request.stage, request.instance) == (Stage.DECODING, A)
         assert list(lines[A].decoding) == ["r1"]
         assert not (lines[B].prefill if B in lines else {})
@@ -262,7 +262,7 @@ def test_where_the_ingress_says_it_is_counts() -> None:
 
     request = known(dispatcher, "r1")
     assert (request.instance, request.stage, request.rebound_from, request.rebind) == (A, Stage.PREFILL, "", True)
-    assert not dispatcher.state.workload.lines[B].requests
+    assert not dispatcher.state.workload.queues[B].requests
 
 
 class RebindingFleet(RecordedFleet):

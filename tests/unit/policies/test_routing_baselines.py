@@ -56,7 +56,7 @@ def pool(policy: RoutingPolicy, *, instances: tuple[str, ...] = FLEET) -> Dispat
 
 def pool_with_all_memories() -> Dispatcher:
     policies = PolicySet(routing=RandomChoice(), admission=AdmitAll(), ordering=FirstComeFirstServed())
-    state = State(PoolSettings(), [memory for policy in POLICIES for memory in policy.memories()])
+    state = State(PoolSettings(), [memory for policy in POLICIES for memory in policy.trackers()])
     for instance in FLEET:
         state.apply(joined(instance))
     return Dispatcher(state, policies, term=Term(1))
@@ -142,8 +142,8 @@ def test_whatever_happens_nothing_weighs_on_an_instance_once_all_requests_ended(
     for request in list(state.workload.requests):
         dispatcher.abandon(request, CancelCause.NEVER_ENDED, now)
 
-    load, active = state.recall(DecayedLoad), state.recall(ActiveBlocks)
-    window = state.recall(WindowedLoad)
+    load, active = state.tracker(DecayedLoad), state.tracker(ActiveBlocks)
+    window = state.tracker(WindowedLoad)
     later = now + 1000.0
     home = place(dispatcher, "later", [], now=later).instance
     for instance in set(state.fleet.ready) - {home}:
@@ -233,7 +233,7 @@ def test_preble_weighs_finished_work_until_it_leaves_the_window() -> None:
 
     within = place(dispatcher, "within", prompt(1000, 8), now=100.0)
     answer(dispatcher, "within", within.instance, at=101.0)
-    load = dispatcher.state.recall(WindowedLoad)
+    load = dispatcher.state.tracker(WindowedLoad)
 
     assert within.instance == "b"
     assert (load.seconds(A), load.seconds(B)) == pytest.approx((2.561, 0.513))
@@ -245,7 +245,7 @@ def test_dynamo_cost_keeps_away_from_decoding_blocks_and_counts_shared_ones_once
     for number in range(3):
         placed = place(dispatcher, f"r{number}", [*prompt(1, 20), 100 + number])
         dispatcher.state.apply(first_token(f"r{number}", placed.instance, at=1.0))
-    active = dispatcher.state.recall(ActiveBlocks)
+    active = dispatcher.state.tracker(ActiveBlocks)
 
     assert active.blocks_with([BlockKey(key) for key in prompt(1, 20)], [A, B]) == {A: 23, B: 20}
     assert place(dispatcher, "stranger", prompt(5000, 4), now=2.0).instance == "b"
@@ -256,7 +256,7 @@ def test_dynamo_cost_forgets_blocks_when_their_last_request_ends() -> None:
     place(dispatcher, "one", prompt(1, 20))
     place(dispatcher, "two", prompt(1, 10))
     answer(dispatcher, "one", "a", at=1.0)
-    active = dispatcher.state.recall(ActiveBlocks)
+    active = dispatcher.state.tracker(ActiveBlocks)
 
     assert active.blocks_with([], [A]) == {A: 10}
 
@@ -308,7 +308,7 @@ def test_lbgr_load_fades_and_is_released_when_a_request_ends() -> None:
     dispatcher = pool(Lbgr(decay_s=5.0), instances=("a",))
     place(dispatcher, "one", prompt(1, 20))
     place(dispatcher, "two", prompt(1000, 40), now=5.0)
-    load = dispatcher.state.recall(DecayedLoad)
+    load = dispatcher.state.tracker(DecayedLoad)
 
     assert load.seconds(A, 5.0) == pytest.approx(2.561 + 1.281 / 2.718281828)
     answer(dispatcher, "two", "a", at=10.0)
@@ -365,7 +365,7 @@ def test_d2lpm_sends_equal_hits_to_the_least_loaded_so_that_clients_do_not_move_
 
 def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_never_ran() -> None:
     dispatcher = pool(D2Lpm(quantum_tokens=1000.0, output_weight=2.0), instances=("a", "b"))
-    client, deficits = Tenant("t"), dispatcher.state.recall(Deficits)
+    client, deficits = Tenant("t"), dispatcher.state.tracker(Deficits)
     place(dispatcher, "r", prompt(1, 4))
     dispatcher.state.apply(first_token("r", "a", at=1.0))
     end = RequestFinished(
@@ -376,7 +376,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
     spent = deficits.tokens_left(client, A)
     for number in range(3):
         place(dispatcher, f"w{number}", prompt(1000 * (number + 1), 300), now=3.0)
-    waiting = next(r for line in dispatcher.state.workload.lines.values() for r in line.pending.values())
+    waiting = next(r for line in dispatcher.state.workload.queues.values() for r in line.pending.values())
     before = deficits.tokens_left(client, waiting.instance)
     dispatcher.cancel(waiting.id, CancelCause.CLIENT_GONE, 4.0)
 
@@ -392,7 +392,7 @@ def test_d2lpm_spreads_each_client_within_a_quantum_and_its_longest_prompt(reque
     for number, (client, blocks) in enumerate(requests):
         place(dispatcher, f"r{number}", [*prompt(1, 5), *prompt(1000 * (number + 1), blocks)], tenant=client)
 
-    deficits = dispatcher.state.recall(Deficits)
+    deficits = dispatcher.state.tracker(Deficits)
     for client in "xyz":
         left = [deficits.tokens_left(Tenant(client), InstanceId(instance)) for instance in FLEET]
         assert max(left) - min(left) <= quantum + 66 * BLOCK

@@ -35,7 +35,7 @@ class Pool:
             routing=RoundRobin(), admission=AdmitAll(), ordering=FirstComeFirstServed(), prefill_window_tokens=1
         )
         self.policy = policy
-        self.state = State(PoolSettings(), (*policies.memories(), *policy.memories()))
+        self.state = State(PoolSettings(), (*policies.trackers(), *policy.trackers()))
         self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
         self.now: Seconds = 0.0
         for number in range(1, engines + 1):

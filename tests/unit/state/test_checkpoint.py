@@ -41,12 +41,12 @@ def test_the_random_logs_reach_every_part_of_a_state() -> None:
     assert state.index._detached_total or state.index._children
     assert state.speculation._promised
     assert state.workload._ended
-    assert state.corrections
+    assert state.latency.corrections
     assert state.hotness._window
-    assert state._promises
+    assert state.speculation.unconfirmed
     assert state.term > 1
     empty = fresh_state()
-    for memory, untouched in zip(state._memories, empty._memories, strict=True):
+    for memory, untouched in zip(state.trackers, empty.trackers, strict=True):
         assert vars(memory).keys() == vars(untouched).keys()
         assert repr(vars(memory)) != repr(vars(untouched)), type(memory).__name__
 
@@ -71,7 +71,7 @@ def test_what_is_shared_stays_shared() -> None:
     state = decode_state(encode_state(fold(fresh_state(), random_log(seed=3, steps=300))))
 
     for request in state.workload.requests.values():
-        line = state.workload.lines[request.instance] if request.instance else None
+        line = state.workload.queues[request.instance] if request.instance else None
         if line:
             assert any(known.get(request.id) is request for known in (line.pending, line.prefill, line.decoding))
 

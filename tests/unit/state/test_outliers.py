@@ -233,8 +233,8 @@ def test_what_waits_there_goes_elsewhere_and_what_is_inside_stays() -> None:
 
     assert isinstance(events[0], InstanceEjected)
     assert sum(isinstance(event, RequestMigrated) for event in events) == 2
-    assert len(pool.state.workload.line(A).prefill) == 1
-    assert not pool.state.workload.line(A).pending
+    assert len(pool.state.workload.queue(A).prefill) == 1
+    assert not pool.state.workload.queue(A).pending
     assert pool.proven
 
 

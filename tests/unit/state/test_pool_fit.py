@@ -29,7 +29,7 @@ from tests.support.events import joined, reported, route
 
 
 def folded(*events: LogEvent, fold_version: int = 2) -> State:
-    state = State(PoolSettings(fold_version=fold_version), policy_set().memories())
+    state = State(PoolSettings(fold_version=fold_version), policy_set().trackers())
     for number, event in enumerate(events, 1):
         state.apply(event, number)
     return state
@@ -41,7 +41,7 @@ def left(instance: str, epoch: int = 1) -> InstanceLeft:
 
 def leading(*events: LogEvent, routing: str = "pointsman") -> Dispatcher:
     policies = policy_set(routing=routing, running_max=1)
-    state = State(PoolSettings(), policies.memories())
+    state = State(PoolSettings(), policies.trackers())
     for number, event in enumerate(events, 1):
         state.apply(event, number)
     return Dispatcher(state, policies, term=Term(1))
@@ -144,7 +144,7 @@ def test_what_waits_for_an_instance_that_comes_back_with_another_model_goes_else
     dispatcher = leading(joined("a"), joined("b"), joined("c"))
     for number in range(12):
         dispatcher.route(route(f"r{number}", [number], slo_ttft=100.0), 0.0)
-    waiting = set(dispatcher.state.workload.line(InstanceId("c")).pending)
+    waiting = set(dispatcher.state.workload.queue(InstanceId("c")).pending)
     dispatcher.state.apply(joined("c", model="other", epoch=2, at=1.0), 20)
 
     events = dispatcher.relocate_pending(1.0)
@@ -234,7 +234,7 @@ def test_no_plan_moves_a_request_to_where_it_has_no_room_or_no_name(policy: str)
 @pytest.mark.parametrize("needs", NEEDS)
 def test_a_move_to_where_a_request_has_no_room_or_no_name_is_refused(needs: dict[str, Any]) -> None:
     dispatcher = waiting_at_a(needs)
-    waiting = list(dispatcher.state.workload.line(InstanceId("a")).pending)
+    waiting = list(dispatcher.state.workload.queue(InstanceId("a")).pending)
     by_hand = tuple(Migration(request, InstanceId("a"), InstanceId("b"), 1.0, "test") for request in waiting)
 
     answered = dispatcher.migrate(MigrationPlan(0, by_hand), 1.0)
@@ -250,7 +250,7 @@ def test_an_unschedulable_instance_is_a_target_of_no_move() -> None:
     for number in range(4):
         dispatcher.route(route(f"r{number}", [number], slo_ttft=100.0), 0.0)
     dispatcher.state.apply(joined("liar", model="other"), 2)
-    (moved, *_) = dispatcher.state.workload.line(InstanceId("a")).pending
+    (moved, *_) = dispatcher.state.workload.queue(InstanceId("a")).pending
 
     (refused,) = dispatcher.migrate(
         MigrationPlan(0, (Migration(RequestId(moved), InstanceId("a"), InstanceId("liar"), 1.0, "test"),)), 1.0

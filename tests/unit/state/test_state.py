@@ -16,7 +16,8 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge, NoDemand
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
+from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
+from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
@@ -24,7 +25,7 @@ A = InstanceId("a")
 
 
 def state_with(*events: object) -> State:
-    state = State(PoolSettings(), policy_set().memories())
+    state = State(PoolSettings(), policy_set().trackers())
     for sequence, event in enumerate(events, start=1):
         state.apply(event, sequence)  # type: ignore[arg-type]
     return state
@@ -163,7 +164,7 @@ def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
 
     assert state.hits(keys(1, 2)) == {}
     assert state.hits(keys(9)) == {A: 1}
-    assert state.workload.lines[A].pending_tokens == 0
+    assert state.workload.queues[A].pending_tokens == 0
 
 
 def test_the_second_end_of_a_request_changes_nothing() -> None:
@@ -174,7 +175,7 @@ def test_the_second_end_of_a_request_changes_nothing() -> None:
     state.apply(finished("r", "a", at=0.2))
 
     assert state.workload.requests == {}
-    assert state.workload.lines[A].requests == 0
+    assert state.workload.queues[A].requests == 0
     assert state.workload.end_of(RequestId("r")) == "RequestFinished"
 
 
@@ -201,7 +202,7 @@ def test_slow_prefills_teach_a_correction_of_the_prediction() -> None:
         now += 2 * 0.065
         state.apply(first_token(f"r{number}", "a", at=now))
 
-    assert 1.7 < state.correction(A) < 2.1
+    assert 1.7 < state.latency.correction(A) < 2.1
 
 
 def test_a_request_is_pending_then_in_prefill_then_decoding() -> None:
@@ -228,7 +229,7 @@ def test_a_prefill_that_nobody_sees_end_leaves_the_window_when_it_must_be_over()
 
     assert early == []
     assert [type(event).__name__ for event in late] == ["PrefillFinished", "RequestGranted"]
-    assert state.correction(A) == 1.0
+    assert state.latency.correction(A) == 1.0
 
 
 def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefill_was_assumed_over() -> None:
@@ -241,7 +242,7 @@ def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefil
     state.apply(reported("a", 0, [], at=10.0))
 
     assert [type(event).__name__ for event in again] == ["RequestPlaced", "RequestGranted"]
-    assert state.workload.lines[first].requests == 0
+    assert state.workload.queues[first].requests == 0
     assert state.hits(keys(1, 2)) == {state.workload.requests[RequestId("r")].instance: 2}
 
 
@@ -254,18 +255,18 @@ def test_a_request_that_an_ingress_sent_by_itself_waits_in_no_queue() -> None:
 
     three = state.workload.requests[RequestId("three")]
     assert (three.stage, three.instance) == (Stage.PREFILL, "b")
-    assert not state.workload.lines[A].pending
+    assert not state.workload.queues[A].pending
 
 
 def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> None:
     state = state_with(
         joined("a"), InstanceLeft(at=0.0, instance=A, epoch=Epoch(1), reason="silent"), reported("a", 0, [])
     )
-    strangers = dict(state.strangers)
+    strangers = dict(state.unregistered)
     state.apply(joined("a", epoch=2))
 
     assert strangers == {"a": 0.0}
-    assert state.strangers == {}
+    assert state.unregistered == {}
 
 
 def test_a_placement_that_is_said_again_does_not_take_a_request_out_of_its_engine() -> None:
@@ -297,12 +298,12 @@ def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() 
 
 def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:
     state = state_with(joined("a", epoch=9), joined("a", epoch=3), reported("a", 0, [], epoch=3, at=1.0))
-    while_there = dict(state.strangers)
+    while_there = dict(state.unregistered)
     state.apply(InstanceLeft(at=2.0, instance=A, epoch=Epoch(9), reason="silent"))
     state.apply(reported("a", 0, [], epoch=3, at=3.0))
 
     assert while_there == {}
-    assert state.strangers == {A: 3.0}
+    assert state.unregistered == {A: 3.0}
     assert state.newest_epoch(A) == Epoch(9)
 
 
@@ -313,7 +314,7 @@ class Served:
     """Instance a, probed, with these blocks in its cache by its own events; prompts are placed there and finished."""
 
     def __init__(self, *held: int, fold_version: int = 2, **joins: Any) -> None:
-        self.state = State(PoolSettings(fold_version=fold_version), policy_set().memories())
+        self.state = State(PoolSettings(fold_version=fold_version), policy_set().trackers())
         self.dispatcher = Dispatcher(self.state, policy_set(), term=Term(1))
         self.apply(joined("a", engine_block_tokens=16, **joins))
         self.apply(InstanceProbed(at=0.0, instance=A, epoch=Epoch(1), parity=True))
@@ -536,7 +537,7 @@ def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> No
     instance = state_with(joined("a")).fleet[A]
 
     def saved(hit_blocks: int, prompt_tokens: int) -> int:
-        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+        return state_with(joined("a")).latency.cached_tokens(instance, hit_blocks, prompt_tokens)
 
     assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
 
@@ -569,12 +570,12 @@ def test_only_who_has_the_adapter_takes_requests_for_it() -> None:
 
 def test_who_was_to_decode_expects_nothing_any_more_once_the_first_token_came_from_elsewhere() -> None:
     policies = policy_set(admission="none")
-    state = State(PoolSettings(), policies.memories())
+    state = State(PoolSettings(), policies.trackers())
     state.apply(joined("a", role="prefill"))
     state.apply(joined("b", role="decode"))
     Dispatcher(state, policies, term=Term(1)).route(route("r", [1, 2]), 0.0)
-    before = list(state.workload.lines[InstanceId("b")].expected)
+    before = list(state.workload.queues[InstanceId("b")].expected)
     state.apply(first_token("r", "a", at=1.0))
 
-    assert (before, list(state.workload.lines[InstanceId("b")].expected)) == (["r"], [])
+    assert (before, list(state.workload.queues[InstanceId("b")].expected)) == (["r"], [])
     assert state.workload.requests[RequestId("r")].decode == ""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pointsman.primitives import InstanceId, Tenant
 from pointsman.state.trackers.queue_deficits import QueueDeficits
-from pointsman.state.trackers.tenant_accounts import Book
+from pointsman.state.trackers.tenant_accounts import Account
 from pointsman_vllm.deficits import CLIENTS_REMEMBERED_MAX, Deficits
 from pointsman_vllm.settings import FairnessSettings, WrongSettingError, fairness_settings
 from pointsman_vllm.waiting_line import LOOKS_MAX, WaitingLine, client_of
@@ -252,7 +252,7 @@ def test_the_arithmetic_is_that_of_the_dlpm_in_pointsmans_own_scheduler() -> Non
     instance = InstanceId("engine-1")
     for _ in range(2000):
         waiting = chance.sample(CLIENTS, chance.randrange(1, 4))
-        book = ours._books.setdefault(instance, Book())
+        book = ours._accounts.setdefault(instance, Account())
         book.waiting = {Tenant(client): 1 for client in waiting}
         book.balances = dict.fromkeys(book.waiting, 0.0) | book.balances
         turn = engine.in_turn(waiting)

@@ -9,7 +9,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class AdmissionPolicy(ABC):
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         """The choice as it is, a better one, or why there is none."""
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories that State shall keep for this policy."""
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

@@ -3,7 +3,7 @@
 Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is
 left of the TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT
 objective with the seconds per token that the instance showed lately at that many decoding requests
-(`memories.decode_load`; without evidence there is no such check).
+(`trackers.decode_load`; without evidence there is no such check).
 
 Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be
 when the prefill is over.
@@ -19,7 +19,7 @@ from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
@@ -36,7 +36,7 @@ class PredictedTtft(AdmissionPolicy):
     tpot_check: bool = False
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (DecodeLoad(),) if self.tpot_check else ()
 
     @override
@@ -52,7 +52,7 @@ def excessive_tpot(view: PoolView, option: Option) -> Seconds | None:
     """The seconds per token to expect there, if they exceed the objective; None if not, or nobody can tell."""
     if view.request.max_output_tokens <= 1:
         return None
-    tpot = view.recall(DecodeLoad).predicted_tpot(option.instance, view.now)
+    tpot = view.tracker(DecodeLoad).predicted_tpot(option.instance, view.now)
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 

@@ -5,7 +5,7 @@ as long as the objective allows *them*, and then no long one ever fits. Letting 
 helps nobody. What helps is queues that stay short enough for them, so this policy keeps back those who are better off,
 and of those the ones whose refusal frees most.
 
-*Groups* are the tenths of prompts by length and the tenants (`memories.attainment`). Each should have a share of its
+*Groups* are the tenths of prompts by length and the tenants (`trackers.attainment`). Each should have a share of its
 requests on time, and is *owed* what it lacks of that, counted from outcome to outcome:
 
 - a tenth: `decile_floor` of the overall attainment;
@@ -45,7 +45,7 @@ from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.state.trackers.attainment import Attainment, Tally
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 
@@ -70,7 +70,7 @@ class PredictedTtftFair(AdmissionPolicy):
             raise ValueError(msg)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         aim = 1 + self.margin
         seen = Attainment(decile_share=self.decile_floor * aim, tenant_share=self.tenant_floor * aim)
         return (seen, DecodeLoad()) if self.tpot_check else (seen,)
@@ -87,7 +87,7 @@ class PredictedTtftFair(AdmissionPolicy):
 
     def price(self, view: PoolView) -> float:
         """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
-        seen = view.recall(Attainment)
+        seen = view.tracker(Attainment)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:
             gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))

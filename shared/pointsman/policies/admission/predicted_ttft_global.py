@@ -18,7 +18,7 @@ from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 
@@ -31,7 +31,7 @@ class PredictedTtftGlobal(AdmissionPolicy):
     tpot_check: bool = False
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (DecodeLoad(),) if self.tpot_check else ()
 
     @override

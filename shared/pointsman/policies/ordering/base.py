@@ -7,7 +7,7 @@ from typing import ClassVar
 from pointsman.contracts.decisions import Settings
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import InstanceQueue, Request
 
 
@@ -24,8 +24,8 @@ class OrderingPolicy(ABC):
     def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         """The pending request to grant next; the line has at least one. Reads `state`, changes nothing."""
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories that State shall keep for this policy."""
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

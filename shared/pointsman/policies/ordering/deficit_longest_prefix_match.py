@@ -21,7 +21,7 @@ from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.queue_deficits import QueueDeficits
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -43,7 +43,7 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
             raise ValueError(message)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         deficits = QueueDeficits(
             quantum=self.quantum_tokens, input_weight=self.input_weight, output_weight=self.output_weight
         )
@@ -53,5 +53,5 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
     def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
         pending = line.pending.values()
         instance = next(iter(pending)).instance
-        tenants = state.recall(QueueDeficits).in_turn(instance, {request.tenant for request in pending})
+        tenants = state.tracker(QueueDeficits).in_turn(instance, {request.tenant for request in pending})
         return longest_match((r for r in pending if r.tenant in tenants), state, self.ageing_tokens)

@@ -3,10 +3,10 @@
 Three questions, each a narrower choice than the one before:
 
 1. *Whose turn may it be?* Tenants whose service from this instance (tokens computed, plus weighted tokens generated;
-   `memories.client_service`) is at most `lead_tokens_max` above that of the waiting tenant with the least.
+   `trackers.client_service`) is at most `lead_tokens_max` above that of the waiting tenant with the least.
 2. *Who can still be on time?* Of their requests, those whose first token would come before its deadline if they went
    now, or so little after it that the prediction may be wrong. The others come last, but a share `late_share` of the
-   work is theirs, oldest first (`memories.late_turns`), so that none starves and none drags the rest past its deadline.
+   work is theirs, oldest first (`trackers.late_turns`), so that none starves and none drags the rest past its deadline.
 3. *Who is first?* The earliest deadline. Of requests within `tie_seconds` of it, the longest prefix in the cache now
    that makes nobody late whom it overtakes.
 
@@ -36,7 +36,7 @@ from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.client_service import ClientService
 from pointsman.state.trackers.late_turns import LateCredit
 from pointsman.state.workload import InstanceQueue, Request
@@ -55,13 +55,13 @@ class FairDeadlines(OrderingPolicy):
     tie_seconds: float = 0.25
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         service = ClientService(input_weight=self.input_weight, cached_weight=0.0, output_weight=self.output_weight)
         return (service, LateCredit(late_share=self.late_share))
 
     @override
     def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        turns = state.recall(LateCredit)
+        turns = state.tracker(LateCredit)
         fair = self._within_lead(line.pending.values(), state)
         on_time, late = turns.split(fair, line, now)
         instance = (on_time or late)[0].instance
@@ -74,7 +74,7 @@ class FairDeadlines(OrderingPolicy):
         if len(tenants) == 1:
             return pending
         instance = next(iter(pending)).instance
-        services = state.recall(ClientService).services(instance, tenants)
+        services = state.tracker(ClientService).services(instance, tenants)
         most = min(services.values()) + self.lead_tokens_max
         return [request for request in pending if services[request.tenant] <= most]
 

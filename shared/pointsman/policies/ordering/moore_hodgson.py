@@ -5,7 +5,7 @@ longest prefill taken in so far. What is left is the largest set that can be on 
 goes first. Predicted seconds are corrected by what the instance taught.
 
 Bias: it is long prompts that are set aside. They go when no other waits, and once they are late a share `late_share`
-of the work is theirs, oldest first (`memories.late_turns` gives the bound), so that none starves. Limit: the best for
+of the work is theirs, oldest first (`trackers.late_turns` gives the bound), so that none starves. Limit: the best for
 who waits now; it does not know who comes next.
 """
 
@@ -19,7 +19,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.late_turns import LateCredit
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -33,12 +33,12 @@ class MooreHodgson(OrderingPolicy):
     late_share: float = 0.05
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (LateCredit(late_share=self.late_share),)
 
     @override
     def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        turns = state.recall(LateCredit)
+        turns = state.tracker(LateCredit)
         on_time, late = turns.split(line.pending.values(), line, now)
         instance = (on_time or late)[0].instance
         if late and (not on_time or turns.due(instance)):

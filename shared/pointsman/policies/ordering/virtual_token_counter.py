@@ -16,7 +16,7 @@ from typing_extensions import override
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.client_service import ClientService
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -31,7 +31,7 @@ class VirtualTokenCounter(OrderingPolicy):
     output_weight: float = 2.0
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (ClientService(input_weight=self.input_weight, cached_weight=1.0, output_weight=self.output_weight),)
 
     @override
@@ -39,5 +39,5 @@ class VirtualTokenCounter(OrderingPolicy):
         oldest: dict[str, Request] = {}
         for request in line.pending.values():
             oldest.setdefault(request.tenant, request)
-        service = state.recall(ClientService)
+        service = state.tracker(ClientService)
         return min(oldest.values(), key=lambda request: service.balance(request.instance, request.tenant))

@@ -80,7 +80,7 @@ class _Queue:
     """When each request of a queue is expected to have its first token, seconds from now."""
 
     def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
-        line, expected = state.workload.lines[source], state.expected_seconds
+        line, expected = state.workload.queues[source], state.latency.expected_seconds
         self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in line.pending.values()}
         begins = expected(source, *line.engine_left(now)) + stalled_seconds(line, now, after=0.0)
         if source not in state.fleet.ready:

@@ -85,7 +85,7 @@ class MigrationPlanner:
         return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
 
     def _sort_in(self, instance: Instance, now: Seconds) -> None:
-        line = self._state.workload.lines.get(instance.id) or InstanceQueue()
+        line = self._state.workload.queues.get(instance.id) or InstanceQueue()
         stall_after = self._bounds.stall_seconds
         stalled = stalled_seconds(line, now, after=stall_after) if stall_after > 0 else 0.0
         if line.pending:
@@ -94,11 +94,13 @@ class MigrationPlanner:
                 self._sources.append(source)
                 return
         if not stalled and instance.id not in self._state.fleet.on_trial:
-            self.targets[instance.id] = Target(instance, self._state.expected_seconds(instance.id, *line.queue(now)))
+            self.targets[instance.id] = Target(
+                instance, self._state.latency.expected_seconds(instance.id, *line.work_ahead(now))
+            )
 
     def _sort_out(self, instance: Instance, now: Seconds) -> None:
         """One that takes no requests: nobody hears when it will go on, so its silence counts as a stall."""
-        line = self._state.workload.lines.get(instance.id)
+        line = self._state.workload.queues.get(instance.id)
         if line is None or not line.pending:
             return
         silent = 0.0 if instance.status in (Status.DRAINING, Status.EJECTED) else max(0.0, now - instance.heard_at)
@@ -183,8 +185,10 @@ class MigrationPlanner:
             return known
         hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
         tokens = waiting.request.prompt_tokens
-        cached = state.cached_tokens(instance, hit, tokens) if hit else 0
-        work = state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
+        cached = state.latency.cached_tokens(instance, hit, tokens) if hit else 0
+        work = state.latency.expected_seconds(
+            instance.id, state.latency.prefill_seconds(instance, tokens, cached), tokens - cached
+        )
         waiting.work[instance.id] = work
         return work
 
@@ -244,7 +248,7 @@ def _source(
     leaves: bool = False,
 ) -> _Source:
     requests = list(line.pending.values())
-    expected = state.expected_seconds
+    expected = state.latency.expected_seconds
     work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
     limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]
     return _Source(

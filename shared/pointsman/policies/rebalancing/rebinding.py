@@ -108,13 +108,13 @@ class Rebinding:
         """Requests that may be re-bound at all."""
         return [
             request
-            for line in self._state.workload.lines.values()
+            for line in self._state.workload.queues.values()
             for request in line.prefill.values()
             if _may_go(request)
         ]
 
     def _under_way(self) -> int:
-        return sum(bool(r.rebound_from) for line in self._state.workload.lines.values() for r in line.prefill.values())
+        return sum(bool(r.rebound_from) for line in self._state.workload.queues.values() for r in line.prefill.values())
 
     def _best(self, request: Request, busy: Collection[InstanceId]) -> Rebound | None:
         view = PoolView(self._state, request, self._now)
@@ -137,7 +137,7 @@ class Rebinding:
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
     def _has_room(self, option: Option) -> bool:
-        line, window = self._state.workload.lines.get(option.instance), self._window
+        line, window = self._state.workload.queues.get(option.instance), self._window
         if line is None:
             return True
         room = line.has_room(option.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
@@ -149,14 +149,14 @@ class Rebinding:
         if overdue is None:
             return None
         left, wasted = self._at_source(request)
-        line = self._state.workload.lines.get(option.instance)
+        line = self._state.workload.queues.get(option.instance)
         there = option.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
         return Rebound(option, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> Seconds | None:
         """By how much its first token is late; None while that is no reason to give up on it."""
         state, instance = self._state, self._state.fleet.get(request.instance)
-        expected = state.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
         overdue = self._now - request.granted_at - expected
         answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
@@ -164,13 +164,13 @@ class Rebinding:
     def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
         """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
         state, source = self._state, request.instance
-        line = state.workload.lines[source]
+        line = state.workload.queues[source]
         seconds, tokens = _up_to(line, request)
         first = next(iter(line.prefill.values()))
         done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
         done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
-        left = state.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
-        return left, state.expected_seconds(source, done, done_tokens) if first is request else 0.0
+        left = state.latency.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
+        return left, state.latency.expected_seconds(source, done, done_tokens) if first is request else 0.0
 
     def _move(self, request: Request, rebound: Rebound) -> Migration:
         target, benefit = rebound.option.instance, rebound.benefit

@@ -9,7 +9,7 @@ import msgspec
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.primitives import InstanceId
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
@@ -34,8 +34,8 @@ class RoutingPolicy(ABC):
     def choose(self, view: PoolView) -> Choice:
         """Where the request should go. Raises NoInstance."""
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories that State shall keep for this policy."""
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.deficits import Deficits
 
 
@@ -43,13 +43,13 @@ class D2Lpm(RoutingPolicy):
             raise ValueError(msg)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (Deficits(self.quantum_tokens, self.output_weight),)
 
     @override
     def choose(self, view: PoolView) -> Choice:
         options = options_of(view)
-        client, deficits = view.request.tenant, view.recall(Deficits)
+        client, deficits = view.request.tenant, view.tracker(Deficits)
         needed = [deficits.quanta_needed(client, option.instance) for option in options]
         fewest = min(needed)
         affordable = [option for option, quanta in zip(options, needed, strict=True) if quanta == fewest]

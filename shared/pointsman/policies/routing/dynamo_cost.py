@@ -20,7 +20,7 @@ from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 from pointsman.policies.seeded_random import uniform
 from pointsman.state.trackers.active_blocks import ActiveBlocks
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DynamoCost(RoutingPolicy):
     seed: int = 0
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (ActiveBlocks(),)
 
     @override
@@ -49,7 +49,7 @@ class DynamoCost(RoutingPolicy):
         return Choice(view.familiar(equals), f"least cost, {least:.1f} blocks", options)
 
     def _costs(self, view: PoolView, options: list[Option]) -> list[float]:
-        active = view.recall(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
+        active = view.tracker(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
         weight = self.overlap_weight / view.block_tokens
         return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in options]
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.trackers.residuals import Residuals
 
@@ -43,14 +43,14 @@ class Lbgr(RoutingPolicy):
             raise ValueError(msg)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         load = DecayedLoad(self.decay_s)
         return (Residuals(load, self.forgetting), load)
 
     @override
     def choose(self, view: PoolView) -> Choice:
         options = options_of(view)
-        load, residuals = view.recall(DecayedLoad), view.recall(Residuals)
+        load, residuals = view.tracker(DecayedLoad), view.tracker(Residuals)
         scores = [(_score(load, residuals, option, view.now), option) for option in options]
         least = min(score for score, _ in scores)
         chosen = view.familiar([option for score, option in scores if score == least])

@@ -19,7 +19,7 @@ from typing_extensions import override
 from pointsman.policies.pool_view import Option, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.windowed_load import WindowedLoad
 
 
@@ -38,13 +38,13 @@ class Preble(RoutingPolicy):
             raise ValueError(msg)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (WindowedLoad(self.window_s),)
 
     @override
     def choose(self, view: PoolView) -> Choice:
         options = options_of(view)
-        load = view.recall(WindowedLoad)
+        load = view.tracker(WindowedLoad)
         longest = max(option.cached_tokens for option in options)
         if longest > self.exploit_share * view.request.prompt_tokens:
             costs = [(load.seconds(o.instance), o) for o in options if o.cached_tokens == longest]

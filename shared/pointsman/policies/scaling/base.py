@@ -7,7 +7,7 @@ from typing import ClassVar
 from pointsman.contracts.decisions import Settings
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ScalingPolicy(ABC):
     def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         """Reads `state`, changes nothing."""
 
-    def memories(self) -> tuple[Memory, ...]:
-        """Fresh memories that `state` must keep for this policy."""
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that `state` must keep for this policy."""
         return ()
 
     @property

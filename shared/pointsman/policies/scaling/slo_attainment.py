@@ -21,7 +21,7 @@ from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.service_window import Outcomes, Prefill, ServiceWindow
 from pointsman.state.workload import Request, Stage
 
@@ -54,7 +54,7 @@ class SloAttainment(ScalingPolicy):
 
     @override
     def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
-        window = state.recall(ServiceWindow)
+        window = state.tracker(ServiceWindow)
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)
             return ScaleTarget(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
@@ -68,7 +68,7 @@ class SloAttainment(ScalingPolicy):
         return self._fewer(state, size, window, now)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (ServiceWindow(max(self.window_s, self.calm_s)),)
 
     def _trouble(self, state: State, window: ServiceWindow, now: Seconds) -> str:
@@ -86,10 +86,10 @@ class SloAttainment(ScalingPolicy):
         return self._late_whatever(state, waiting, now)
 
     def _late_whatever(self, state: State, waiting: list[Request], now: Seconds) -> str:
-        lines, ready = state.workload.lines, state.fleet.ready
+        lines, ready = state.workload.queues, state.fleet.ready
         if not waiting or not ready or not all(instance in lines for instance in ready):
             return ""
-        shortest = min(state.expected_seconds(instance, *lines[instance].queue(now)) for instance in ready)
+        shortest = min(state.latency.expected_seconds(instance, *lines[instance].work_ahead(now)) for instance in ready)
         objective = waiting[-1].slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {objective:g} s" if shortest > objective else ""
 

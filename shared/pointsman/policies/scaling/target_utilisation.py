@@ -18,7 +18,7 @@ from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.service_window import ServiceWindow
 
 
@@ -38,7 +38,7 @@ class TargetUtilisation(ScalingPolicy):
     def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         if not size.ready:
             return ScaleTarget(max(size.wanted, 1), "no instance is ready")
-        prefills = state.recall(ServiceWindow).prefills(now - self.window_s)
+        prefills = state.tracker(ServiceWindow).prefills(now - self.window_s)
         busy = prefill_demand(state, prefills) / self.window_s / size.ready
         ready = [instance for instance in state.fleet.instances if instance.id in state.fleet.ready]
         full = sum(instance.kv_usage for instance in ready) / len(ready) if ready else 0.0
@@ -49,5 +49,5 @@ class TargetUtilisation(ScalingPolicy):
         return ScaleTarget(max(1, ceil(size.ready * ratio)), measured)
 
     @override
-    def memories(self) -> tuple[Memory, ...]:
+    def trackers(self) -> tuple[Tracker, ...]:
         return (ServiceWindow(self.window_s),)

@@ -4,18 +4,18 @@
 decide everything again. Both take entries and give values; where a log is kept is no matter of theirs.
 """
 
-from pointsman.simulation.replay.folding import Known, fold, pool_settings, take_in
+from pointsman.simulation.replay.folding import BaseState, apply_entry, fold, pool_settings
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict
 from pointsman.simulation.replay.verification import verify
 
 __all__ = [
+    "BaseState",
     "Difference",
-    "Known",
     "Recomputed",
     "TermSummary",
     "Verdict",
+    "apply_entry",
     "fold",
     "pool_settings",
-    "take_in",
     "verify",
 ]

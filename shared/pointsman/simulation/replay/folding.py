@@ -13,14 +13,14 @@ from pointsman.policies.dispatch import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.primitives import SPEED_MIN, Sequence
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 
 FIRST_FOLD_VERSION = 1
 """Of leaders that do not say by which rules they folded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class BaseState:
     """Where to begin with a log that has lost its beginning: what a fold of it knew, and the policies of the term then."""
 
     state: State
@@ -31,7 +31,7 @@ def fold(
     entries: Iterable[LogEntry],
     *,
     settings: PoolSettings | None = None,
-    memories: Iterable[Memory] = (),
+    trackers: Iterable[Tracker] = (),
     until: Callable[[LogEntry], bool] | None = None,
     known: State | None = None,
 ) -> State:
@@ -40,26 +40,26 @@ def fold(
     Without `settings` the entries are read twice: the log names them itself (`pool_settings`). `known`: what entries
     that are gone have left, to go on from; it needs no `settings`.
     """
-    state = State(settings or pool_settings(entries), memories) if known is None else copy_of(known)
-    for entry in entries if known is None else behind(known.sequence, entries):
+    state = State(settings or pool_settings(entries), trackers) if known is None else copy_state(known)
+    for entry in entries if known is None else entries_after(known.sequence, entries):
         if until is not None and until(entry):
             break
-        take_in(state, entry)
+        apply_entry(state, entry)
     return state
 
 
-def behind(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
+def entries_after(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
     """Without those up to this one. `entries` are not touched before the first is asked for."""
     yield from dropwhile(lambda entry: entry.sequence <= sequence, entries)
 
 
-def copy_of(state: State) -> State:
+def copy_state(state: State) -> State:
     """A state of the caller's own."""
     copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
     return copy
 
 
-def take_in(state: State, entry: LogEntry) -> None:
+def apply_entry(state: State, entry: LogEntry) -> None:
     """Apply one entry in log order; what does not decode is passed over, as everybody did who followed the log."""
     if entry.event is None:
         state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)

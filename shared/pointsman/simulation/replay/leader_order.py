@@ -77,8 +77,8 @@ class LeaderOrder(Generic[E]):
         `state` that is in the term already is taken as of log order.
         """
         elected = state.term >= self.term
-        if state.decided.term == self.term:
-            self._next_number = state.decided.through + 1
+        if state.recent_decisions.term == self.term:
+            self._next_number = state.recent_decisions.through + 1
         for entry in entries:
             for step in self.feed(entry) if elected else (self._read(entry),):
                 yield self._judged(step, state)

@@ -141,7 +141,7 @@ def _request(state: State, request_id: RequestId) -> dict[str, Any]:
 
 def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
     instance = state.fleet[instance_id]
-    line = state.workload.lines.get(instance_id, _NO_LINE)
+    line = state.workload.queues.get(instance_id, _NO_LINE)
     return {
         "instance": instance.id,
         "epoch": instance.epoch,
@@ -152,7 +152,7 @@ def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
         "pending_tokens": line.pending_tokens,
         "prefill_tokens": line.prefill_tokens,
         "queue_seconds": line.queue_seconds(now),
-        "correction": state.correction(instance_id),
+        "correction": state.latency.correction(instance_id),
         "blocks": state.index.blocks(instance_id),
         "heard_at": instance.heard_at,
     }

@@ -51,18 +51,24 @@ from pointsman.policies.dispatch import (
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence, Term
-from pointsman.simulation.replay.folding import Known, behind, copy_of, recorded_pool_settings, take_in
+from pointsman.simulation.replay.folding import (
+    BaseState,
+    apply_entry,
+    copy_state,
+    entries_after,
+    recorded_pool_settings,
+)
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import NOWHERE, Request
+from pointsman.state.workload import NO_INSTANCE, Request
 
 STRAGGLERS_MAX = 20_000
 
 _ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
 
-def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None, known: Known | None = None) -> Verdict:
+def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None, known: BaseState | None = None) -> Verdict:
     """Recompute every decision of a log.
 
     `entries` are iterated once, and once more up to each later takeover: a list or anything else that can be read
@@ -75,7 +81,7 @@ def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None, known: Kn
 class _Verification:
     """One reading of one log."""
 
-    def __init__(self, log: Iterable[LogEntry], watch: Watch | None, known: Known | None) -> None:
+    def __init__(self, log: Iterable[LogEntry], watch: Watch | None, known: BaseState | None) -> None:
         self._log = log
         self._watch = watch
         self._known = known
@@ -91,17 +97,17 @@ class _Verification:
             self._join(known)
 
     def run(self) -> Verdict:
-        for entry in self._log if self._known is None else behind(self._known.state.sequence, self._log):
+        for entry in self._log if self._known is None else entries_after(self._known.state.sequence, self._log):
             self._take(entry)
         for tenure in self._tenures.values():
             tenure.close()
         return self._verdict
 
-    def _join(self, known: Known) -> None:
+    def _join(self, known: BaseState) -> None:
         """Begin in the middle of a term, which cannot be judged: `known` is in the order of the log, not its leader's."""
         state = known.state
         self._last = self._verdict.known_as_of = state.sequence
-        self._follower = _Follower(self._log, state.settings, known.policies, copy_of(state))
+        self._follower = _Follower(self._log, state.settings, known.policies, copy_state(state))
         self._refused[state.term] = (
             f"term {state.term} began before entry {state.sequence + 1}: in what order its leader applied what came "
             "before is gone"
@@ -170,7 +176,7 @@ class _Verification:
             return follower
         if self._known is not None:
             return None
-        follower = self._follower = _Follower(self._log, settings, policies, State(settings, policies.memories()))
+        follower = self._follower = _Follower(self._log, settings, policies, State(settings, policies.trackers()))
         return follower
 
     def _miss(self, sequence: Sequence) -> None:
@@ -196,7 +202,7 @@ class _Follower:
     def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet, state: State) -> None:
         self._settings = settings
         self._policies = policies
-        self._entries: Iterator[LogEntry] = behind(state.sequence, log)
+        self._entries: Iterator[LogEntry] = entries_after(state.sequence, log)
         self._state = state
 
     def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
@@ -208,8 +214,8 @@ class _Follower:
         """A state of the caller's own, with everything up to entry `sequence` applied."""
         state = self._state
         while state.sequence < sequence:
-            take_in(state, next(self._entries))
-        return copy_of(state)
+            apply_entry(state, next(self._entries))
+        return copy_state(state)
 
 
 class _NotWrittenError(Exception):
@@ -319,7 +325,7 @@ class _Tenure:
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
-                end = dispatcher.cancel if event.instance == NOWHERE else dispatcher.abandon
+                end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
                 end(event.request, event.cause, now, reason=event.reason)
             case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)

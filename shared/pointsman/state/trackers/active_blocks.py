@@ -11,11 +11,11 @@ from typing_extensions import override
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
 from pointsman.state.speculation import Speculation
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
 
-class ActiveBlocks(Memory):
+class ActiveBlocks(Tracker):
     """Counted prefixes, as promises are, only that these last from a request's placement to its end."""
 
     def __init__(self) -> None:

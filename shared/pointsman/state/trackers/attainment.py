@@ -25,7 +25,7 @@ from typing_extensions import override
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import Seconds, Tenant, Tokens
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 OUTCOMES_WINDOW = 1_000
@@ -75,7 +75,7 @@ class Outcome(msgspec.Struct, frozen=True):
     on_time: bool
 
 
-class Attainment(Memory):
+class Attainment(Tracker):
     """`deciles[0]` are the shortest prompts. `tenants` are those with outcomes in the window."""
 
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:

@@ -5,7 +5,7 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.workload import Request
 
 
-class Memory:
+class Tracker:
     """Takes note of what it needs; everything else is a no-op. Called by State alone, at the event's time `at`.
 
     A request passes `arrived`, `placed` (again after each `unplaced`), `granted`, `handed_over` where another instance

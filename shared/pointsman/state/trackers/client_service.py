@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from pointsman.primitives import InstanceId, Tenant
-from pointsman.state.trackers.tenant_accounts import Book, TenantAccounts
+from pointsman.state.trackers.tenant_accounts import Account, TenantAccounts
 from pointsman.state.workload import Request
 
 
@@ -28,19 +28,19 @@ class ClientService(TenantAccounts):
         return {tenant: self.balance(instance, tenant) for tenant in tenants}
 
     @override
-    def welcome(self, book: Book, balance: float) -> float:
-        if book.waiting:
-            return max(balance, min(book.balances[tenant] for tenant in book.waiting))
-        if book.last_granted is not None:
-            return max(balance, book.balances.get(book.last_granted, 0.0))
+    def welcome(self, account: Account, balance: float) -> float:
+        if account.waiting:
+            return max(balance, min(account.balances[tenant] for tenant in account.waiting))
+        if account.last_granted is not None:
+            return max(balance, account.balances.get(account.last_granted, 0.0))
         return balance
 
     @override
-    def charge_input(self, book: Book, request: Request) -> None:
+    def charge_input(self, account: Account, request: Request) -> None:
         cached = request.prompt_tokens - request.uncached_tokens
         tokens = request.uncached_tokens + self._cached_weight * cached
-        book.balances[request.tenant] += self._input_weight * tokens
+        account.balances[request.tenant] += self._input_weight * tokens
 
     @override
-    def charge_output(self, book: Book, tenant: Tenant, tokens: int) -> None:
-        book.balances[tenant] += self._output_weight * tokens
+    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None:
+        account.balances[tenant] += self._output_weight * tokens

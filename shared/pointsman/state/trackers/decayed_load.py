@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, RequestId, Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
 
@@ -31,7 +31,7 @@ class _Load:
     at: Seconds = 0.0
 
 
-class DecayedLoad(Memory):
+class DecayedLoad(Tracker):
     """Prefill seconds by the cost model, times `1/e` every `decay_s` seconds."""
 
     def __init__(self, decay_s: Seconds) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, RequestId, Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 HALF_LIFE_SECONDS = 30.0
@@ -56,7 +56,7 @@ class DecodeFit:
         return mean_seconds + slope * (decoding - mean_count)
 
 
-class DecodeLoad(Memory):
+class DecodeLoad(Tracker):
     """One fit an instance, and who decodes where."""
 
     def __init__(self) -> None:

@@ -13,14 +13,14 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, Seconds, Tenant
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 CLIENTS_MAX = 10_000
 """Clients that are remembered; the one that was placed longest ago begins anew."""
 
 
-class Deficits(Memory):
+class Deficits(Tracker):
     """Tokens that are left, by client and instance; 0 for a pair that is new."""
 
     def __init__(self, quantum_tokens: float, output_weight: float) -> None:

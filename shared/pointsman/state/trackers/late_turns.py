@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import InstanceQueue, Request
 
 CREDIT_SECONDS_MAX = 1.0
@@ -50,7 +50,7 @@ class Pace:
         self.predicted = PACE_FADE * self.predicted + predicted
 
 
-class LateCredit(Memory):
+class LateCredit(Tracker):
     """One credit and one pace an instance."""
 
     def __init__(self, *, late_share: float) -> None:

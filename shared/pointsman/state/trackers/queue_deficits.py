@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing_extensions import override
 
 from pointsman.primitives import InstanceId, Tenant
-from pointsman.state.trackers.tenant_accounts import Book, TenantAccounts
+from pointsman.state.trackers.tenant_accounts import Account, TenantAccounts
 from pointsman.state.workload import Request
 
 
@@ -31,20 +31,20 @@ class QueueDeficits(TenantAccounts):
         return frozenset(tenant for tenant, left in balances.items() if left + rounds * self._quantum > 0)
 
     @override
-    def welcome(self, book: Book, balance: float) -> float:
+    def welcome(self, account: Account, balance: float) -> float:
         return balance
 
     @override
-    def charge_input(self, book: Book, request: Request) -> None:
-        rounds = self._rounds_needed({tenant: book.balances[tenant] for tenant in book.waiting})
+    def charge_input(self, account: Account, request: Request) -> None:
+        rounds = self._rounds_needed({tenant: account.balances[tenant] for tenant in account.waiting})
         if rounds:
-            for tenant, left in book.balances.items():
-                book.balances[tenant] = left + min(rounds, self._rounds_to_positive(left)) * self._quantum
-        book.balances[request.tenant] -= self._input_weight * request.uncached_tokens
+            for tenant, left in account.balances.items():
+                account.balances[tenant] = left + min(rounds, self._rounds_to_positive(left)) * self._quantum
+        account.balances[request.tenant] -= self._input_weight * request.uncached_tokens
 
     @override
-    def charge_output(self, book: Book, tenant: Tenant, tokens: int) -> None:
-        book.balances[tenant] -= self._output_weight * tokens
+    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None:
+        account.balances[tenant] -= self._output_weight * tokens
 
     def _rounds_needed(self, balances: dict[Tenant, float]) -> int:
         return min((self._rounds_to_positive(left) for left in balances.values()), default=0)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
 
@@ -63,7 +63,7 @@ class _Prediction:
     ttft: Seconds
 
 
-class Residuals(Memory):
+class Residuals(Tracker):
     """One model an instance. Must be folded before `load`: what a request brings itself is not in its own features."""
 
     def __init__(self, load: DecayedLoad, forgetting: float) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 RECORDS_MAX = 20_000
@@ -56,7 +56,7 @@ class Prefill:
     prefix: BlockKey | None
 
 
-class ServiceWindow(Memory):
+class ServiceWindow(Tracker):
     """Outcomes and prefills of the last `window_s` engine seconds."""
 
     def __init__(self, window_s: Seconds) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.base import Memory
+from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 
@@ -32,7 +32,7 @@ class _Load:
     cached_tokens: Tokens = 0
 
 
-class WindowedLoad(Memory):
+class WindowedLoad(Tracker):
     """Placements of the last `window_s` seconds, summed for each instance."""
 
     def __init__(self, window_s: Seconds) -> None:

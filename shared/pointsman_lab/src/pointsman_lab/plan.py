@@ -114,7 +114,7 @@ def _wait(state: State, request: RequestId, keys: list[BlockKey], name: Instance
         )
     )  # fmt: skip
     uncached = QUESTION_BLOCKS * BLOCK_TOKENS
-    work = state.prefill_seconds(state.fleet[name], tokens, tokens - uncached)
+    work = state.latency.prefill_seconds(state.fleet[name], tokens, tokens - uncached)
     state.apply(
         RequestPlaced(
             at=0.0, request=request, instance=name, hit_blocks=len(keys) - QUESTION_BLOCKS, uncached_tokens=uncached,

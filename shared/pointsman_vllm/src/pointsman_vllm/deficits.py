@@ -6,7 +6,7 @@ every client without gets another quantum Q, as often as it takes until one who 
 clients that both wait all the time, neither gets more than 2(U + Q) more service than the other, U = input weight *
 most tokens of a prompt + output weight * most output tokens that one client has inside the engine at a time.
 
-It is the arithmetic of Pointsman's own `dlpm` (`state/memories/queue_deficits.py`) with none of what surrounds it there: no
+It is the arithmetic of Pointsman's own `dlpm` (`state/trackers/queue_deficits.py`) with none of what surrounds it there: no
 log, no instances, output charged at once since an engine sees each token.
 """
 

@@ -109,15 +109,15 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def append_n(self, blocks: Sequence[B]) -> None:
         """The last holder let go of these; of one prompt the last block first. Cached ones are marked as used now."""
-        let_go = []
+        released = []
         for block in blocks:
             if block.block_hash is None:
                 self._empty[block.block_id] = block
                 continue
             if self._nodes[block.block_id] == NOT_CACHED:
                 self._plant([block], NOT_CACHED)
-            let_go.append(self._nodes[block.block_id])
-        self._order.add(let_go)
+            released.append(self._nodes[block.block_id])
+        self._order.add(released)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
         """These are taken first, in this order. They are empty."""

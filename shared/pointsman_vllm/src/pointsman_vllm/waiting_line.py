@@ -169,7 +169,7 @@ class WaitingLine(Generic[R]):
         return self._matches[name] - self._ageing_tokens * request.arrival_time, -self._place(request)
 
     def _settle(self) -> None:
-        """Book those who were taken out before and run by now, so that the next choice knows."""
+        """Account those who were taken out before and run by now, so that the next choice knows."""
         running = [request for request, _ in self._taken.values() if self._runs(request)]
         for request in running:
             del self._taken[request.request_id]

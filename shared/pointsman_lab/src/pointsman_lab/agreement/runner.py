@@ -139,12 +139,12 @@ def _arguments(pool: Pool) -> list[str]:
 @contextmanager
 def _settings_file(pool: Pool) -> Iterator[Path]:
     """What `pointsman up` has no flag for goes into the scheduler's table."""
-    own = [f"{name}={value}" for name, value in pool.settings.items()]
+    own = [f"{name if '.' in name else f'routing.{name}'}={value}" for name, value in pool.settings.items()]
     with tempfile.TemporaryDirectory(prefix="pointsman-agreement-") as directory:
         path = Path(directory) / "pointsman.toml"
         path.write_text(
             'log_format = "json"\n\n[scheduler]\n'
-            f"prefill_window_tokens = {pool.prefill_window_tokens}\npolicy_settings = {json.dumps(own)}\n"
+            f"prefill_window_tokens = {pool.prefill_window_tokens}\nset = {json.dumps(own)}\n"
         )
         yield path
 
@@ -188,7 +188,7 @@ def run_simulated(
     found = []
     for number in range(twins):
         arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
-        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, like=like), warmup=warmup)))
+        found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=like), warmup=warmup)))
     return found
 
 
@@ -210,7 +210,7 @@ class Pace:
 def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
     """By the cost model and what the caches hold at the requests' own rate. There are more than `warmup` requests."""
     cost = PROFILES[pool.profile].prefill_cost
-    rows = simulate(_scenario(pool), requests, like=_likeness(pool, 1.0)).rows[warmup:]
+    rows = simulate(_scenario(pool), requests, mirror=_likeness(pool, 1.0)).rows[warmup:]
     seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
 

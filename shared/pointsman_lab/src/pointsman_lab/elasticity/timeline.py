@@ -14,7 +14,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
-from pointsman.simulation.replay.folding import take_in
+from pointsman.simulation.replay.folding import apply_entry
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 
@@ -98,7 +98,7 @@ class TimelineReader:
         """Everything that the entries tell."""
         for entry in entries:
             self._before(entry)
-            take_in(self._state, entry)
+            apply_entry(self._state, entry)
             self._after(entry)
         for stretch in self._stretches.values():
             stretch.attainment = stretch.on_time / stretch.requests if stretch.requests else None
@@ -121,7 +121,7 @@ class TimelineReader:
             if event.instance in self._draining:
                 self._draining[event.instance].failed += 1
         elif isinstance(event, InstanceDraining):
-            line = self._state.workload.lines.get(event.instance)
+            line = self._state.workload.queues.get(event.instance)
             drained = Drained(at_s=event.at, instance=event.instance, had=line.requests if line else 0)
             self._draining[event.instance] = drained
             self._drains.append(drained)

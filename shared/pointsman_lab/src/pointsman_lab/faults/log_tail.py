@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pointsman.ports import Link, LogEntry, LogReset
-from pointsman.simulation.replay.folding import take_in
+from pointsman.simulation.replay.folding import apply_entry
 from pointsman.state.state import PoolSettings, State
 
 
@@ -28,4 +28,4 @@ class LogTail:
                 self.state = State(PoolSettings(speed=self.speed))
                 continue
             self.entries.append(entry)
-            take_in(self.state, entry)
+            apply_entry(self.state, entry)

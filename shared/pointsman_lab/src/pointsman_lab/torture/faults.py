@@ -316,7 +316,7 @@ class FaultInjector:
     def delete_stream(self) -> None:
         if self.world.network.broker.available:
             self.world.note("somebody deletes the log")
-            self.world.network.begin_anew()
+            self.world.network.note_restart()
 
     def clock_jump(self) -> None:
         process = self.chance.choice(self.world.processes)

@@ -169,7 +169,7 @@ class Network:
             lease.forget()
         self._forget()
 
-    def begin_anew(self) -> None:
+    def note_restart(self) -> None:
         """Somebody deletes the stream; another, without an entry, takes its place."""
         self.broker.recreate()
         self._forget()

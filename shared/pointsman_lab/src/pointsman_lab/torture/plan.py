@@ -157,7 +157,7 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
             pending_max=10_000,
             running_max=256,
             leave_seconds=30.0,
-            policy_settings=(),
+            set=(),
             prefill_window_tokens=16_384,
         ),
         ingress_settings=plan.ingress_settings | {"request_timeout_seconds": 120.0, "drain_seconds_max": 30.0},
@@ -208,7 +208,7 @@ def _any_plan(seed: int) -> Plan:
         workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,
-            policy_settings=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
+            set=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
             admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),

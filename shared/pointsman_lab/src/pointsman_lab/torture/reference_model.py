@@ -116,7 +116,7 @@ class ReferenceModel:
 
     def _compare_line(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
         """Who waits and runs there, in which order, and what that comes to."""
-        line, model = self._state.workload.line(instance), self._model
+        line, model = self._state.workload.queue(instance), self._model
         pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
         running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}
         expected = {request.id for request in model.requests.values() if request.decode == instance}
@@ -132,7 +132,7 @@ class ReferenceModel:
             "seconds left in the engine": (line.engine_left(now)[0], model.engine_work(instance, now)[0]),
             "tokens left in the engine": (line.engine_left(now)[1], model.engine_work(instance, now)[1]),
             "expected seconds": (
-                self._state.expected_seconds(instance, *line.queue(now)),
+                self._state.latency.expected_seconds(instance, *line.work_ahead(now)),
                 model.queued(instance, now),
             ),
         }
