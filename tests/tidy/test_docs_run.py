@@ -14,7 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
 from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.command import up_command
 from pointsman_engine_sim.main import main as engine_sim

@@ -1,7 +1,7 @@
 """What the leader tells people about its pool: the answer to `cmd.fleet`, and the gauges."""
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge

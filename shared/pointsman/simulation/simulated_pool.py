@@ -8,7 +8,8 @@ from collections import deque
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import Seconds, Term, Tokens
 from pointsman.simulation.agenda import Agenda

@@ -13,7 +13,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining
 from pointsman.contracts.reasons import CancelCause
-from pointsman.policies.dispatch import Dispatcher, policy_set, scaling_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State

@@ -13,9 +13,10 @@ from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
@@ -42,8 +43,8 @@ class WhereTheSessionSays(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        option = view.option(InstanceId(view.request.session))
-        return Choice(option, "told so", [option])
+        candidate = view.candidate(InstanceId(view.request.session))
+        return Choice(candidate, "told so", [candidate])
 
 
 def pool(instances: tuple[str, ...] = FLEET, *, window_tokens: int = 1) -> Dispatcher:

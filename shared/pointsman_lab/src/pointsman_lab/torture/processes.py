@@ -16,7 +16,7 @@ from typing_extensions import override
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
-from pointsman.policies.dispatch import scaling_policy
+from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, Seconds
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard
