@@ -23,9 +23,10 @@ up: setup ## run a fleet of simulated engines until Ctrl-C
 
 NO_ENGINE := not vllm and not clients
 
-# The modules left out take half of the time of tests/unit; `make test` runs them.
-SLOW := $(addprefix --ignore tests/unit/,lab test_poison.py adapters/test_tokenizer.py adapters/test_checkpoint_retention.py \
-  cli/test_doctor.py cli/test_simulate_command.py simulation/test_workload_generators.py)
+# The modules left out take half of the time of these folders; `make test` runs them.
+SLOW := $(addprefix --ignore tests/,tidy/test_contributing.py unit/lab unit/test_poison.py unit/adapters/test_tokenizer.py \
+  unit/adapters/test_checkpoint_retention.py unit/cli/test_doctor.py unit/cli/test_simulate_command.py \
+  unit/simulation/test_workload_generators.py)
 check: lint ## lint, types, layers and the fast tests: under a minute
 	$(BIN)/pytest -q -n 2 --dist loadfile --hypothesis-profile check -m "$(NO_ENGINE) and not quiet" -k "not jetstream" $(SLOW) \
 	  tests/tidy tests/golden tests/unit tests/contract/test_event_log.py tests/contract/test_leadership.py $(ARGS)
