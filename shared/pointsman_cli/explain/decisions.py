@@ -193,7 +193,7 @@ class _Witness:
         view = PoolView(self._state, request, event.at) if request else None
         found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in weighed.values()]
         if view is not None:
-            found += [self._weigh(view.option(i).as_candidate(), held, chosen, weighed=False) for i in others]
+            found += [self._weigh(view.candidate(i).recorded(), held, chosen, weighed=False) for i in others]
         return found
 
     def _weigh(
