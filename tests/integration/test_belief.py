@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from pointsman.adapters import zmq_kv_events
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.kv_events import continuity, sockets
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
@@ -55,8 +56,8 @@ PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
 BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
-    (zmq_kv_events, "REPLAY_FRAME_SECONDS", 0.5),
-    (zmq_kv_events, "REPLAY_REST_SECONDS", 0.5),
+    (sockets, "REPLAY_FRAME_SECONDS", 0.5),
+    (continuity, "REPLAY_REST_SECONDS", 0.5),
     (scheduler_service, "HEALING_WALL_SECONDS", 0.1),
 ]
 
@@ -132,7 +133,7 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        events = ZmqKvEvents(
+        events = KvEventReader(
             KvEndpoint(self.publisher.endpoint, self.publisher.replay_endpoint), idle_check_seconds=0.2
         )
         link = self.broker.client(self.clock, name="worker")
@@ -737,7 +738,7 @@ def outcomes() -> Iterator[dict[str, str]]:
     with pytest.MonkeyPatch.context() as shortened:
         for module, name, seconds in BOUNDS:
             shortened.setattr(module, name, seconds)
-        shortened.setattr("pointsman_worker.service.PARKED_SECONDS_MAX", 0.3)
+        shortened.setattr("pointsman_worker.session.PARKED_SECONDS_MAX", 0.3)
         yield asyncio.run(_all_outcomes())
 
 

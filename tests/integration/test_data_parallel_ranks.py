@@ -14,11 +14,11 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman_cli.discovery import find_fleet
-from pointsman_cli.up.ports import free_ports
 from pointsman_engine_sim.server import EngineServer
 from pointsman_ingress.lifecycle import EQUAL, compared
 from tests.support.engine_sim import running_engine

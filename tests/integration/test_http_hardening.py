@@ -95,7 +95,7 @@ def status(answer: bytes) -> int:
 
 
 def refused(reason: str) -> float:
-    return REGISTRY.get_sample_value("pointsman_http_refused_total", {"reason": reason}) or 0.0
+    return REGISTRY.get_sample_value("pointsman_http_connections_refused_total", {"reason": reason}) or 0.0
 
 
 async def test_a_long_head_is_refused_in_one_piece_and_in_many() -> None:

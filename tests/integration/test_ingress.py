@@ -403,7 +403,7 @@ async def test_health_metrics_and_documentation_are_served(world: World) -> None
         ("/readyz?from=balancer", '"ready": true'),
         ("/livez?verbose", "ok"),
         ("/metrics?name[]=up", "pointsman_"),
-        ("/metrics", "pointsman_ttft_seconds"),
+        ("/metrics", "pointsman_time_to_first_token_seconds"),
         ("/openapi.json", CHAT),
     ):
         async with world.client.get(world.url + path) as answer:
@@ -573,7 +573,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
 
 @pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])
 async def test_a_request_that_takes_too_long_gets_408_and_one_end(where: str) -> None:
-    async with world_with(request_timeout=0.3) as world:
+    async with world_with(request_timeout_seconds=0.3) as world:
         world.scheduler.holds_back = where == "waiting"
         world.one.script.append(Behaviour.HANGS if where == "in the engine" else Behaviour.HANGS_AFTER_FIRST)
         async with world.post(COMPLETIONS, STREAM) as answer:
@@ -608,7 +608,7 @@ async def test_a_waiting_request_says_again_and_again_that_it_is_there(
 
 @pytest.mark.parametrize("what_is_gone", ["scheduler", "nats"])
 async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_is_gone: str) -> None:
-    async with world_with(silence_max=0.1) as world:
+    async with world_with(scheduler_timeout_seconds=0.1) as world:
         if what_is_gone == "nats":
             world.broker.disconnect()
         else:
@@ -630,7 +630,7 @@ async def test_without_a_scheduler_requests_go_to_the_least_loaded_engine(what_i
 
 
 async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_scheduler() -> None:
-    async with world_with(silence_max=0.1) as world:
+    async with world_with(scheduler_timeout_seconds=0.1) as world:
         told = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), adapters=["poet"])
         await world.log.append(told)
         await eventually_listed(world, "poet")
@@ -646,7 +646,7 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
 
 async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "ALONE_WALL_SECONDS", 0.01)
-    async with world_with(silence_max=0.05) as world:
+    async with world_with(scheduler_timeout_seconds=0.05) as world:
         world.broker.disconnect()
         async with world.post(COMPLETIONS, TOKENS) as blind:
             await blind.read()

@@ -84,7 +84,7 @@ def process_ids(up: RunningUp) -> dict[int, str]:
 
 async def tool(up: RunningUp, *arguments: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
-        POINTSMAN, *arguments, "--data", str(up.data), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        POINTSMAN, *arguments, "--from", str(up.data), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     said, _ = await process.communicate()
     return process.returncode or 0, said.decode()

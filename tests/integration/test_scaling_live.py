@@ -53,7 +53,7 @@ async def _burst(url: str, meanwhile: Any) -> list[tuple[bool, str]]:
 
 
 def _pointsman(fleet: RunningUp, *arguments: str) -> str:
-    command = [POINTSMAN, *arguments, "--data", str(fleet.data)]
+    command = [POINTSMAN, *arguments, "--from", str(fleet.data)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -89,7 +89,7 @@ def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp
 
         drained = asyncio.run(_burst(url, lambda: _pointsman(fleet, "drain", "scaled-1", "--wait")))
         placed = _placed_while_draining(fleet, "scaled-1")
-        _pointsman(fleet, "undrain", "scaled-1")
+        _pointsman(fleet, "drain", "scaled-1", "--undo")
         _pointsman(fleet, "scale", "2", "--wait")
         keepers = sorted((fleet.data / "instances").glob("scaled-*.lock"))
         running = [lock for lock in keepers if (Path("/proc") / lock.read_text()).exists()]

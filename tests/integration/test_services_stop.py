@@ -22,7 +22,7 @@ def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, 
     assert ended.returncode == 1
     assert f"Error: cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "shutdown_overdue" not in ended.stderr
+    assert "shutdown_timeout" not in ended.stderr
 
 
 @pytest.mark.parametrize("option", ["--tokenizer", "--keys-file"])

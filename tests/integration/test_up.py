@@ -21,13 +21,13 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
+from pointsman.adapters.tcp_ports import free_ports, is_free
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.discovery import find_fleet
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
 from pointsman_cli.up.plan import SOCKET_PATH_MAX, processes
-from pointsman_cli.up.ports import free_ports, is_free
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import EngineAddress, UpSettings, checked
@@ -242,8 +242,8 @@ async def test_a_process_that_dies_while_others_still_start_ends_the_start(tmp_p
 async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_until_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointsman.runtime.backoff.FIRST_RESTART_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr("pointsman.runtime.backoff.RESTART_WAIT_SECONDS_MAX", 0.04)
+    monkeypatch.setattr("pointsman.adapters.backoff.FIRST_RESTART_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("pointsman.adapters.backoff.RESTART_WAIT_SECONDS_MAX", 0.04)
     monkeypatch.setattr("pointsman_cli.up.runner.RESTART_WAIT_SECONDS_MAX", 0.04)
     cure = tmp_path / "cure"
     child = Script(
@@ -435,7 +435,7 @@ def test_the_curl_line_that_it_prints_streams_an_answer(fleet: RunningUp) -> Non
 
 
 def test_fleet_shows_the_instance_that_up_started(fleet: RunningUp) -> None:
-    command = [POINTSMAN, "fleet", "--json", "--data", str(fleet.data)]
+    command = [POINTSMAN, "fleet", "--json", "--from", str(fleet.data)]
 
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
@@ -487,7 +487,7 @@ def test_a_worker_that_is_told_to_stop_comes_back_in_the_same_epoch(fleet: Runni
 
     fleet.wait_for("worker-1 was started again as pid")
     deadline = time.monotonic() + 60
-    while "epoch_goes_on" not in log.read_text() and time.monotonic() < deadline:
+    while "epoch_resumed" not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     handed_over = re.search(r"handed_over.*epoch=(\d+)", log.read_text())
     goes_on = re.search(r"epoch_goes_on.*epoch=(\d+)", log.read_text())

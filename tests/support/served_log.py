@@ -17,7 +17,8 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Term
 from pointsman.state.engine_profiles import prefill_seconds

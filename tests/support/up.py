@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman_cli.up.plan import FleetPlan, ports_needed
-from pointsman_cli.up.ports import free_ports
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
 from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
 

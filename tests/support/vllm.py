@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pointsman.adapters.child_process import die_with_parent
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.runtime.engine_command import EnginePlaces
-from pointsman.runtime.parent_death import lifeline
 from pointsman_cli.discovery import FleetFile, find_fleet
-from pointsman_cli.up.ports import free_ports
 from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.up import RunningUp, pointsman_up
 
@@ -123,7 +123,7 @@ def booted(
             stderr=log,
             env=os.environ | DEVELOPER_MODE | dict(environment or {}),
             process_group=0,
-            preexec_fn=lifeline(signal.SIGTERM),
+            preexec_fn=die_with_parent(signal.SIGTERM),
         )
         kv, replay = places.sockets(command)
         engine = RunningEngine("engine", f"http://127.0.0.1:{port}", kv, replay, directory / "engine.log", process.pid)

@@ -32,7 +32,8 @@ from pointsman.contracts.codec import (
 from pointsman.contracts.commands import CancelRequest, DescribeFleet, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided, WritesLost
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject, subject_of
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
@@ -434,7 +435,7 @@ def test_every_tool_reads_a_poisoned_log(arguments: list[str], bundle: str, pois
 
 
 def test_doctor_says_where_dead_letters_are_and_why(bundle: str, poisoned: list[LogEntry]) -> None:
-    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", bundle, "--json"])
     found = [f for f in json.loads(result.stdout)["findings"] if "do not decode" in f["what"]]
 
     first = next(entry for entry in poisoned if entry.event is None)

@@ -23,15 +23,15 @@ from typing import Any
 import aiohttp
 from typing_extensions import override
 
+from pointsman.adapters.child_process import die_with_parent
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import RequestFinished
 from pointsman.ports import Link
 from pointsman.primitives import Sequence, Tokens
-from pointsman.runtime.parent_death import lifeline
 from pointsman_cli.discovery import find_fleet
-from pointsman_cli.up.ports import free_ports
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, compared
 from tests.support.log_reading import events_in, link_to
@@ -109,7 +109,7 @@ class Engine:
                 stderr=log,
                 env=os.environ | DEVELOPER_MODE,
                 process_group=0,
-                preexec_fn=lifeline(signal.SIGTERM),
+                preexec_fn=die_with_parent(signal.SIGTERM),
             )
         deadline = time.monotonic() + BOOT_SECONDS_MAX
         while True:

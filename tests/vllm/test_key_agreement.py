@@ -236,7 +236,6 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(session, api_key="", forward_authorization=False),
-                threads=1,
                 clock=ScaledClock(),
             )
             for own in (tokenizer, None)
@@ -336,7 +335,7 @@ async def test_embeddings_in_place_of_a_prompt_have_no_keys_on_either_side(bench
     assert (tokens.keyed, tokens.said, tokens.exact) == ([], "none; prompt_embeds", False)
     assert status == 200, answer
     assert await bench.cache.holds(set()) == before
-    assert bench.cache.translator.tally.keyless == 100 // BLOCK_TOKENS
+    assert bench.cache.translator.counters.keyless == 100 // BLOCK_TOKENS
 
 
 def test_this_engine_takes_no_pictures_and_says_so_itself(versatile_engine: RunningEngine) -> None:

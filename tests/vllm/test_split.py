@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.decisions import RequestHandedOver, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
-from pointsman_cli.up.ports import free_ports
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support import vllm
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import Counter as Metric
 
 from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
@@ -24,12 +25,12 @@ from pointsman.runtime.telemetry import (
     ATTEMPT_FAILURES,
     CACHE_PREDICTIONS,
     CACHED_TOKENS,
-    E2E_SECONDS,
+    E2E_REQUEST_LATENCY_SECONDS,
     PREDICTED_CACHED_TOKENS,
     PROMPT_TOKENS,
     SLO_OUTCOMES,
-    TPOT_SECONDS,
-    TTFT_SECONDS,
+    TIME_PER_OUTPUT_TOKEN_SECONDS,
+    TIME_TO_FIRST_TOKEN_SECONDS,
 )
 from pointsman_ingress.engine.proxy import Usage
 from pointsman_ingress.placement.pools import Pool
@@ -200,9 +201,11 @@ class RequestLifecycle:
         )
         self._log.append_soon(event)
 
-    def cancelled(self, reason: str) -> None:
-        self._end(reason)
-        event = RequestCancelled(at=self._clock.now(), request=self.request, reason=reason, instance=self.instance)
+    def cancelled(self, cause: CancelCause) -> None:
+        self._end(cause)
+        event = RequestCancelled(
+            at=self._clock.now(), request=self.request, reason=cause.sentence, instance=self.instance, cause=cause
+        )
         self._log.append_soon(event)
 
     def _end(self, reason: str = "") -> None:
@@ -211,11 +214,11 @@ class RequestLifecycle:
         self.reason = reason
 
     def _measure(self, event: RequestFinished, output_tokens: Tokens) -> None:
-        TTFT_SECONDS.observe(event.ttft)
-        E2E_SECONDS.observe(event.e2e)
+        TIME_TO_FIRST_TOKEN_SECONDS.observe(event.ttft)
+        E2E_REQUEST_LATENCY_SECONDS.observe(event.e2e)
         _OUTCOME[event.ttft <= self._slo_ttft].inc()
         if output_tokens > 1 and self._first_at is not None:
-            TPOT_SECONDS.observe(event.tpot)
+            TIME_PER_OUTPUT_TOKEN_SECONDS.observe(event.tpot)
         prompt, cached, predicted = _token_metrics(event.instance)
         prompt.inc(max(0, event.prompt_tokens))
         cached.inc(max(0, event.cached_tokens))
@@ -230,7 +233,7 @@ class RequestLifecycle:
         CACHE_PREDICTIONS.labels(event.instance, outcome).inc()
         if outcome in (FEWER, MORE):
             log.info(
-                "cached_tokens_differ",
+                "cached_tokens_mismatch",
                 request=event.request,
                 instance=event.instance,
                 predicted=expected,

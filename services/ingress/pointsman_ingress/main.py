@@ -42,7 +42,7 @@ from pointsman_ingress.placement.holding import Hold, HoldBounds
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.placement.rebinding import Rebinding
-from pointsman_ingress.placement.retry_budget import RetryBounds, RetryBudget
+from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.routing import Router
 from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
 from pointsman_ingress.prompt.keys import Keys
@@ -165,17 +165,15 @@ async def assembled(
     """
     keyring = _keyring(settings, clock)
     chance = chance or SystemRandom()
-    async with engine_session or open_session(
-        connections_max=settings.connections_max, connect_timeout=settings.connect_timeout
-    ) as session:
+    async with engine_session or open_session() as session:
         engines = EngineClient(
             session,
             api_key=settings.engine_api_key,
             forward_authorization=not keyring.required,
-            chunk_wall_seconds=settings.chunk_timeout,
+            chunk_wall_seconds=settings.chunk_timeout_seconds,
         )
         with ExitStack() as closing:
-            hold = Hold(HoldBounds(settings.hold_seconds, settings.hold_max), clock)
+            hold = Hold(HoldBounds(settings.hold_seconds), clock)
             served = [
                 _pool(
                     settings,
@@ -196,14 +194,13 @@ async def assembled(
                 name=_name(settings),
                 bounds=Bounds(
                     body_bytes=settings.body_bytes_max,
-                    body_wall_seconds=settings.body_timeout,
-                    request_wall_seconds=settings.request_timeout,
+                    request_wall_seconds=settings.request_timeout_seconds,
                     hold_wall_seconds=settings.hold_seconds,
                     retries=settings.retries_max,
-                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_min),
+                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_seconds_min),
                 ),
-                objectives=Objectives(settings.slo_ttft, settings.slo_tpot),
-                additions=BodyRewrites(stream_usage=settings.stream_usage, client_name=settings.names_clients),
+                objectives=Objectives(settings.slo_ttft_seconds, settings.slo_tpot_seconds),
+                additions=BodyRewrites(stream_usage=settings.stream_usage, client_name=settings.forward_tenant),
                 keyring=keyring,
                 pools=pools,
                 engines=engines,
@@ -242,7 +239,7 @@ def _pool(
     fleet = FleetView(clock, board)
     under_way = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     silence = SchedulerLiveness(
-        commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.silence_max
+        commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.scheduler_timeout_seconds
     )
     rebinding = Rebinding()
     router = Router(
@@ -253,7 +250,6 @@ def _pool(
         engine=under_way.least_busy,
         failed=under_way.failed,
         engines=engines,
-        threads=settings.tokenise_threads,
         clock=clock,
     )
     return Pool(
@@ -274,7 +270,7 @@ def _pool(
         tokenising=tokenising,
         keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
-        retry_budget=RetryBudget(RetryBounds(settings.retry_budget, settings.retry_budget_min)),
+        retry_budget=RetryBudget(settings.retry_budget),
     )
 
 

@@ -3,12 +3,12 @@
 | phase | bound |
 |---|---|
 | connect | `--connect-timeout`, wall (`proxy.open_session`) |
-| first byte | a multiple of the predicted time to it, at least `--first-byte-min` wall (here) |
-| between chunks | `--chunk-timeout`, wall (`proxy.EngineAnswer`) |
-| whole request | `--request-timeout`, wall (`patience`) |
+| first byte | a multiple of the predicted time to it, at least `--first-byte-seconds-min` wall (here) |
+| between chunks | `--chunk-timeout-seconds`, wall (`proxy.EngineAnswer`) |
+| whole request | `--request-timeout-seconds`, wall (`patience`) |
 
 The first byte of a stream is its first output. An answer that is not streamed has its first byte only at its end, so the
-time that its output may take is added: the most tokens it may have, at the rate of its TPOT objective, or of `--slo-tpot`
+time that its output may take is added: the most tokens it may have, at the rate of its TPOT objective, or of `--slo-tpot-seconds`
 where that is slower. Where nobody bounds its tokens it has no deadline.
 """
 

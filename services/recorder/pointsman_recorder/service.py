@@ -22,7 +22,7 @@ from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.telemetry import RECORDER_SEQUENCE
+from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import Archive, Batch, Branch
 
 log = structlog.get_logger()
@@ -109,7 +109,7 @@ class Recorder:
                 await self._queue.put(None)
                 await self._finished.wait()
         except TimeoutError:
-            log.warning("archive_unfinished", entries=self._queue.qsize(), note="the next start goes on from SQL")
+            log.warning("archive_flush_timeout", entries=self._queue.qsize(), note="the next start goes on from SQL")
 
     # -- collecting --------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Recorder:
         branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
         if branch is not None:
             self._numbers[extent.identity] = branch.number
-            RECORDER_SEQUENCE.set(branch.last)
+            RECORDER_ARCHIVED_SEQUENCE.set(branch.last)
             return branch
         branch = await self._next_branch(extent.identity)
         await self._queue.put(_Opened(branch, first=1))
@@ -160,7 +160,7 @@ class Recorder:
         return Branch(identity, self._numbers[identity])
 
     async def _open(self, opened: _Opened) -> None:
-        log.warning("gap", log=opened.branch.log, at_sequence=opened.first, reason=opened.reason)
+        log.warning("archive_gap", log=opened.branch.log, at_sequence=opened.first, reason=opened.reason)
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
@@ -200,7 +200,7 @@ class Recorder:
                 await self._persistently(partial(self._archive.store, _dead(items[0], str(error.orig))))
         last = items[-1]
         if isinstance(last, _Read):
-            RECORDER_SEQUENCE.set(last.entry.sequence)
+            RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Do something with the database until it works, more and more slowly, not ready meanwhile.

@@ -146,7 +146,7 @@ class ScalerService:
         """Wait for the lease, decide and act while it is ours, and wait again, for ever."""
         while True:
             await self._leadership.obtain(term_of_log=self._term_of_log)
-            log.info("scaler_acts", policy=self._decider.policy.name, provider=self._provider.name)
+            log.info("scaler_active", policy=self._decider.policy.name, provider=self._provider.name)
             try:
                 async with (
                     self._commands.serve(scale_subject(self._pool), self._on_scale),
@@ -155,7 +155,7 @@ class ScalerService:
                     tenure.create_task(self._keep_lease(), name="keep-lease")
                     tenure.create_task(self._tick_for_ever(), name="ticks")
             except* LeaseLostError as lost:
-                log.warning("scaler_watches", reason=str(lost.exceptions[0]))
+                log.warning("scaler_standby", reason=str(lost.exceptions[0]))
 
     async def resign(self) -> None:
         """Let another act at once. What is begun goes on by itself, or is taken up by who acts next."""
@@ -170,7 +170,7 @@ class ScalerService:
                 telemetry.POOL_INSTANCES.labels(status).set(sizes[status])
             if self.state.scaling.is_applied:
                 self._board.restored(SIZE)
-            telemetry.POOL_WANTED.set(self.state.scaling.wanted or 0)
+            telemetry.POOL_DESIRED.set(self.state.scaling.wanted or 0)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes
@@ -248,7 +248,7 @@ class ScalerService:
             case Undrain():
                 await self._tell_leader(UndrainInstance(instance=step.instance))
             case Stop():
-                log.info("instance_stops", instance=step.instance, reason=step.reason)
+                log.info("instance_stopping", instance=step.instance, reason=step.reason)
                 await self._provider.stop(step.instance)
 
     async def _grow(self, step: Grow) -> None:
@@ -257,7 +257,7 @@ class ScalerService:
             return
         self._grows_after = wall + self._growth_wait
         self._growth_wait = min(2 * self._growth_wait, GROWTH_WAIT_WALL_SECONDS_MAX)
-        log.info("pool_grows", missing=step.missing, provider=self._provider.name)
+        log.info("scale_up_started", missing=step.missing, provider=self._provider.name)
         await self._provider.grow(step.total)
 
     async def _tell_leader(self, command: DrainInstance | UndrainInstance) -> None:
@@ -270,7 +270,7 @@ class ScalerService:
         if isinstance(answer, DrainAnswered) and answer.refusal:
             self._in_trouble(answer.refusal)
             return
-        log.info("leader_told", command=type(command).__name__, instance=command.instance)
+        log.info("drain_requested", command=type(command).__name__, instance=command.instance)
 
     def _note_leaving(self, count: PoolStatus) -> None:
         wall, leaving = self._clock.wall(), {instance.id for instance in count.leaving}
@@ -320,9 +320,9 @@ class ScalerService:
         return True
 
     def _in_trouble(self, trouble: str) -> None:
-        telemetry.SCALER_TROUBLES.inc()
+        telemetry.SCALER_ERRORS.inc()
         if trouble != self._trouble:
-            log.warning("scaler_in_trouble", trouble=trouble)
+            log.warning("scaler_error", trouble=trouble)
         self._trouble = trouble
 
     # People

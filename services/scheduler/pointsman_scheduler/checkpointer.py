@@ -15,12 +15,12 @@ from random import SystemRandom
 
 import structlog
 
+from pointsman.adapters.child_process import spawn
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.ports import Clock, Link
 from pointsman.primitives import Seconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
-from pointsman.runtime.parent_death import lifeline
 from pointsman.runtime.settings import command, environment
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
@@ -72,12 +72,7 @@ class _Child:
             self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pointsman_scheduler.checkpointer"],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=lifeline(),
-        )
+        return spawn([sys.executable, "-m", "pointsman_scheduler.checkpointer"], environment=self._environment)
 
 
 @command(SchedulerSettings, name="pointsman-checkpointer", table="scheduler")

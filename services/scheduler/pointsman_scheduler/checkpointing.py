@@ -83,7 +83,7 @@ class Checkpointer:
             try:
                 await self._fold(beginning)
             except LogBrokenError as error:
-                log.warning("checkpoints_begin_anew", reason=str(error))
+                log.warning("checkpoints_restarted", reason=str(error))
 
     async def _fold(self, beginning: StartPoint) -> None:
         state = beginning.state

@@ -1,7 +1,7 @@
 """What the leader tells people about its pool: the answer to `cmd.fleet`, and the gauges."""
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
@@ -85,7 +85,7 @@ class FleetGauges:
         telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.latency.prediction_error(instance.id) or 0.0)
         telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
         for knowledge in Knowledge:
-            telemetry.INSTANCE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
+            telemetry.INSTANCE_CACHE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
 
     def _remove(self, instance: InstanceId) -> None:
         for gauge in (
@@ -98,4 +98,4 @@ class FleetGauges:
         ):
             gauge.remove(instance)
         for knowledge in Knowledge:
-            telemetry.INSTANCE_KNOWLEDGE.remove(instance, knowledge)
+            telemetry.INSTANCE_CACHE_KNOWLEDGE.remove(instance, knowledge)

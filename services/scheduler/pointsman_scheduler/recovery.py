@@ -91,7 +91,7 @@ class Recovery:
             log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
             return StartPoint(state, extent, label)
         if extent.first > 1:
-            log.warning("log_begins_late", first=extent.first, lost="what was known before, until workers report again")
+            log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
         return StartPoint(self._empty_state(), extent, None)
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
@@ -104,7 +104,7 @@ class Recovery:
                     seemed_whole = beginning.extent.first <= 1 < entry.first_sequence
                     if beginning.state.sequence or seemed_whole:
                         raise LogBrokenError(entry.reason)
-                    log.warning("log_begins_late", first=entry.first_sequence, lost=entry.reason)
+                    log.warning("log_truncated", first=entry.first_sequence, lost=entry.reason)
                 elif label is not None and entry.sequence == label.as_of:
                     self._prove(label, entry)
                 else:
@@ -141,7 +141,7 @@ class Recovery:
                     return label, state
                 if (not problem and content is None) or self._is_newer_than(extent, label):
                     replaced = "a newer one was taken meanwhile"
-                log.info("checkpoint_passed_over", as_of=label.as_of, problem=problem or "it could not be read")
+                log.info("checkpoint_skipped", as_of=label.as_of, problem=problem or "it could not be read")
         except StoreUnavailableError as error:
             raise _LookAgainError(str(error)) from error
         if replaced:

@@ -41,8 +41,16 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     WritesLost,
 )
-from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceJoined, InstanceLeft, InstanceUnejected
-from pointsman.contracts.requests import ENGINE_IDLE, INGRESS_SILENT, NEVER_ENDED, RequestCancelled, RequestEvent
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceEjected,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
+from pointsman.contracts.reasons import CancelCause, RejectReason, grant_unheard, reject_answer
+from pointsman.contracts.requests import RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
     cancel_subject,
     drain_subject,
@@ -53,7 +61,8 @@ from pointsman.contracts.subjects import (
     resync_subject,
     route_subject,
 )
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.stranded import stranded
 from pointsman.ports import (
     Checkpoints,
@@ -105,9 +114,6 @@ RESIGN_FLUSH_WALL_SECONDS = 0.3
 
 WAITING = (Stage.ARRIVED, Stage.PENDING)
 """Stages of requests that were not granted yet."""
-
-UNAVAILABLE = {"no_instance", "already_ended"}
-"""Refusals that are no matter of load: 503. All others are answered 429."""
 
 
 Answer = tuple[Reply, RouteGranted | RouteRejected]
@@ -236,8 +242,8 @@ class SchedulerService:
                 if self.leading is not None:
                     await self._give_up_lost(self.leading)
             self._say_whether_ready()
-            telemetry.LEADING.set(self.leading is not None)
-            telemetry.TERM.set(self.state.term)
+            telemetry.LEADER.set(self.leading is not None)
+            telemetry.LEADER_TERM.set(self.state.term)
             with contained("gauges"):
                 self._gauges.show(self.state)
 
@@ -273,7 +279,7 @@ class SchedulerService:
 
     def _end_life(self, reason: str) -> None:
         """What is decided and not yet written is void: the next leader has not seen it."""
-        log.warning("follows_anew", reason=reason, led=self.dispatcher is not None)
+        log.warning("term_ended", reason=reason, led=self.dispatcher is not None)
         self._board.missing(LEADERSHIP, reason)
         if self._fence is not None:
             self._fence.broken = self._fence.broken or reason
@@ -354,7 +360,7 @@ class SchedulerService:
         self._hearing.begin()
         self._fence = fence
         self._unwritten = []
-        self.dispatcher = Dispatcher(state, self._policies, term=term, on_record=self._note_decision)
+        self.dispatcher = Dispatcher(state, self._policies, term=term, on_decision=self._note_decision)
         self._migrations = MigrationHandler(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
@@ -429,7 +435,7 @@ class SchedulerService:
         known = self.state.fleet.get(instance)
         problem = foreign_keys(known, self.state.settings.block_tokens) if known is not None else ""
         if problem:
-            log.error("keys_differ", instance=instance, problem=problem)
+            log.error("cache_keys_mismatch", instance=instance, problem=problem)
 
     def _check_models(self) -> None:
         """Say aloud which instances do not fit the pool any more, and which fit again: one that joins or leaves may decide
@@ -483,7 +489,9 @@ class SchedulerService:
         known = self.state.workload.requests.get(command.request)
         if known is None or known.stage in WAITING or known.instance in self.state.fleet:
             return []
-        return dispatcher.abandon(known.id, f"its grant to {known.instance} was not heard of", self._clock.now())
+        return dispatcher.abandon(
+            known.id, CancelCause.GRANT_UNHEARD, self._clock.now(), reason=grant_unheard(known.instance)
+        )
 
     def _answer_again(self, command: RouteRequest) -> list[Answer]:
         """A repeated command: what was answered before is answered again; what still waits, waits on."""
@@ -494,7 +502,7 @@ class SchedulerService:
             if told is not None:
                 return self._rejected(command.request, told.reason, told.detail, told.retry_after)
             detail = f"the request has ended already ({workload.end_of(command.request)})"
-            return self._rejected(command.request, "already_ended", detail, 0.0)
+            return self._rejected(command.request, RejectReason.ALREADY_ENDED.value, detail, 0.0)
         if request.stage not in WAITING and request.attempt == command.attempt:
             return self._granted(request)
         return []
@@ -520,14 +528,14 @@ class SchedulerService:
     def _not_handed_over(self, command: HandOverRequest) -> RouteRejected:
         """Why the request goes nowhere. Of a prefill that we do not know, its ingress knows more than we."""
         end = self.state.workload.end_of(command.request)
-        reason, detail = "unknown_request", f"nothing is known of a prefill at {command.instance}"
+        reason, detail = RejectReason.UNKNOWN_REQUEST, f"nothing is known of a prefill at {command.instance}"
         if end is not None:
-            reason, detail = "already_ended", f"the request has ended already ({end})"
+            reason, detail = RejectReason.ALREADY_ENDED, f"the request has ended already ({end})"
         return RouteRejected(
             request=command.request,
             attempt=command.attempt,
-            status=_status_of(reason),
-            reason=reason,
+            status=reject_answer(reason).status,
+            reason=reason.value,
             detail=detail,
             retry_after=0.0,
             term=self._term,
@@ -538,7 +546,7 @@ class SchedulerService:
         return RouteRejected(
             request=event.request,
             attempt=event.attempt,
-            status=_status_of(event.reason),
+            status=reject_answer(event.reason).status,
             reason=event.reason,
             detail=event.detail,
             retry_after=event.retry_after,
@@ -569,7 +577,8 @@ class SchedulerService:
         if dispatcher is None or not isinstance(command, CancelRequest):
             return
         self._waiters.pop(command.request, None)
-        await self._publish(dispatcher.cancel(command.request, command.reason, self._clock.now()))
+        cause = CancelCause(command.reason)
+        await self._publish(dispatcher.cancel(command.request, cause, self._clock.now(), reason=command.reason))
         end = self.state.workload.end_of(command.request)
         ended = end in (RequestCancelled.__name__, RequestRejected.__name__)
         await reply(CancelAnswered(request=command.request, ended=ended))
@@ -671,7 +680,7 @@ class SchedulerService:
         answer = RouteRejected(
             request=request,
             attempt=waiter.attempt,
-            status=_status_of(reason),
+            status=reject_answer(reason).status,
             reason=reason,
             detail=detail,
             retry_after=retry_after,
@@ -688,12 +697,12 @@ class SchedulerService:
     async def _check_liveness(self, dispatcher: Dispatcher) -> None:
         settings, speed = self._settings, self._clock.speed
         now = self._clock.now()
-        events = dispatcher.check_liveness(
-            now,
+        timeouts = LivenessTimeouts(
             heard_since=self._listens_since,
             suspect_after=settings.suspect_seconds * speed,
             leave_after=settings.leave_seconds * speed,
         )
+        events = dispatcher.check_liveness(timeouts, now)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
@@ -721,13 +730,13 @@ class SchedulerService:
         events: list[LogEvent] = []
         for request in self._orphans():
             give_up = dispatcher.cancel if request.stage in WAITING else dispatcher.abandon
-            events += give_up(request.id, INGRESS_SILENT, now)
+            events += give_up(request.id, CancelCause.INGRESS_SILENT, now)
         for request in list(stranded(self.state, now, idle_after=IDLE_WALL_SECONDS * speed)):
-            events += dispatcher.abandon(request.id, ENGINE_IDLE, now)
+            events += dispatcher.abandon(request.id, CancelCause.ENGINE_IDLE, now)
         for request in list(self.state.workload.requests.values()):
             waits = request.stage in WAITING
             if not waits and now - request.granted_at > self._settings.request_seconds_max * speed:
-                events += dispatcher.abandon(request.id, NEVER_ENDED, now)
+                events += dispatcher.abandon(request.id, CancelCause.NEVER_ENDED, now)
         await self._publish(events)
 
     def _orphans(self) -> list[Request]:
@@ -753,10 +762,6 @@ class SchedulerService:
             await self._commands.request(subject, command, timeout=RESYNC_TIMEOUT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError) as error:
             log.warning("resync_unanswered", instance=instance, problem=str(error))
-
-
-def _status_of(reason: str) -> int:
-    return 503 if reason in UNAVAILABLE else 429
 
 
 def _knowledge_for(request: Request, instance: Instance) -> str:

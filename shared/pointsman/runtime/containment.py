@@ -49,9 +49,9 @@ def contained(step: str) -> Iterator[None]:
 
 def note_failure(step: str, error: Exception, **fields: str) -> None:
     """Counts an unexpected error, and logs it with `fields` as far as the pace of log lines allows."""
-    telemetry.STEPS_FAILED.labels(step).inc()
+    telemetry.UNEXPECTED_ERRORS.labels(step).inc()
     if _paces.setdefault(step, _Pace()).allows():
-        log.error("step_failed", step=step, exc_info=error, **fields)
+        log.error("unexpected_error", step=step, exc_info=error, **fields)
 
 
 class DeadLetterWatch:
@@ -76,7 +76,6 @@ class DeadLetterWatch:
             self._undecodable, self._unapplied = letters.undecodable, letters.unapplied
 
     def _tell(self, letters: DeadLetters) -> None:
-        telemetry.DEAD_LETTERS.labels("undecodable").inc(letters.undecodable - self._undecodable)
         telemetry.DEAD_LETTERS.labels("unapplied").inc(letters.unapplied - self._unapplied)
         if self._pace.allows():
             newest = letters.newest[-1]

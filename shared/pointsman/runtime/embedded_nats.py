@@ -8,13 +8,11 @@ machines brings its own nats-server; see `deploy/nats`.
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import time
@@ -25,8 +23,10 @@ from pathlib import Path
 
 import structlog
 
+from pointsman.adapters.child_process import spawn
+from pointsman.adapters.file_lock import try_lock
+from pointsman.adapters.tcp_ports import why_taken
 from pointsman.primitives import Seconds
-from pointsman.runtime.parent_death import lifeline
 
 log = structlog.get_logger()
 
@@ -184,13 +184,9 @@ def _check_version(binary: str) -> None:
 
 
 def _check_port_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            message = f"port {port} is taken ({error.strerror}); choose another, or 0 for any free one"
-            raise NatsStartError(message) from error
+    if reason := why_taken(port):
+        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
+        raise NatsStartError(message)
 
 
 @contextlib.contextmanager
@@ -198,11 +194,9 @@ def _locked(data_dir: Path) -> Iterator[int]:
     """The lock of a data directory: held as long as any process has this descriptor open, here or in a child."""
     descriptor = os.open(data_dir / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(descriptor):
             message = f"{data_dir} is in use by another nats-server ({_owner(data_dir)}); stop it or choose another"
-            raise NatsStartError(message) from error
+            raise NatsStartError(message)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -251,16 +245,9 @@ def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool,
 
 
 def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subprocess.Popen[bytes]:
-    with (data_dir / "nats-server.err").open("wb") as complaints:
-        return subprocess.Popen(
-            [binary, "-c", str(configuration)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            pass_fds=[lock],
-            start_new_session=True,
-            preexec_fn=lifeline(),
-        )
+    output = data_dir / "nats-server.err"
+    output.unlink(missing_ok=True)
+    return spawn([binary, "-c", str(configuration)], output=output, pass_fds=[lock], session=True)
 
 
 async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOOPBACK = "127.0.0.1"
+from pointsman.adapters.tcp_ports import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pointsman.primitives import Seconds
-from pointsman.runtime.telemetry import HTTP_REFUSED
+from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 
 log = structlog.get_logger()
 
@@ -75,11 +75,11 @@ class Connections:
 
     def refused(self, reason: str, now: float) -> None:
         """Count a refusal, and log it unless one of its kind was logged just now."""
-        HTTP_REFUSED.labels(reason).inc()
+        HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
         self._refused[reason] = self._refused.get(reason, 0) + 1
         if now - self._said_at.get(reason, -COMPLAINT_WALL_SECONDS) >= COMPLAINT_WALL_SECONDS:
             self._said_at[reason] = now
-            log.warning("http_refused", reason=reason, times=self._refused.pop(reason))
+            log.warning("http_connection_refused", reason=reason, times=self._refused.pop(reason))
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:

@@ -8,11 +8,9 @@ may have processes of its own.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -22,9 +20,11 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.adapters.child_process import end, kill_group, spawn
+from pointsman.adapters.file_lock import is_locked
+from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
 from pointsman.primitives import Seconds
-from pointsman.runtime.engine_command import LOOPBACK, EnginePlaces
-from pointsman.runtime.parent_death import lifeline
+from pointsman.runtime.engine_command import EnginePlaces
 from pointsman.runtime.settings import environment
 from pointsman.runtime.supervision import STOP_SECONDS_MAX
 
@@ -54,7 +54,7 @@ class InstanceSupervisor:
         self._kept = kept
         self._told_to_stop = False
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        port, kv_port, replay_port = _free_ports(3)
+        port, kv_port, replay_port = free_ports(3)
         self._places = EnginePlaces(
             instance=kept.instance,
             port=port,
@@ -72,7 +72,7 @@ class InstanceSupervisor:
         """End the instance now."""
         self._told_to_stop = True
         for process in self._running.values():
-            _kill(process)
+            kill_group(process)
 
     def run(self) -> int:
         """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
@@ -88,8 +88,8 @@ class InstanceSupervisor:
                 guarded_at = time.monotonic()
                 self._told_to_stop |= self._is_alone()
         code = engine.poll()
-        _end(worker, signal.SIGINT)
-        _end(engine, signal.SIGTERM)
+        end(worker, signal.SIGINT, STOP_SECONDS)
+        end(engine, signal.SIGTERM, STOP_SECONDS)
         return code or 0
 
     def _start_worker(self) -> "subprocess.Popen[bytes]":
@@ -108,16 +108,12 @@ class InstanceSupervisor:
         return self._spawn("worker", [script], os.environ | self._kept.environment | own)
 
     def _spawn(self, part: str, command: list[str], surroundings: dict[str, str]) -> "subprocess.Popen[bytes]":
-        with (Path(self._kept.logs) / f"{self._kept.instance}-{part}.log").open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=surroundings,
-                process_group=0,
-                preexec_fn=lifeline(signal.SIGTERM if part == "engine" else signal.SIGKILL),
-            )
+        process = spawn(
+            command,
+            output=Path(self._kept.logs) / f"{self._kept.instance}-{part}.log",
+            environment=surroundings,
+            parent_death=signal.SIGTERM if part == "engine" else signal.SIGKILL,
+        )
         self._running[part] = process
         return process
 
@@ -125,38 +121,9 @@ class InstanceSupervisor:
         """Whether nobody holds the guard: the fleet is gone."""
         if not self._kept.guard:
             return False
-        try:
-            with Path(self._kept.guard).open("rb") as held:
-                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            return not is_locked(Path(self._kept.guard))
         return True
-
-
-def _end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Ask it to stop; after STOP_SECONDS end it. Either way end what it started and left running. A worker takes SIGINT as
-    the end of its instance, SIGTERM perhaps as a restart."""
-    process.send_signal(number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
-    _kill(process)
-    process.wait()
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End it and whatever it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as attempts:
-        sockets = [attempts.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
-        for attempt in sockets:
-            attempt.bind((LOOPBACK, 0))
-        return [int(attempt.getsockname()[1]) for attempt in sockets]
 
 
 def main() -> None:

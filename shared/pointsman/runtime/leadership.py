@@ -101,7 +101,7 @@ class Leadership:
             if found is not None and found.holder == self._name:
                 await self._lease.put("", found.term, after=found.revision)
         except (LeaseTakenError, StoreUnavailableError) as error:
-            log.warning("lease_not_given_back", reason=str(error))
+            log.warning("lease_release_failed", reason=str(error))
         self._tenure = None
 
     def _is_free(self, found: Tenure | None, known_term: Term, seen_at: Seconds) -> bool:

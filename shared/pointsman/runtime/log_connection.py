@@ -112,15 +112,15 @@ class _TelemetryListener(LogListener):
 
     @override
     def stalled(self, reason: str) -> None:
-        telemetry.LOG_STALLED.set(1)
+        telemetry.LOG_WRITES_STALLED.set(1)
         self._board.degraded(WRITES_PART, reason)
-        log.error("log_stalled", reason=reason)
+        log.error("log_writes_stalled", reason=reason)
 
     @override
     def flowing(self) -> None:
-        telemetry.LOG_STALLED.set(0)
+        telemetry.LOG_WRITES_STALLED.set(0)
         self._board.restored(WRITES_PART)
-        log.info("log_flows_again")
+        log.info("log_writes_resumed")
 
     @override
     def lost(self, count: int, reason: str) -> None:
@@ -129,7 +129,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def undecodable(self, subject: str, problem: str) -> None:
-        telemetry.LOG_UNDECODABLE.inc()
+        telemetry.DEAD_LETTERS.labels("undecodable").inc()
         self._warn("undecodable_message", subject=short_reason(subject), problem=problem)
 
     @override
@@ -143,7 +143,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def trouble(self, what: str, reason: str) -> None:
-        self._warn("nats_trouble", what=what, reason=reason)
+        self._warn("nats_error", what=what, reason=reason)
 
     def _warn(self, event: str, **details: object) -> None:
         """Log a warning that may come in floods."""

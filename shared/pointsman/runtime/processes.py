@@ -29,9 +29,9 @@ import click
 import structlog
 from prometheus_client import multiprocess
 
+from pointsman.adapters.backoff import RestartBackoff
+from pointsman.adapters.child_process import die_with_parent
 from pointsman.primitives import Seconds
-from pointsman.runtime.backoff import Backoff
-from pointsman.runtime.parent_death import lifeline
 from pointsman.runtime.telemetry import METRICS_DIRECTORY
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ class _Child:
         """When it last said that it listens, in its present life."""
         self.start_at = 0.0
         """When to start it, `time.monotonic`."""
-        self._backoff = Backoff()
+        self._backoff = RestartBackoff()
 
     def ended(self, now: float) -> Seconds:
         """Returns how long to wait before it is started again."""
@@ -143,7 +143,7 @@ class _Parent:
         now = time.monotonic()
         for child in self._children:
             if child.pid and child.heard_at is not None and now - child.heard_at > HANGS_SECONDS:
-                log.error("process_hangs", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
+                log.error("process_unresponsive", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
                 child.heard_at = None
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -175,7 +175,7 @@ class _Parent:
             log.error("process_ended", number=child.number, pid=pid, exit_code=code, restart_seconds=wait)
 
     def _fork(self, number: int) -> int:
-        hold = lifeline()
+        hold = die_with_parent()
         everything = set(signal.valid_signals())
         before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
         pid = os.fork()

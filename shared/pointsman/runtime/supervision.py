@@ -136,7 +136,7 @@ def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
 
 
 def _give_up(seconds: float) -> None:
-    log.error("shutdown_overdue", seconds=seconds)
+    log.error("shutdown_timeout", seconds=seconds)
     signal.raise_signal(signal.SIGKILL)
 
 

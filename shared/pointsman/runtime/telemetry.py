@@ -28,22 +28,26 @@ LATENCY_BUCKETS_SECONDS = (
 HTTP_REQUESTS = Counter(
     "pointsman_http_requests_total", "Client requests answered, by route and HTTP status.", ["route", "status"]
 )
-HTTP_REFUSED = Counter(
-    "pointsman_http_refused_total",
+HTTP_CONNECTIONS_REFUSED = Counter(
+    "pointsman_http_connections_refused_total",
     "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
     "head_timeout, pipelined, connections (too many), idle_evicted (for a new one); or because of an answer_unread.",
     ["reason"],
 )
-TTFT_SECONDS = Histogram(
-    "pointsman_ttft_seconds", "Time to first token seen by the ingress, engine time.", buckets=LATENCY_BUCKETS_SECONDS
+TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
+    "pointsman_time_to_first_token_seconds",
+    "Time to first token seen by the ingress, engine time.",
+    buckets=LATENCY_BUCKETS_SECONDS,
 )
-TPOT_SECONDS = Histogram(
-    "pointsman_tpot_seconds",
+TIME_PER_OUTPUT_TOKEN_SECONDS = Histogram(
+    "pointsman_time_per_output_token_seconds",
     "Mean time per output token after the first, engine time.",
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
 )
-E2E_SECONDS = Histogram(
-    "pointsman_e2e_seconds", "From arrival to the end of the answer, engine time.", buckets=LATENCY_BUCKETS_SECONDS
+E2E_REQUEST_LATENCY_SECONDS = Histogram(
+    "pointsman_e2e_request_latency_seconds",
+    "From arrival to the end of the answer, engine time.",
+    buckets=LATENCY_BUCKETS_SECONDS,
 )
 SLO_OUTCOMES = Counter(
     "pointsman_slo_outcomes_total", "Finished requests by whether their TTFT met the objective.", ["outcome"]
@@ -71,22 +75,23 @@ ATTEMPT_FAILURES = Counter(
     "Requests that an engine failed, by how, whether or not they were tried elsewhere.",
     ["instance", "failure"],
 )
-HELD_REQUESTS = Gauge(
-    "pointsman_ingress_held_requests",
+INGRESS_PENDING_REQUESTS = Gauge(
+    "pointsman_ingress_pending_requests",
     "Requests that wait in the ingress because no engine can be asked yet.",
     multiprocess_mode="livesum",
 )
-TOKENISE_SECONDS = Histogram(
-    "pointsman_tokenise_seconds",
+TOKENIZATION_SECONDS = Histogram(
+    "pointsman_tokenization_seconds",
     "Wall time to turn a body into tokens.",
     buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0),
 )
-DEGRADED_ROUTES = Counter(
-    "pointsman_degraded_routes_total", "Requests that the ingress placed itself because no scheduler answered."
+FALLBACK_PLACEMENTS = Counter(
+    "pointsman_fallback_placements_total", "Requests that the ingress placed itself because no scheduler answered."
 )
 
-ACCESS_LOG_DROPPED = Counter(
-    "pointsman_access_log_dropped_total", "Lines of the access log that nobody read in time, and that were left out."
+ACCESS_LOG_LINES_DROPPED = Counter(
+    "pointsman_access_log_lines_dropped_total",
+    "Lines of the access log that nobody read in time, and that were left out.",
 )
 
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
@@ -95,8 +100,8 @@ DECISION_SECONDS = Histogram(
     "Wall time to decide one placement.",
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
-LEADING = Gauge("pointsman_leading", "Whether this scheduler may decide.")
-TERM = Gauge("pointsman_term", "The newest term that the log tells of.")
+LEADER = Gauge("pointsman_leader", "Whether this scheduler may decide.")
+LEADER_TERM = Gauge("pointsman_leader_term", "The newest term that the log tells of.")
 INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
 INSTANCE_PREFILL = Gauge(
     "pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"]
@@ -110,8 +115,8 @@ INSTANCE_PREDICTION_ERROR = Gauge(
     "Median absolute error of the newest 100 prefill predictions, as a share of what was observed; 0 before there is one.",
     ["instance"],
 )
-INSTANCE_KNOWLEDGE = Gauge(
-    "pointsman_instance_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
+INSTANCE_CACHE_KNOWLEDGE = Gauge(
+    "pointsman_instance_cache_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
 INSTANCE_EJECTED = Gauge(
@@ -123,9 +128,9 @@ INSTANCE_EJECTIONS = Counter(
     ["instance", "cause"],
 )
 POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
-POOL_WANTED = Gauge("pointsman_pool_wanted_instances", "Instances that the newest scaling decision wants.")
-SCALER_TROUBLES = Counter(
-    "pointsman_scaler_troubles_total", "Times that the scaler could not do what was decided: provider, leader or log."
+POOL_DESIRED = Gauge("pointsman_pool_desired_instances", "Instances that the newest scaling decision wants.")
+SCALER_ERRORS = Counter(
+    "pointsman_scaler_errors_total", "Times that the scaler could not do what was decided: provider, leader or log."
 )
 CACHE_RESYNCS = Counter(
     "pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"]
@@ -134,15 +139,15 @@ CACHE_RESYNCS = Counter(
 MIGRATIONS = Counter(
     "pointsman_migrations_total", "Moves that rebalancers asked for, by what the leader made of them.", ["outcome"]
 )
-REBOUND = Counter(
-    "pointsman_rebound_requests_total", "Requests taken out of an engine before their first token, by this leader."
+REDISPATCHES_ORDERED = Counter(
+    "pointsman_redispatches_ordered_total", "Requests taken out of an engine before their first token, by this leader."
 )
-REBIND_WASTED_SECONDS = Counter(
-    "pointsman_rebind_wasted_engine_seconds_total",
+REDISPATCH_WASTED_PREFILL_SECONDS = Counter(
+    "pointsman_redispatch_wasted_prefill_seconds_total",
     "Prefill, engine seconds, that engines are thought to have done for requests that were then taken out of them.",
 )
-REBINDS_FOLLOWED = Counter(
-    "pointsman_rebinds_followed_total", "Requests that this ingress aborted at one engine and sent to another."
+REQUESTS_REDISPATCHED = Counter(
+    "pointsman_requests_redispatched_total", "Requests that this ingress aborted at one engine and sent to another."
 )
 MIGRATION_PLANS = Counter(
     "pointsman_migration_plans_total", "Plans that this rebalancer sent, by policy and answer.", ["policy", "outcome"]
@@ -150,8 +155,8 @@ MIGRATION_PLANS = Counter(
 MIGRATIONS_PLANNED = Counter(
     "pointsman_migrations_planned_total", "Moves in the plans that this rebalancer sent.", ["policy"]
 )
-PLANNING_SECONDS = Histogram(
-    "pointsman_planning_seconds",
+MIGRATION_PLANNING_SECONDS = Histogram(
+    "pointsman_migration_planning_seconds",
     "Wall time to plan one round of migrations, empty rounds included.",
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
 )
@@ -163,15 +168,16 @@ REBALANCING_REACTION_SECONDS = Histogram(
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])
 LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")
-LOG_STALLED = Gauge("pointsman_log_stalled", "1 while the log is reached and confirms no write: is its disk full?")
-LOG_UNDECODABLE = Counter("pointsman_log_undecodable_total", "Messages that did not decode and were kept aside.")
+LOG_WRITES_STALLED = Gauge(
+    "pointsman_log_writes_stalled", "1 while the log is reached and confirms no write: is its disk full?"
+)
 DEAD_LETTERS = Counter(
     "pointsman_dead_letters_total",
-    "Log entries without an effect here, by why: undecodable, or unapplied because the fold failed on them.",
+    "Messages without an effect here, by why: undecodable, or unapplied because the fold failed on them.",
     ["kind"],
 )
-STEPS_FAILED = Counter(
-    "pointsman_steps_failed_total", "Commands and regular steps that ended in an error nobody expected.", ["step"]
+UNEXPECTED_ERRORS = Counter(
+    "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an error nobody expected.", ["step"]
 )
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.", multiprocess_mode="livemin")
@@ -191,7 +197,7 @@ ENGINE_STORES_DROPPED = Counter(
 ENGINE_BLOCKS_EXPIRED = Counter(
     "pointsman_engine_blocks_expired_total", "Engine blocks no longer believed in because nothing confirmed them."
 )
-RECORDER_SEQUENCE = Gauge("pointsman_recorder_sequence", "Last log sequence archived in SQL.")
+RECORDER_ARCHIVED_SEQUENCE = Gauge("pointsman_recorder_archived_sequence", "Last log sequence archived in SQL.")
 
 
 def metrics_page() -> bytes:

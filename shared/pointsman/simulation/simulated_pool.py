@@ -8,7 +8,8 @@ from collections import deque
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import Seconds, Term, Tokens
 from pointsman.simulation.agenda import Agenda
@@ -37,7 +38,7 @@ class SimulatedPool:
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state
         self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
-        self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), seen=self.seen)
+        self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), policy_state=self.seen)
 
     def apply(self, event: LogEvent, now: Seconds) -> None:
         self.state.apply(event)

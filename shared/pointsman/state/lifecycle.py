@@ -10,19 +10,19 @@ from enum import StrEnum
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.decisions import (
     HandOverRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
 )
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    ENGINE_IDLE,
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
-    RequestFailed,
     RequestFinished,
 )
 from pointsman.primitives import InstanceId, Seconds
@@ -334,7 +334,7 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     parts.outliers.failed(event.request, failure, proven=proven)
 
 
-def end(parts: StateParts, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+def end(parts: StateParts, event: RequestEnd) -> None:
     """Legal in every stage. The end of an unknown request is remembered, in case its arrival comes later."""
     _note_end_for_outliers(parts, event)
     request = parts.workload.end(event.request, type(event).__name__)
@@ -362,15 +362,13 @@ def end(parts: StateParts, event: RequestFinished | RequestFailed | RequestCance
         tracker.ended(request, event.at, finished)
 
 
-def _note_end_for_outliers(
-    parts: StateParts, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected
-) -> None:
+def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
     if isinstance(event, RequestFinished):
         return
     is_cancelled = isinstance(event, RequestCancelled)
     if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
         request = parts.workload.requests.get(event.request)
         if request is not None and request.instance == event.instance:
-            idle = event.reason == ENGINE_IDLE
+            idle = event.cause is CancelCause.ENGINE_IDLE
             parts.outliers.gave_up(event.request, event.instance, since=request.granted_at, idle=idle)
     parts.outliers.ended(event.request, given_up=is_cancelled)

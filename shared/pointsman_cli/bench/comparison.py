@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
+from pointsman.adapters.child_process import spawn
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.runtime.parent_death import lifeline
 from pointsman_cli.discovery import FleetFile, NoFleetError, find_fleet
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
 from pointsman_cli.up.scripts import console_script
@@ -98,15 +98,8 @@ class FreshFleets:
         if variant.rebalancing:
             own["rebalance"] = variant.rebalancing
         flags = [text for name, value in own.items() for text in (f"--{name}", str(value))]
-        with output.open("wb") as log:
-            return subprocess.Popen(
-                [str(console_script("pointsman")), "up", *flags, *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                preexec_fn=lifeline(),
-            )
+        output.unlink(missing_ok=True)
+        return spawn([str(console_script("pointsman")), "up", *flags, *self.arguments], output=output)
 
 
 async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:

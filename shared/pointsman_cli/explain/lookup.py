@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
-from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
-    RequestCancelled,
     RequestEvent,
-    RequestFailed,
     RequestFinished,
 )
 from pointsman.ports import LogEntry
@@ -31,8 +29,6 @@ HINT = (
     "The id is the x-request-id of the answer. `--last` takes the last request that ended, `--slowest 10` lists those "
     "that waited longest, `pointsman tap --all --no-follow` shows all."
 )
-
-End = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
 
 
 @dataclass(slots=True)
@@ -83,7 +79,7 @@ def last_request(entries: Iterable[LogEntry]) -> RequestId:
     """The one that ended last. Raises HistoryError where none did."""
     last: RequestId | None = None
     for entry in entries:
-        if isinstance(entry.event, End):
+        if isinstance(entry.event, RequestEnd):
             last = entry.event.request
     if last is None:
         msg = "no request has ended in this log"
@@ -104,7 +100,7 @@ def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
         elif isinstance(event, RequestGranted):
             if event.request in underway:
                 underway[event.request].granted_at = event.at
-        elif isinstance(event, End):
+        elif isinstance(event, RequestEnd):
             slow = underway.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
                 _keep(heap, count, (event.ttft, -entry.sequence, _answered(slow, event)))

@@ -292,7 +292,7 @@ def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
 def _show_events(console: Console, story: RequestTimeline) -> None:
     console.print("\nits entries in the log", style="bold")
     for entry in story.entries:
-        text = line(entry, speed=story.speed, keys=False)
+        text = line(entry, speed=story.speed)
         if entry.sequence in story.fenced:
             text.append("  (of a deposed leader: nobody applied it)", style="yellow")
         text.no_wrap = False

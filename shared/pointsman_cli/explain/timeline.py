@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import (
     Candidate,
     LeaderElected,
     MigrationRefused,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -223,7 +224,7 @@ class RequestTimeline:
     failed: list[RequestAttemptFailed] = field(default_factory=list)
     """What engines did wrong, in the order of the log."""
     first_token: PrefillFinished | None = None
-    end: RequestFinished | RequestFailed | RequestCancelled | RequestRejected | None = None
+    end: RequestEnd | None = None
     phases: list[Phase] = field(default_factory=list)
     last_at: Seconds = 0.0
     """The newest time in the log, as far as it was read: until when a request without an end is known to have lived."""
@@ -507,7 +508,7 @@ class _Witness:
         view = PoolView(self._state, request, event.at) if request else None
         found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in told.values()]
         if view is not None:
-            found += [self._weigh(view.option(i).as_candidate(), held, chosen, weighed=False) for i in others]
+            found += [self._weigh(view.candidate(i).recorded(), held, chosen, weighed=False) for i in others]
         return found
 
     def _weigh(

@@ -5,7 +5,6 @@ its order; and the kernel kills it when `up` dies, however it dies (on Linux).
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -17,11 +16,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from pointsman.runtime.backoff import Backoff
+from pointsman.adapters.backoff import RestartBackoff
+from pointsman.adapters.child_process import kill_group, spawn
+from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
-from pointsman.runtime.parent_death import lifeline
 from pointsman_cli.up.plan import ProcessPlan
-from pointsman_cli.up.ports import LOOPBACK
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_cli.up.scripts import MissingScriptError, console_script
 
@@ -48,7 +47,7 @@ class ChildProcess(ABC):
         """What it last said that it still needs before it is ready."""
 
         self._process: subprocess.Popen[bytes] | None = None
-        self._backoff = Backoff()
+        self._backoff = RestartBackoff()
 
     @abstractmethod
     async def start(self) -> None:
@@ -72,7 +71,8 @@ class ChildProcess(ABC):
         left running (a script its engine, for instance) is then ended, too."""
         while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
             await asyncio.sleep(POLL_SECONDS)
-        self._kill_group()
+        if self._process:
+            kill_group(self._process)
         return code
 
     def restart_wait(self) -> float:
@@ -94,11 +94,7 @@ class ChildProcess(ABC):
     def kill(self) -> None:
         """End it and whatever it started."""
         if self._process and self._process.poll() is None:
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self._process)
 
     def log_tail(self) -> list[str]:
         """The last lines that it logged."""
@@ -125,16 +121,12 @@ class ServiceProcess(ChildProcess):
     def _spawn(self) -> subprocess.Popen[bytes]:
         foreign = self._plan.foreign
         program = self._plan.script if foreign else str(console_script(self._plan.script))
-        with self.log_file.open("ab") as output:
-            process = subprocess.Popen(
-                [program, *self._plan.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self._plan.environment,
-                process_group=0,
-                preexec_fn=lifeline(signal.SIGTERM) if foreign else lifeline(),
-            )
+        process = spawn(
+            [program, *self._plan.arguments],
+            output=self.log_file,
+            environment=os.environ | self._plan.environment,
+            parent_death=signal.SIGTERM if foreign else signal.SIGKILL,
+        )
         os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
         return process
 

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pointsman.adapters.providers.process import kill_all, stop_all
+from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import InstanceId
 from pointsman.runtime.settings import command
@@ -30,7 +31,6 @@ from pointsman_cli.discovery import FleetFile, FleetProcess, announce, data_dir_
 from pointsman_cli.up.child import START_ERRORS, NatsProcess, ServiceProcess
 from pointsman_cli.up.display import StartDisplay, print_fleet
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed, processes
-from pointsman_cli.up.ports import LOOPBACK, free_ports, why_taken
 from pointsman_cli.up.probe import NoAnswerError, accepts_connections, http_get
 from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
 from pointsman_cli.up.settings import (

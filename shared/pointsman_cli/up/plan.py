@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
+from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.contracts.fleet import Role
 from pointsman.runtime.engine_command import EnginePlaces
 from pointsman.runtime.settings import environment
 from pointsman_cli.discovery import LOCK_FILE
-from pointsman_cli.up.ports import LOOPBACK
 from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import (
     BUILTIN_TOKENIZER,
@@ -272,7 +272,7 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
         "rebalancer": {"rebalance": settings.rebalance, "rebind": settings.rebind},
         "scaler": _scaling(plan),
         "ingress": {
-            "slo_ttft": plan.slo_ttft,
+            "slo_ttft_seconds": plan.slo_ttft,
             "tokenizer": plan.tokenizer,
             "hold_seconds": hold_seconds,
             "processes": settings.processes,

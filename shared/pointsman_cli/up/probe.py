@@ -15,7 +15,7 @@ async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
     """Status and body (at most 1 MiB) of a GET, within `timeout` wall seconds. Raises NoAnswerError.
 
     The client is imported with the first question: that takes a quarter of a second, in which the processes that are
-    asked are starting anyway. It asks from the event loop: this process forks, and must have no threads (`chassis.lifeline`).
+    asked are starting anyway. It asks from the event loop: this process forks, and must have no threads (`adapters.child_process`).
     """
     import aiohttp
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Set
 from enum import Enum
 from typing import Any
 
-from pointsman.runtime.backoff import RESTART_WAIT_SECONDS_MAX
+from pointsman.adapters.backoff import RESTART_WAIT_SECONDS_MAX
 from pointsman.runtime.supervision import STOP_SECONDS_MAX as SERVICE_STOP_SECONDS_MAX
 from pointsman_cli.up.child import START_ERRORS, ChildProcess, described_exit
 

@@ -8,7 +8,6 @@ Versions are pinned here and in `requirements.txt`. Where packages come from is 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pointsman.adapters import file_lock
+from pointsman.adapters.file_lock import try_lock
 from pointsman_cli.vllm_cpu import machine
 from pointsman_cli.vllm_cpu.home import EngineHome
 
@@ -129,11 +130,9 @@ def _digests() -> list[str]:
 @contextlib.contextmanager
 def _only_one(home: EngineHome, tell: Tell) -> Iterator[None]:
     with (home.directory / "making.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             tell(f"another process makes the engine in {home.directory}; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            file_lock.lock(lock)
         yield
 
 

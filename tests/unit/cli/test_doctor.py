@@ -15,15 +15,15 @@ from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    INGRESS_SILENT,
     PrefillFinished,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman_cli.doctor.samples import Heavy, Sample
@@ -50,7 +50,7 @@ def healthy() -> Entries:
 def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings."""
     write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
     return result.exit_code, json.loads(result.stdout)["findings"]
 
 
@@ -73,7 +73,7 @@ def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoin
     file = write_headless(
         tmp_path / "log.pmlog", served.entries, 400, settings=served.state.settings, checkpoint=(500, served.policies)
     )
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
 
     told = json.loads(result.stdout)
     assert told["beginning"].startswith("the log begins at entry 401; this begins behind entry 500, with a checkpoint")
@@ -87,7 +87,7 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     healthy: Entries, tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "log.pmlog", healthy, 400, settings=ServedLog(requests=1).state.settings)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
 
     told = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -137,7 +137,11 @@ def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
     assert isinstance(event, RequestFinished)
     stamp = Stamp(term=Term(1), number=10_000, as_of=0)
     cancelled = RequestCancelled(
-        at=event.at - 0.01, stamp=stamp, request=event.request, reason=INGRESS_SILENT, instance=event.instance
+        at=event.at - 0.01,
+        stamp=stamp,
+        request=event.request,
+        reason=CancelCause.INGRESS_SILENT.sentence,
+        instance=event.instance,
     )
     entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
     place = entries.index(end)
@@ -149,7 +153,7 @@ def test_requests_of_an_ingress_that_is_gone_are_told_with_its_name(healthy: Ent
 
     told = next(f for f in findings if "given up" in f["what"])
     assert (told["severity"], told["area"]) == ("warning", "requests")
-    assert INGRESS_SILENT in told["what"]
+    assert CancelCause.INGRESS_SILENT.sentence in told["what"]
     assert "ingress" in told["evidence"][0]
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
@@ -72,7 +72,7 @@ def test_a_move_that_was_refused_says_who_wanted_it_and_why_it_was_not_made(
     log = rewritten(eventful, entry.sequence, moved)
     log.append(LogEntry(len(log) + 1, entry.subject, entry.payload, moved))  # written twice
 
-    told = json.loads(explain(log, tmp_path, moved.request, "--json", "-").stdout)
+    told = json.loads(explain(log, tmp_path, moved.request, "--json").stdout)
     shown = explain(log, tmp_path, moved.request).output
 
     refused = [move for move in told["refused_moves"] if move["plan"] == "rebalancer-1.7"]
@@ -97,7 +97,7 @@ def test_the_phases_of_every_request_leave_no_second_out(eventful: list[LogEntry
 
 
 def test_the_slowest_request_of_a_slow_engine_says_so(slowed: list[LogEntry], tmp_path: Path) -> None:
-    told = json.loads(explain(slowed, tmp_path, "--slowest", "1", "--json", "-").stdout)
+    told = json.loads(explain(slowed, tmp_path, "--slowest", "1", "--json").stdout)
 
     assert told["decisions"][0]["instance"] == "engine-2"
     assert any("inside engine-2" in reason and "times as long" in reason for reason in told["why"])
@@ -145,7 +145,7 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
     known = write_headless(tmp_path / "known.pmlog", slowed, 590, settings=settings, checkpoint=(600, policies))
 
     def told(file: Path, request: str) -> dict[str, Any]:
-        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json", "-"])
+        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json"])
         assert result.exit_code == 0, result.output
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
@@ -165,7 +165,7 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
 
 def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:
     def said(text: str) -> dict[str, Any]:
-        result = explain(slowed, tmp_path, text, "--json", "-")
+        result = explain(slowed, tmp_path, text, "--json")
         return {"code": result.exit_code, "text": result.output}
 
     assert '"request": "r-199"' in said("199")["text"]
@@ -181,9 +181,7 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
     pool = FailingPool()
     pool.serve(40, sick=InstanceId("a"))
     failed = next(e.event.request for e in pool.log if isinstance(e.event, RequestAttemptFailed))
-    first, late = (
-        json.loads(explain(pool.log, tmp_path, request, "--json", "-").stdout) for request in (failed, "r40")
-    )
+    first, late = (json.loads(explain(pool.log, tmp_path, request, "--json").stdout) for request in (failed, "r40"))
 
     assert (
         "a failed it 0.010 s after its arrival (attempt 1): it answered with an error, 500 Internal Server Error"
@@ -193,7 +191,7 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
     pool.later(5)
     pool.look()
     trial, _ = pool.asks()
-    tried = json.loads(explain(pool.log, tmp_path, trial, "--json", "-").stdout)
+    tried = json.loads(explain(pool.log, tmp_path, trial, "--json").stdout)
     assert tried["why"][0].startswith(
         "it was to try a after its ejection, which was half-open, takes one request at a time"
     )

@@ -26,7 +26,6 @@ async def tokenising() -> AsyncIterator[Tokenizing]:
             tokenizer=Tokenizer.builtin(),
             engine=lambda _adapter: None,
             engines=EngineClient(session, api_key="", forward_authorization=True),
-            threads=1,
             clock=ScaledClock(),
         )
         yield made

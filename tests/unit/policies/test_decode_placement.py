@@ -12,7 +12,9 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining
-from pointsman.policies.dispatch import Dispatcher, policy_set, scaling_policy
+from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
@@ -127,7 +129,7 @@ def test_an_end_before_the_hand_over_frees_who_expected_it() -> None:
     dispatcher = pool()
     ask(dispatcher, "r", prompt(1))
 
-    dispatcher.abandon(RequestId("r"), "client_gone", 1.0)
+    dispatcher.abandon(RequestId("r"), CancelCause.CLIENT_GONE, 1.0)
 
     assert not dispatcher.state.workload.queues[InstanceId("d1")].expected
 

@@ -10,7 +10,9 @@ from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
@@ -159,7 +161,7 @@ def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
     dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=1), term=Term(1))
     dispatcher.route(route("running", [9]), now=0.0)
     dispatcher.route(route("waiting", [1, 2]), now=0.0)
-    dispatcher.cancel(RequestId("waiting"), "gone", now=0.1)
+    dispatcher.cancel(RequestId("waiting"), CancelCause.CLIENT_GONE, now=0.1)
 
     assert state.hits(keys(1, 2)) == {}
     assert state.hits(keys(9)) == {A: 1}
@@ -288,11 +290,11 @@ def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
 def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:
     state = state_with(joined("a"))
     dispatcher = Dispatcher(state, policy_set(), term=Term(1))
-    (ended,) = dispatcher.cancel(RequestId("r"), "client_gone", 0.0)
+    (ended,) = dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 0.0)
 
     assert type(ended).__name__ == "RequestCancelled"
     assert dispatcher.route(route("r", [1]), 1.0) == []
-    assert dispatcher.cancel(RequestId("r"), "client_gone", 2.0) == []
+    assert dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 2.0) == []
 
 
 def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:

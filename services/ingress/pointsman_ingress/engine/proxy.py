@@ -24,6 +24,12 @@ from pointsman_ingress.http.request_headers import Headers
 KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
 """Engines behind uvicorn close an idle connection after five seconds; we must be the first to let go."""
 
+CONNECTIONS_MAX = 4096
+"""Open connections to engines, all together."""
+
+CONNECT_WALL_SECONDS: Seconds = 2.0
+"""Time to reach an engine before it counts as failed."""
+
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Largest answer that is kept whole in memory (not streamed)."""
 
@@ -337,13 +343,13 @@ def _payload(body: bytes) -> bytes | BytesIO:
     return body if len(body) <= PIECE_BYTES else BytesIO(body)
 
 
-def open_session(*, connections_max: int, connect_timeout: Seconds) -> aiohttp.ClientSession:
-    """An HTTP client for engines. `connect_timeout`: wall seconds. The caller closes it."""
+def open_session() -> aiohttp.ClientSession:
+    """An HTTP client for engines. The caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=connections_max, keepalive_timeout=KEEP_ALIVE_WALL_SECONDS, ttl_dns_cache=60
+            limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_WALL_SECONDS, ttl_dns_cache=60
         ),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WALL_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),

@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
-from pointsman.runtime.telemetry import ACCESS_LOG_DROPPED
+from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.http.call import Call
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -80,7 +80,7 @@ class AccessLog:
         seconds = self._clock.wall() - call.received_at_wall
         line = _line(call, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
-            ACCESS_LOG_DROPPED.inc()
+            ACCESS_LOG_LINES_DROPPED.inc()
 
 
 def _line(call: Call, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime) -> AccessLine:

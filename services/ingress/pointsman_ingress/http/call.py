@@ -24,6 +24,9 @@ from pointsman_ingress.http.request_headers import Headers, header_text
 RECENT_IDS_MAX = 100_000
 """Request ids that clients chose and that are remembered, so that a second use of one gets an id of its own."""
 
+BODY_WALL_SECONDS: Seconds = 30.0
+"""How long a client may take to send its body."""
+
 JSON = "application/json"
 
 
@@ -101,13 +104,13 @@ class Call:
         self._id_header = (b"x-request-id", (shown or self.id).encode())
         self._send = send
 
-    async def read_body(self, receive: Receive, bodies: Bodies, *, bytes_max: int, wall_seconds: Seconds) -> None:
+    async def read_body(self, receive: Receive, bodies: Bodies, *, bytes_max: int) -> None:
         """Take in the whole body, which counts among `bodies` meanwhile. Raises Refusal (413, 408, 503) and
         ClientGoneError."""
         if self._announced_bytes() > bytes_max:
             raise body_too_large(bytes_max)
         try:
-            async with asyncio.timeout(wall_seconds):
+            async with asyncio.timeout(BODY_WALL_SECONDS):
                 self.body = await _body(receive, bodies, bytes_max)
                 self.request_bytes = len(self.body)
         except TimeoutError as error:

@@ -11,10 +11,12 @@ from typing import TypeVar
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds
-from pointsman.runtime.telemetry import HELD_REQUESTS
+from pointsman.runtime.telemetry import INGRESS_PENDING_REQUESTS
 
 T = TypeVar("T")
 
+HELD_REQUESTS_MAX = 1_000
+"""Requests that wait at once."""
 LOOK_WALL_SECONDS: Seconds = 0.02
 LOOK_WALL_SECONDS_MAX: Seconds = 0.5
 """Pauses before it is looked again; they double."""
@@ -22,10 +24,9 @@ LOOK_WALL_SECONDS_MAX: Seconds = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HoldBounds:
-    """`wall_seconds` for which one request waits; `most` that wait at once."""
+    """`wall_seconds` for which one request waits."""
 
     wall_seconds: Seconds = 30.0
-    most: int = 1_000
 
 
 class Hold:
@@ -41,10 +42,10 @@ class Hold:
         `found` raises."""
         if (thing := found()) is not None:
             return thing
-        if self._held >= self._bounds.most:
+        if self._held >= HELD_REQUESTS_MAX:
             return None
         self._held += 1
-        HELD_REQUESTS.inc()
+        INGRESS_PENDING_REQUESTS.inc()
         try:
             async with asyncio.timeout(self._bounds.wall_seconds):
                 return await self._look(found)
@@ -52,7 +53,7 @@ class Hold:
             return None
         finally:
             self._held -= 1
-            HELD_REQUESTS.dec()
+            INGRESS_PENDING_REQUESTS.dec()
 
     async def _look(self, found: Callable[[], T | None]) -> T:
         pause = LOOK_WALL_SECONDS

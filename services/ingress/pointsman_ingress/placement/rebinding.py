@@ -15,7 +15,7 @@ import structlog
 
 from pointsman.contracts.commands import RouteGranted
 from pointsman.primitives import RequestId
-from pointsman.runtime.telemetry import REBINDS_FOLLOWED
+from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 
 log = structlog.get_logger()
 
@@ -46,8 +46,10 @@ class Rebinding:
         except TimeoutError:
             if watch.onward is None:
                 raise
-            REBINDS_FOLLOWED.inc()
-            log.info("rebound", request=grant.request, source=grant.instance, instance=watch.onward.instance)
+            REQUESTS_REDISPATCHED.inc()
+            log.info(
+                "request_redispatched", request=grant.request, source=grant.instance, instance=watch.onward.instance
+            )
         finally:
             self._watched.pop(grant.request, None)
 

@@ -5,26 +5,21 @@ budget when it is to be tried again, keeps it over further attempts, and gives i
 Not persisted, not shared with other ingresses: each bounds its own part.
 """
 
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
-
-@dataclass(frozen=True, slots=True)
-class RetryBounds:
-    """`share` of live requests, as Envoy's `budget_percent`; `least` as its `min_retry_concurrency`."""
-
-    share: float
-    least: int
+RETRIES_MIN = 10
+"""Requests that may always be retried at once; Envoy's `min_retry_concurrency`."""
 
 
 class RetryBudget:
     """Of one pool."""
 
-    def __init__(self, bounds: RetryBounds) -> None:
-        self._bounds = bounds
+    def __init__(self, share: float) -> None:
+        """`share` of live requests, Envoy's `budget_percent`."""
+        self._share = share
         self.live = 0
         """Requests that are waiting for a place or are at an engine."""
         self.retrying = 0
@@ -36,7 +31,7 @@ class RetryBudget:
 
     @property
     def spent(self) -> bool:
-        return self.retrying >= max(self._bounds.least, self._bounds.share * self.live)
+        return self.retrying >= max(RETRIES_MIN, self._share * self.live)
 
 
 class RetryTicket:

@@ -44,7 +44,7 @@ class SchedulerLiveness:
         if self._since is not None:
             self._since = None
             self._board.restored("scheduler")
-            log.info("scheduler_answers")
+            log.info("scheduler_responsive")
 
     def nobody_there(self) -> None:
         """Nobody serves the command that was sent just now."""
@@ -77,4 +77,4 @@ class SchedulerLiveness:
         if self._since is None:
             self._since = since
             self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
-            log.warning("scheduler_silent", silence_max=self._silence_max)
+            log.warning("scheduler_unresponsive", silence_max=self._silence_max)

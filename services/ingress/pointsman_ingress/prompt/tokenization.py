@@ -25,7 +25,7 @@ import structlog
 from pointsman.adapters.tokenizer import UnsupportedContentError
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
-from pointsman.runtime.telemetry import TOKENISE_SECONDS
+from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.proxy import EngineClient, EngineFailedError, lacks_endpoint
 from pointsman_ingress.http.endpoints import TOKENIZE
@@ -43,6 +43,9 @@ from pointsman_ingress.prompt.openai_requests import (
 )
 
 log = structlog.get_logger()
+
+TOKENIZE_THREADS = 2
+"""Threads that tokenize long prompts."""
 
 INLINE_CHARACTERS_MAX = 512
 """Prompts up to here are encoded in place."""
@@ -140,7 +143,6 @@ class Tokenizing:
         tokenizer: TextTokenizer | None,
         engine: Callable[[Demand], Instance | None],
         engines: EngineClient,
-        threads: int,
         clock: Clock,
         failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
@@ -149,7 +151,7 @@ class Tokenizing:
         self._engine = engine
         self._engines = engines
         self._failed = failed
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+        self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
         self._clock = clock
         self._renders_not: set[tuple[InstanceId, Epoch, str]] = set()
         """Engines that were asked to render and cannot, and where."""
@@ -164,7 +166,7 @@ class Tokenizing:
             raise bad_request(msg, param=asked.prompt_field) from error
         finally:
             if not isinstance(asked.prompt, Tokenised):
-                TOKENISE_SECONDS.observe(self._clock.wall() - started)
+                TOKENIZATION_SECONDS.observe(self._clock.wall() - started)
         if not asked.reads_cache:
             return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
         return tokens

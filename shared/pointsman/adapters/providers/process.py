@@ -8,7 +8,6 @@ runs is a question to the kernel, not to a process id that may have been given a
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -23,6 +22,8 @@ from pathlib import Path
 import structlog
 from typing_extensions import override
 
+from pointsman.adapters.child_process import spawn
+from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
 from pointsman.primitives import InstanceId, Seconds
@@ -88,7 +89,7 @@ class ProcessProvider(InstanceProvider):
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        if not _is_locked(self._lock_file(instance)):
+        if not is_locked(self._lock_file(instance)):
             return
         pid = self._keeper_of(instance)
         with contextlib.suppress(ProcessLookupError):
@@ -117,7 +118,7 @@ class ProcessProvider(InstanceProvider):
         return [
             (InstanceId(lock.stem), lock.stat().st_mtime)
             for lock in locks
-            if lock.stem != GROWTH_LOCK and _is_locked(lock)
+            if lock.stem != GROWTH_LOCK and is_locked(lock)
         ]
 
     @contextlib.contextmanager
@@ -126,11 +127,10 @@ class ProcessProvider(InstanceProvider):
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock(lock):
+                    busy = "another scaler starts instances here at this moment"
+                    raise ProviderError(busy)
                 yield
-        except BlockingIOError as error:
-            busy = "another scaler starts instances here at this moment"
-            raise ProviderError(busy) from error
         except OSError as error:
             failed = f"an instance could not be started: {error}"
             raise ProviderError(failed) from error
@@ -145,16 +145,16 @@ class ProcessProvider(InstanceProvider):
             "lock": str(self._lock_file(name)),
         }
         with self._lock_file(name).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with (self._directory / f"{name}.log").open("ab") as output:
-                keeper = subprocess.Popen(
-                    [sys.executable, "-m", self._template.supervisor, json.dumps(what)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(lock.fileno(),),
-                    start_new_session=True,
-                )
+            if not try_lock(lock):
+                taken = f"{name} was started by another scaler"
+                raise ProviderError(taken)
+            keeper = spawn(
+                [sys.executable, "-m", self._template.supervisor, json.dumps(what)],
+                output=self._directory / f"{name}.log",
+                pass_fds=(lock.fileno(),),
+                session=True,
+                parent_death=None,
+            )
         self._keepers.append(keeper)
         log.info("instance_started", instance=name, keeper=keeper.pid)
 
@@ -167,7 +167,7 @@ class ProcessProvider(InstanceProvider):
 
     async def _ended(self, instance: InstanceId, seconds: Seconds) -> bool:
         deadline = time.monotonic() + seconds
-        while _is_locked(self._lock_file(instance)):
+        while is_locked(self._lock_file(instance)):
             if time.monotonic() > deadline:
                 return False
             self._reap()
@@ -202,14 +202,3 @@ async def kill_all(directory: Path) -> None:
 def _provider_of(directory: Path) -> ProcessProvider:
     """A provider that starts nothing."""
     return ProcessProvider(directory, InstanceTemplate(supervisor="", engine="none", environment={}))
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        with lock.open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

@@ -42,4 +42,4 @@ class StaticProvider(InstanceProvider):
         """Once for each change: the scaler asks every moment."""
         if wish != self._told:
             self._told = wish
-            log.warning("scaling_by_hand", please=wish)
+            log.warning("manual_scaling_required", please=wish)

@@ -22,7 +22,8 @@ from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.requests import RequestArrived
-from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.policies.rebalancing import REBALANCING_POLICIES, MigrationPlan
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES

@@ -139,12 +139,12 @@ def _arguments(pool: Pool) -> list[str]:
 @contextmanager
 def _settings_file(pool: Pool) -> Iterator[Path]:
     """What `pointsman up` has no flag for goes into the scheduler's table."""
-    own = [f"{name}={value}" for name, value in pool.settings.items()]
+    own = [f"{name if '.' in name else f'routing.{name}'}={value}" for name, value in pool.settings.items()]
     with tempfile.TemporaryDirectory(prefix="pointsman-agreement-") as directory:
         path = Path(directory) / "pointsman.toml"
         path.write_text(
             'log_format = "json"\n\n[scheduler]\n'
-            f"prefill_window_tokens = {pool.prefill_window_tokens}\npolicy_settings = {json.dumps(own)}\n"
+            f"prefill_window_tokens = {pool.prefill_window_tokens}\nset = {json.dumps(own)}\n"
         )
         yield path
 

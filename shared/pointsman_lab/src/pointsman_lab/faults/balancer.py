@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import click
 
+from pointsman.adapters.child_process import spawn
+from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
 from pointsman.primitives import Seconds
-from pointsman.runtime.parent_death import lifeline
 from pointsman_cli.discovery import FleetProcess
-from pointsman_cli.up.ports import LOOPBACK, free_ports
 
 START_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.2
@@ -150,15 +150,7 @@ async def balanced(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]
 
 
 def _start(program: str, config: Path, output: Path) -> "subprocess.Popen[bytes]":
-    with output.open("wb") as log:
-        return subprocess.Popen(
-            [program, "-db", "-f", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            preexec_fn=lifeline(),
-        )
+    return spawn([program, "-db", "-f", str(config)], output=output)
 
 
 async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output: Path) -> None:

@@ -30,9 +30,9 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation import workload
 from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate
 from pointsman_cli.bench.comparison import FreshFleets
-from pointsman_cli.history.output import console_for
 from pointsman_cli.options import COUNT, DEFAULT_INPUT_CAP, POSITIVE
 from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.terminal import output_console
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
 from pointsman_lab.faults.balancer import Balancer, balanced
 from pointsman_lab.faults.checks import agrees, findings
@@ -228,7 +228,7 @@ def faults_command(**values: object) -> None:
     speed = values.pop("speed") or (STEADY_SPEED if values["haproxy"] or values["rolling"] else DEFAULT_SPEED)
     options = FaultsOptions(**values, speed=speed)  # type: ignore[arg-type]
     configure_logging("error", "text")
-    console = console_for(None)
+    console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
     with contextlib.suppress(ValueError, OSError):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.adapters.backoff import FIRST_RESTART_WAIT_SECONDS
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, Seconds
-from pointsman.runtime.backoff import FIRST_RESTART_WAIT_SECONDS
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.bench.comparison import FreshFleets, Variant
 from pointsman_cli.discovery import FleetFile, read_fleet_file
 from pointsman_cli.up.child import POLL_SECONDS
-from pointsman_cli.up.ports import free_ports
 from pointsman_lab.faults.network import Network
 
 ASK_SECONDS_MAX = 1.0

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from pointsman.adapters import backoff
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import (
     HandOverRefused,
@@ -66,6 +67,7 @@ class Verdict:
 def run_seed(seed: int) -> Verdict:
     """Run one seed. The same seed gives an equal verdict, digest included."""
     plan = plan_of(seed)
+    backoff.chance.seed(f"backoff {seed}")
     if not gc.get_freeze_count():
         vocabulary()
         gc.freeze()  # what was imported is looked through once, not at each seed

@@ -1,0 +1,78 @@
+"""Child processes that do not outlive their parent. In: a command line and a log file. Out: a Popen in a process group of its own."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from pointsman.primitives import Seconds
+
+_PR_SET_PDEATHSIG = 1
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    output: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    session: bool = False,
+    parent_death: signal.Signals | None = signal.SIGKILL,
+) -> "subprocess.Popen[bytes]":
+    """Start a program without standard input; both outputs are appended to `output` (None: inherited).
+
+    It gets its own process group, or with `session` its own session. `parent_death` is the signal the kernel sends it when
+    the starting thread ends: SIGTERM for a program that ends its own children, None for one that lives on.
+    Raises OSError.
+    """
+    with ExitStack() as files:
+        log = files.enter_context(output.open("ab")) if output is not None else None
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log is not None else None,
+            env=environment,
+            pass_fds=pass_fds,
+            start_new_session=session,
+            process_group=None if session else 0,
+            preexec_fn=None if parent_death is None else die_with_parent(parent_death),
+        )
+
+
+def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max: Seconds) -> None:
+    """Send the signal and wait; after `seconds_max` kill. Then kill what is left of its group. Blocks."""
+    process.send_signal(number)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds_max)
+    kill_group(process)
+    process.wait()
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and everything it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+    """A `preexec_fn`: the kernel sends `number` to the child when the thread that started it ends. None but on Linux.
+
+    Start such children from a thread that stays, in a process without other threads: between fork and exec the child must
+    not meet a lock that another thread holds.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def request_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # the parent ended before the request
+            os._exit(1)
+
+    return request_signal
