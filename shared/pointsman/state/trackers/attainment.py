@@ -1,17 +1,12 @@
-"""Who got their first token on time lately, by length of prompt and by tenant, and who is owed how much.
+"""On-time shares by prompt length and by tenant, and how many on-time requests each group is owed.
 
-An *outcome* is a first token, on time or late; a refusal, which counts as late; or another end after the deadline of
-one that waited. A client that goes away before its deadline is none, nor is the refusal of a prompt that takes longer
-than its objective even alone: nobody could have kept that. Tallies are over the last `OUTCOMES_WINDOW` outcomes.
+An *outcome* is a first token, on time or late; a rejection, which counts as late unless the SLO was unreachable even
+alone; or another end after the deadline of a request that waited. Groups are the tenths of prompts by length among the
+last LENGTHS_WINDOW arrivals, and the tenants. Tallies cover the last OUTCOMES_WINDOW outcomes.
 
-*Groups* are the tenths of prompts by their length among the last `LENGTHS_WINDOW` arrivals, so that "long" follows the
-traffic, and the tenants. Prompts of equal length are all in one tenth, that of the middle one.
-
-What a group is *owed* is counted in requests: each outcome adds the share that its group should have on time, and
-takes one off if it was on time (a virtual queue: Neely, *Stochastic Network Optimization*, 2010, section 4.4). Such a
-count remembers what a window forgets, so who acts on it gets the share right in the long run and not almost right. It
-is never below 0, for what a group got beyond its share shall not be held against it later, and never above `OWED_MAX`,
-for what cannot be kept shall not be tried for ever.
+What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010, section 4.4), from 0 to
+OWED_MAX: each outcome adds the share that should be on time and takes 1 off if it was. Unlike a window it does not
+forget, so acting on it gets the share right in the long run.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -33,17 +28,17 @@ LENGTHS_WINDOW = 1_000
 DECILES = 10
 OWED_MAX = 40.0
 OUTCOMES_TO_BEGIN = 50
-"""Outcomes before which nobody is owed anything: shares of so few mean nothing."""
+"""With fewer, nothing is owed."""
 
 LEVEL_OUTCOMES = 20
-"""Outcomes after which the tenants' fair share is worked out again."""
+"""Outcomes between updates of the tenants' fair share."""
 
 """The reason of refusals that are no outcomes."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of one group, in requests and in prompt tokens, and the requests that it is owed."""
+    """Outcomes of one group in requests and prompt tokens, and the requests it is owed."""
 
     requests: int = 0
     on_time: int = 0
@@ -53,7 +48,7 @@ class Tally:
 
     @property
     def attainment(self) -> float:
-        """Share of its requests that were on time; of an empty group, all."""
+        """Share on time; 1 of an empty group."""
         return self.on_time / self.requests if self.requests else 1.0
 
     def count(self, tokens: Tokens, on_time: bool, sign: int) -> None:
@@ -64,7 +59,6 @@ class Tally:
             self.tokens_on_time += sign * tokens
 
     def owe(self, requests: float) -> None:
-        """So many more, or fewer where that is negative."""
         self.owed = min(OWED_MAX, max(0.0, self.owed + requests))
 
 
@@ -76,12 +70,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Attainment(Tracker):
-    """`deciles[0]` are the shortest prompts. `tenants` are those with outcomes in the window."""
+    """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
 
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:
-        """`decile_share`: of the overall attainment, what each tenth should have on time. `tenant_share`: what each
-        tenant should have, of the share of its prompt tokens that is its fair part of all those on time
-        (`fair_level`): of its requests, all of which count alike, for its long ones already have their tenth."""
+        """`decile_share`: of the overall attainment, what each tenth should have. `tenant_share`: of its fair part
+        (`fair_level`) of the prompt tokens on time, what each tenant should have, in requests."""
         self.overall = Tally()
         self.deciles = tuple(Tally() for _ in range(DECILES))
         self.tenants: dict[Tenant, Tally] = {}
@@ -94,7 +87,7 @@ class Attainment(Tracker):
         self._level_outcomes = 0
 
     def decile(self, prompt_tokens: Tokens) -> int:
-        """Which tenth of the recent prompts this length belongs to: 0 the shortest, 9 the longest."""
+        """Tenth of recent prompts, 0 (shortest) to 9."""
         return tenth(self._sorted_lengths, prompt_tokens)
 
     @override
@@ -151,7 +144,7 @@ class Attainment(Tracker):
 
 
 def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
-    """The place of a length among others, in tenths; of equal ones, the place of the middle one."""
+    """The place of a length among others, in tenths; of equal ones that of the middle one."""
     if not ordered:
         return 0
     first, behind = bisect_left(ordered, prompt_tokens), bisect_right(ordered, prompt_tokens)
@@ -160,8 +153,7 @@ def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
 
 
 def fair_level(asked: Iterable[float], available: float) -> float:
-    """What each may get at most so that all together get what is available: those who ask for less get all of it, and
-    what they leave is dealt out evenly among the others (max-min fairness). Infinite where there is enough for all."""
+    """The max-min fair cap on each amount so that the sum is `available`; infinite where there is enough for all."""
     ordered = sorted(asked)
     for served, amount in enumerate(ordered):
         part = available / (len(ordered) - served)
