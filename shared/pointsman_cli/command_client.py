@@ -1,8 +1,8 @@
-"""How people's commands ask a fleet for something: connect, ask, and say plainly who did not answer."""
+"""Requests of commands to a running fleet: connect, ask the leader or the scaler, and say plainly what did not answer."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -12,53 +12,80 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import Commands, CommandTimeoutError, LogUnavailableError, NoResponderError
+from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
+from pointsman.runtime.telemetry import configure_logging
 
 ANSWER_SECONDS = 5.0
-CONNECT_SECONDS = 3.0
-POLL_SECONDS = 0.01
+CONNECT_SECONDS_MAX = 5.0
+POLL_SECONDS = 0.02
+WATCH_SECONDS = 0.5
+WAIT_SECONDS_MAX = 600.0
+"""Bound of `--wait`."""
 
 A = TypeVar("A", bound=Command)
+T = TypeVar("T")
 
 
 class NoAnswerError(click.ClickException):
-    """Nobody answered; the message says who should have, and what to do."""
+    """No answer; the message says from what, and what to do."""
 
 
 @asynccontextmanager
-async def asking(settings: FleetSettings, *, name: str) -> AsyncIterator[Commands]:
-    """The command channel of a fleet, connected. Raises NoAnswerError."""
+async def connected_link(
+    settings: FleetSettings, *, name: str, error: type[click.ClickException] = NoAnswerError
+) -> AsyncIterator[Link]:
+    """A link that only reads, connected to the fleet's nats-server. Raises `error`."""
+    configure_logging("error", "text")
     async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, only_reads=True) as link:
-        deadline = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                message = f"no nats-server answers at {settings.nats_shown}"
-                raise NoAnswerError(message)
+                msg = f"no nats-server answers at {settings.nats_shown}; say where the fleet is with --from"
+                raise error(msg)
             await asyncio.sleep(POLL_SECONDS)
-        yield link.commands
+        yield link
 
 
-async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, nobody: str) -> A:
-    """The answer. `nobody`: what to tell people where nobody serves the command. Raises NoAnswerError."""
+async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str) -> A:
+    """The answer. `absent`: the message if nothing serves the command. Raises NoAnswerError."""
     try:
         answered = await commands.request(subject, command, timeout=ANSWER_SECONDS)
     except NoResponderError as error:
-        raise NoAnswerError(nobody) from error
+        raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:
-        message = f"no answer within {ANSWER_SECONDS:g} s; whether it was done, 'pointsman fleet' shows"
-        raise NoAnswerError(message) from error
+        msg = f"no answer within {ANSWER_SECONDS:g} s; 'pointsman fleet' shows whether it was done"
+        raise NoAnswerError(msg) from error
     if not isinstance(answered, answer):
-        message = f"the answer is a {type(answered).__name__}; is the fleet of this version?"
-        raise NoAnswerError(message)
+        msg = f"the answer is a {type(answered).__name__}; is the fleet of this version?"
+        raise NoAnswerError(msg)
     return answered
 
 
 async def described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     """The fleet as its leader knows it. Raises NoAnswerError."""
-    nobody = f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log"
     subject = fleet_view_subject(PoolName(settings.pool))
-    return await ask(commands, subject, DescribeFleet(), FleetDescribed, nobody=nobody)
+    return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
+
+
+def no_scheduler(settings: FleetSettings) -> str:
+    return f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
+
+
+async def wait_until(
+    refresh: Callable[[], Awaitable[T]], done: Callable[[T], bool], progress: Callable[[T], str], *, quiet: bool
+) -> tuple[T, bool]:
+    """Refresh until done, for at most WAIT_SECONDS_MAX, and print each new progress. Returns the last answer, and whether
+    it was done."""
+    deadline, shown = time.monotonic() + WAIT_SECONDS_MAX, ""
+    while True:
+        answer = await refresh()
+        if not quiet and (text := progress(answer)) != shown:
+            shown = text
+            print(text, flush=True)
+        if done(answer) or time.monotonic() > deadline:
+            return answer, done(answer)
+        await asyncio.sleep(WATCH_SECONDS)

@@ -1,9 +1,8 @@
-"""How people's commands find a fleet: the file that `pointsman up` leaves, and a pointer to it on this machine.
+"""How commands find a fleet: the file that `pointsman up` writes into its data directory, and a pointer to it.
 
-`DATA/fleet.json` says what runs where. `DATA/fleet.lock` is held for as long as `up` lives, so whether a fleet
-runs is a question to the kernel and not to a process id that may have been given away again. A pointer to each data
-directory lies under `$XDG_STATE_HOME/pointsman/fleets`, so that with one fleet on the machine nothing need be said.
-The secret is never in the file, only where it is kept.
+`DATA/fleet.json` names what runs where. `DATA/fleet.lock` is held while `up` lives: the kernel, not a process id, says
+whether a fleet runs. A pointer to each data directory lies in `$XDG_STATE_HOME/pointsman/fleets`, so that the only
+fleet of a machine needs no name. The file names the secret's file, never the secret.
 """
 
 import hashlib
@@ -28,11 +27,11 @@ LOCK_RETRY_SECONDS = 0.05
 
 
 class NoFleetError(click.ClickException):
-    """No fleet runs where it was looked for; the message says what to type."""
+    """No fleet runs there; the message says what to type."""
 
 
 class SeveralFleetsError(click.ClickException):
-    """More than one fleet runs on this machine and none was named; the message lists them with what to type."""
+    """Several fleets run here and none was named; the message lists them."""
 
 
 class FleetInUseError(click.ClickException):
@@ -53,9 +52,8 @@ class FleetProcess(msgspec.Struct, frozen=True):
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pointsman up` runs, as other commands need it. `pid` and `started_at` (Unix seconds) are those of `up`.
-    `further` are the models behind the same ingress, by their pools, and `further_block_tokens` what block keys stand for
-    in those."""
+    """What `pointsman up` runs. `pid` and `started_at` (Unix seconds) are those of `up`. `further`: models of further pools
+    behind the same ingress, by pool; `further_block_tokens`: their tokens per block key."""
 
     nats: str
     ingress: str
@@ -74,8 +72,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     further_block_tokens: dict[str, int] = {}
 
     def settings(self, pool: str | None = None) -> FleetSettings:
-        """What a process must be told to take part in this fleet, in its first pool unless another one is named. Raises
-        OSError when the secret cannot be read."""
+        """Settings of a process of this fleet, by default in its first pool. Raises OSError if the secret is unreadable."""
         pool = pool or self.pool
         return FleetSettings(
             nats=self.nats,
@@ -90,10 +87,8 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
-    """The running fleet with this data directory, or on this NATS, or the only one on this machine.
-
-    Raises NoFleetError, SeveralFleetsError.
-    """
+    """The running fleet of this data directory, or on this NATS, or the only one here. Raises NoFleetError,
+    SeveralFleetsError."""
     if data is not None:
         return _fleet_of(data)
     running = running_fleets()
@@ -105,30 +100,36 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
         raise NoFleetError(message)
     if len(running) > 1:
         listed = "\n".join(
-            f"  --data {fleet.data}   (started by pid {fleet.pid}, {fleet.ingress})" for fleet in running
+            f"  --from {fleet.data}   (started by pid {fleet.pid}, {fleet.ingress})" for fleet in running
         )
-        message = f"several fleets run; say which one you mean:\n{listed}"
+        message = f"several fleets run; choose one:\n{listed}"
         raise SeveralFleetsError(message)
     return running[0]
 
 
-def fleet_settings(nats: str | None = None, data: Path | None = None, pool: str | None = None) -> FleetSettings:
-    """How to join a fleet's log: as its fleet file says, or, where `nats` names a server whose fleet was not started
-    here (docker compose, another machine), that URL with the environment's `POINTSMAN_*` and the usual defaults.
+def fleet_at(place: str | None = None) -> FleetFile:
+    """The running fleet that `--from` names: a data directory or a nats URL; without it the only one here. Raises as
+    `find_fleet`."""
+    return find_fleet(*_named(place))
 
-    Raises NoFleetError, SeveralFleetsError.
+
+def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> FleetSettings:
+    """How to join the log of the fleet that `--from` names. A nats URL whose fleet was not started here (docker compose,
+    another machine) is joined with the environment's `POINTSMAN_*` and the defaults. Raises NoFleetError,
+    SeveralFleetsError.
     """
+    nats, data = _named(place)
     try:
         return find_fleet(nats, data).settings(pool)
     except NoFleetError:
-        if nats is None or data is not None:
+        if nats is None:
             raise
         found = _settings_from_environment(nats)
     return found if pool is None else replace(found, pool=pool)
 
 
 def running_fleets() -> list[FleetFile]:
-    """The fleets that run on this machine, as far as their pointers tell; pointers to nothing are swept away."""
+    """The fleets that run on this machine. Removes pointers to those that do not."""
     fleets = []
     for pointer in sorted(_pointers().glob("*.path")):
         data = Path(pointer.read_text().strip())
@@ -142,7 +143,7 @@ def running_fleets() -> list[FleetFile]:
 
 
 def read_fleet_file(data: Path) -> FleetFile | None:
-    """What lies in the data directory, whether or not it still runs; None where there is nothing readable."""
+    """The fleet file, whether or not the fleet still runs; None if unreadable."""
     try:
         return msgspec.json.decode((data / FLEET_FILE).read_bytes(), type=FleetFile)
     except (OSError, msgspec.DecodeError):
@@ -156,10 +157,8 @@ def is_running(data: Path) -> bool:
 
 @contextmanager
 def data_dir_held(data: Path) -> Iterator[None]:
-    """Hold the data directory for this process alone, and take the fleet file away at the end.
-
-    Raises FleetInUseError, UnusableDataError. The kernel lets go of the lock when the process dies, however it dies.
-    """
+    """Lock the data directory for this process, and remove the fleet file at the end. Raises FleetInUseError,
+    UnusableDataError."""
     with _lock_file(data) as lock:
         if not _locked(lock):
             raise FleetInUseError(_in_use(data))
@@ -171,7 +170,7 @@ def data_dir_held(data: Path) -> Iterator[None]:
 
 
 def announce(fleet: FleetFile) -> None:
-    """Write the fleet file and the pointer to it, each whole or not at all. Raises OSError."""
+    """Write the fleet file and the pointer to it, each atomically. Raises OSError."""
     data = Path(fleet.data)
     _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
     _pointers().mkdir(parents=True, exist_ok=True)
@@ -188,7 +187,7 @@ def _lock_file(data: Path) -> IO[bytes]:
 
 
 def _locked(lock: IO[bytes]) -> bool:
-    """Take the lock, or find it taken for longer than `is_running` of somebody else needs to look."""
+    """Whether the lock could be taken. Retries, since `is_running` of another process holds it for a moment."""
     for _ in range(LOCK_ATTEMPTS_MAX):
         if try_lock(lock):
             return True
@@ -205,6 +204,13 @@ def _fleet_of(data: Path) -> FleetFile:
         message = f"the fleet of {data} is still starting or has not written {FLEET_FILE}; try again in a moment"
         raise NoFleetError(message)
     return fleet
+
+
+def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
+    """A nats URL or a data directory."""
+    if place is None:
+        return None, None
+    return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))
 
 
 def _settings_from_environment(nats: str) -> FleetSettings:

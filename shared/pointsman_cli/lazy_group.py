@@ -1,4 +1,4 @@
-"""A click group whose commands are imported only when they run, so that `--help` starts at once."""
+"""A click group that imports a command only when it runs, so that `--help` starts fast."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing_extensions import override
 
 
 class LazyGroup(click.Group):
-    """Commands by name, each with its module, attribute and the line that `--help` shows."""
+    """Commands by name: module, attribute, line of `--help`."""
 
     def __init__(
         self, *args: object, commands_by_name: Mapping[str, tuple[str, str, str]], **attributes: object

@@ -9,28 +9,31 @@ from pointsman_cli.lazy_group import LazyGroup
 COMMANDS = {
     "up": ("pointsman_cli.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
-    "scale": ("pointsman_cli.scale", "scale_command", "Have another number of instances, or see how many and why."),
+    "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
-    "undrain": ("pointsman_cli.drain", "undrain_command", "Let a drained instance take requests again."),
-    "tap": ("pointsman_cli.tap", "tap_command", "Print what goes into the log, live."),
+    "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (
         "pointsman_cli.history.replay_command",
         "replay_command",
-        "Fold a recorded log again, and verify every decision of it.",
+        "Fold a recorded log again, and verify every decision in it.",
     ),
     "state": ("pointsman_cli.history.state_command", "state_command", "Show the fleet as it was known at some moment."),
-    "explain": ("pointsman_cli.explain", "explain_command", "Tell the story of one request, and why it was slow."),
-    "doctor": ("pointsman_cli.doctor", "doctor_command", "Read a log and say what is wrong in it."),
+    "explain": (
+        "pointsman_cli.explain.command",
+        "explain_command",
+        "Show what happened to one request, and why it was slow.",
+    ),
+    "doctor": ("pointsman_cli.doctor.command", "doctor_command", "Read a log and list what is wrong in it."),
     "what-if": (
-        "pointsman_cli.what_if",
+        "pointsman_cli.what_if.command",
         "what_if_command",
         "Run recorded traffic again under another policy or fleet size.",
     ),
     "export": ("pointsman_cli.history.export_command", "export_command", "Write a log into one portable file."),
     "calibrate": (
-        "pointsman_cli.calibrate",
+        "pointsman_cli.calibrate.command",
         "calibrate_command",
-        "Measure what prefills cost on an engine, to predict them.",
+        "Measure prefill times of an engine, to predict them.",
     ),
     "bench": ("pointsman_cli.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
     "simulate": (
@@ -39,7 +42,7 @@ COMMANDS = {
         "Compare policies on a trace or a generated workload, in virtual time.",
     ),
 }
-"""Name to module, attribute, and the line of `--help`."""
+"""Name to module, attribute, and line of `--help`."""
 
 
 @click.group(
@@ -52,13 +55,13 @@ def main() -> None:
     """Route LLM requests to the engine that already holds their prefix, and write down why.
 
     \b
-    Begin with:
+    Start with:
       pointsman up                      a fleet of simulated engines, in the foreground until Ctrl-C
     and in another terminal:
-      pointsman fleet --watch           who is there, how loaded, how well known
+      pointsman fleet --watch           the instances, their load, and how well their caches are known
       pointsman tap                     every event and decision, as it happens
-      pointsman bench --workload chat   requests, and how well they were served
+      pointsman bench --workload chat   sends requests, and reports how well they were served
 
-    A command finds the fleet that runs on this machine by itself; with several, or with one elsewhere, say
-    --data DIR or --nats URL. Each command's own --help has examples, and the POINTSMAN_* variable of each setting.
+    Commands find the only fleet of this machine; otherwise name it with --from DATA_DIRECTORY or --from nats://HOST.
+    Each command's --help has examples.
     """

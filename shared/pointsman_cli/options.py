@@ -1,16 +1,84 @@
-"""Options that several commands take, so that they mean, check and explain the same thing everywhere."""
+"""The options that several commands share, so that a word means the same everywhere."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from pointsman.policies.setting_text import SettingTextError, parts_of
+from pointsman_cli.output_file import OUTPUT_FILE
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEFAULT_INPUT_CAP = 20_480
 COUNT = click.IntRange(min=1)
+INSTANCES = click.IntRange(min=1, max=1000)
 POSITIVE = click.FloatRange(min=0, min_open=True)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05), engine time (@1767225600.5), or now"
 
 Command = TypeVar("Command", bound=Callable[..., object])
+
+
+json_switch = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else.")
+out_option = click.option("--out", type=OUTPUT_FILE, metavar="FILE", help="Also write the JSON into this file.")
+set_option = click.option(
+    "--set",
+    "settings",
+    metavar="KIND.NAME=VALUE",
+    multiple=True,
+    callback=lambda _context, _option, texts: tuple(_checked_setting(text) for text in texts),
+    help="A setting of a policy: routing.NAME, admission.NAME, order.NAME, ... or POLICY.NAME (docs/policies.md). Repeatable.",
+)
+
+
+def from_options(command: Command) -> Command:
+    """Adds --from and --pool: the fleet, or the log, as `place: str | None` and `pool: str | None`."""
+    return with_all(
+        click.option(
+            "--from",
+            "place",
+            metavar="WHERE",
+            help="A data directory or nats://HOST:PORT; for history also an archive (file or SQLAlchemy URL), an exported "
+            "bundle, or - for one on standard input. Default: the fleet running here.",
+        ),
+        click.option("--pool", metavar="NAME", help="Another pool of the fleet, or another log of the archive."),
+    )(command)
+
+
+def since_option(command: Command) -> Command:
+    """Adds --since, as `since: str | None`."""
+    return click.option("--since", metavar="MOMENT", help=f"Start there: {MOMENT_HELP}.")(command)
+
+
+def until_option(command: Command) -> Command:
+    """Adds --until, as `until: str | None`."""
+    return click.option("--until", metavar="MOMENT", help=f"End there: {MOMENT_HELP}.")(command)
+
+
+def workload_size(*, requests: int, warmup: int) -> Callable[[Command], Command]:
+    """Adds --requests, --warmup and --input-tokens-max."""
+    return with_all(
+        click.option("--requests", type=COUNT, metavar="N", default=requests, show_default=True, help="At most."),
+        click.option(
+            "--warmup",
+            type=click.IntRange(min=0),
+            metavar="N",
+            default=warmup,
+            show_default=True,
+            help="The first N requests fill the caches and are not counted.",
+        ),
+        click.option(
+            "--input-tokens-max",
+            "input_cap",
+            type=COUNT,
+            metavar="N",
+            default=DEFAULT_INPUT_CAP,
+            show_default=True,
+            help="Cut longer prompts after N tokens.",
+        ),
+    )
 
 
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -23,7 +91,7 @@ def comma_list(_context: click.Context, _parameter: click.Parameter, value: str)
 
 
 def rates(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    """Requests a second between commas, ascending; none where nothing is given."""
+    """Requests a second between commas, ascending; empty without a value."""
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:
@@ -35,40 +103,7 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return tuple(found)
 
 
-def workload_size(*, requests: int, warmup: int) -> Callable[[Command], Command]:
-    """How many requests are run and how many of them counted, and how long a prompt may be: three options."""
-    return _with_all(
-        click.option("--requests", type=COUNT, metavar="N", default=requests, show_default=True, help="At most."),
-        click.option(
-            "--warmup",
-            type=click.IntRange(min=0),
-            metavar="N",
-            default=warmup,
-            show_default=True,
-            help="The first N requests fill the caches and are not counted.",
-        ),
-        click.option(
-            "--input-cap",
-            type=COUNT,
-            metavar="N",
-            default=DEFAULT_INPUT_CAP,
-            show_default=True,
-            help="Cut longer prompts after N tokens.",
-        ),
-    )
-
-
-def which_fleet(command: Command) -> Command:
-    """Where the fleet is that a command asks, if not the one that runs here: `nats`, `data` and `pool`."""
-    directory = click.Path(path_type=Path, file_okay=False)
-    return _with_all(
-        click.option("--nats", metavar="URL", help="The fleet on this nats-server."),
-        click.option("--data", type=directory, help="The fleet with this data directory."),
-        click.option("--pool", metavar="NAME", help="Another pool than the fleet's own."),
-    )(command)
-
-
-def _with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """These options, in this order."""
 
     def with_them(command: Command) -> Command:
@@ -77,3 +112,11 @@ def _with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Com
         return command
 
     return with_them
+
+
+def _checked_setting(text: str) -> str:
+    try:
+        parts_of(text)
+    except SettingTextError as error:
+        raise click.BadParameter(str(error)) from error
+    return text

@@ -1,7 +1,8 @@
-"""What a command has found, written into the file that it was told."""
+"""Results as JSON, on standard output or in a file."""
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 
 class OutputFile(click.Path):
-    """A file that is written when the work is done: where that cannot be, it is refused before the work begins."""
+    """A file written after the work: an unwritable one is refused before the work starts."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -28,14 +29,20 @@ class OutputFile(click.Path):
 OUTPUT_FILE = OutputFile()
 
 
-def write_json(path: Path, found: object) -> None:
-    """As `write_file`."""
-    write_file(path, json_of(found))
-
-
 def json_of(found: object) -> bytes:
-    """For people, too: indented."""
+    """Indented JSON."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+
+
+def print_json(found: object) -> None:
+    """On standard output."""
+    sys.stdout.write(json_of(found).decode())
+    sys.stdout.flush()
+
+
+def write_json(path: Path, found: object) -> None:
+    """Raises click.ClickException."""
+    write_file(path, json_of(found))
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -1,98 +1,69 @@
-"""`pointsman scale`: have another number of instances, or see how many are wanted and why."""
+"""`pointsman scale`: ask the scaler for a number of instances, or show how many it wants and why."""
 
 import asyncio
 import contextlib
 import sys
-import time
-from pathlib import Path
 
 import click
-import msgspec
 
 from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.subjects import scale_subject
-from pointsman.ports import Commands
 from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman.runtime.telemetry import configure_logging
-from pointsman_cli.command_client import ask, asking
+from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.options import which_fleet
+from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.output_file import print_json
 
 ASKER = "pointsman scale"
-WATCH_SECONDS = 0.5
 
 
-@click.command("scale", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command("scale", context_settings=CONTEXT)
 @click.argument("instances", type=click.IntRange(min=0), required=False)
-@click.option("--wait", is_flag=True, help="Stay until that many answer and no other is on its way out.")
-@click.option(
-    "--seconds-max", type=click.FloatRange(min=0), default=600.0, show_default=True, help="With --wait: how long."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the scaler's answer as JSON.")
-@which_fleet
-def scale_command(
-    instances: int | None,
-    wait: bool,
-    seconds_max: float,
-    as_json: bool,
-    nats: str | None,
-    data: Path | None,
-    pool: str | None,
-) -> None:
-    """Have so many INSTANCES; without a number, show how many are wanted, how many there are, and why.
+@click.option("--wait", is_flag=True, help="Return when that many are ready and no other is leaving.")
+@from_options
+@json_switch
+def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
+    """Ask for this number of INSTANCES; without a number, show how many are wanted, how many there are, and why.
 
-    The scaler starts what is missing; what is too much takes no new requests, finishes what it has, and is stopped.
-    Nothing is lost. A scaling policy that watches the load goes on from there.
+    The scaler starts what is missing. A surplus instance takes no new requests, finishes its own, and is stopped.
+    A scaling policy that watches the load continues from the new number.
 
     \b
-      pointsman scale               how things are
+      pointsman scale               wanted, ready and why
       pointsman scale 6             six from now on
-      pointsman scale 4 --wait      come back when four answer and the others have gone
+      pointsman scale 4 --wait      return when four are ready and the others have gone
     """
-    configure_logging("error", "text")
-    settings = fleet_settings(nats, data, pool)
+    settings = fleet_settings(place, pool)
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(asyncio.run(_scale(settings, instances, wait=wait, seconds_max=seconds_max, as_json=as_json)))
+        sys.exit(asyncio.run(_scale(settings, instances, wait=wait, as_json=as_json)))
 
 
-async def _scale(
-    settings: FleetSettings, instances: int | None, *, wait: bool, seconds_max: float, as_json: bool
-) -> int:
-    async with asking(settings, name="scale") as commands:
-        answer = await _ask(commands, settings, ScalePool(wanted=instances, asker=ASKER))
+async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, as_json: bool) -> int:
+    absent = (
+        f"no scaler acts for the pool '{settings.pool}' on {settings.nats_shown}; "
+        "start a fleet with one: pointsman up --instances 4..8, or run pointsman-scaler"
+    )
+    async with connected_link(settings, name="scale") as link:
+
+        async def asked(command: ScalePool) -> ScaleAnswered:
+            subject = scale_subject(PoolName(settings.pool))
+            return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
+
+        answer, done = await asked(ScalePool(wanted=instances, asker=ASKER)), True
         if answer.refusal:
-            message = f"nothing was changed: {answer.refusal}"
-            raise click.ClickException(message)
-        done = not wait
-        if wait:
-            answer, done = await _until_applied(commands, settings, answer, seconds_max, quiet=as_json)
-    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() if as_json else _text(answer))
+            msg = f"nothing was changed: {answer.refusal}"
+            raise click.ClickException(msg)
+        if wait and not answer.applied:
+            answer, done = await wait_until(lambda: asked(ScalePool()), _is_applied, _progress, quiet=as_json)
+    print_json(answer) if as_json else print(_text(answer))
     if not done:
-        print(f"not done within {seconds_max:g} s; it goes on without this command", file=sys.stderr)
+        print(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", file=sys.stderr)
     return 0 if done else 1
 
 
-async def _until_applied(
-    commands: Commands, settings: FleetSettings, answer: ScaleAnswered, seconds_max: float, *, quiet: bool
-) -> tuple[ScaleAnswered, bool]:
-    """Follow the decision until it, or one that came after it, is carried out; whether it was."""
-    deadline, shown = time.monotonic() + seconds_max, ""
-    while not answer.applied and time.monotonic() < deadline:
-        if not quiet and (line := _progress(answer)) != shown:
-            shown = line
-            print(line, flush=True)
-        await asyncio.sleep(WATCH_SECONDS)
-        answer = await _ask(commands, settings, ScalePool())
-    return answer, answer.applied
-
-
-async def _ask(commands: Commands, settings: FleetSettings, command: ScalePool) -> ScaleAnswered:
-    nobody = (
-        f"no scaler acts for the pool '{settings.pool}' on {settings.nats_shown}; "
-        "start a fleet with one: pointsman up --scale 4..8, or run pointsman-scaler"
-    )
-    return await ask(commands, scale_subject(PoolName(settings.pool)), command, ScaleAnswered, nobody=nobody)
+def _is_applied(answer: ScaleAnswered) -> bool:
+    return answer.applied
 
 
 def _progress(answer: ScaleAnswered) -> str:
@@ -107,7 +78,7 @@ def _progress(answer: ScaleAnswered) -> str:
 
 
 def _text(answer: ScaleAnswered) -> str:
-    state = "done" if answer.applied else "under way"
+    state = "done" if answer.applied else "in progress"
     return (
         f"{answer.wanted} wanted ({state}): {_progress(answer)}\n"
         f"decided because: {answer.reason or 'nothing was decided yet'}\n"

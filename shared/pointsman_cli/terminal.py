@@ -1,30 +1,47 @@
-"""Where what came out of a log meets a terminal: no escape sequence of a stranger reaches it, no brackets are taken for
-markup, and each moment has a local time that can be shown.
-"""
+"""Text from a log on its way to a terminal: control characters are replaced, brackets are no markup, times are local."""
 
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 from typing_extensions import override
 
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import Seconds
 
 WALL_SECONDS_MAX: Seconds = 250_000_000_000.0
-"""The year 9892: what a `datetime` can say, with any time zone."""
+"""The year 9892: fits a `datetime` in any time zone."""
+PIPE_WIDTH = 180
+"""Columns of tables where the output is no terminal."""
 
 _CONTROL = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)
 }
 _CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
-"""C0 and C1 but for tab and newline, and what turns the direction of writing around."""
+"""C0 and C1 without tab and newline, and the characters that change the direction of writing."""
+
+
+STATUS_STYLES = {
+    "exact": "green",
+    "degraded": "yellow",
+    "blind": "red",
+    "suspected": "red",
+    "unschedulable": "red",
+    "down": "red",
+    "draining": "yellow",
+    "ejected": "red",
+}
+"""Of an instance's status, and of what is known of its cache."""
 
 
 class SafeConsole(Console):
-    """A console that prints text as it is, without markup, and shows control characters instead of sending them."""
+    """Prints text as it is, without markup, and shows control characters instead of sending them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -36,11 +53,39 @@ class SafeConsole(Console):
         )
 
 
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table; a column whose name starts with > is right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in columns:
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    return made
+
+
+def status(text: str) -> Text:
+    """A status or a knowledge, coloured."""
+    return Text(text, style=STATUS_STYLES.get(text.partition(",")[0], ""))
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """One line as it is, not wrapped."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def output_console() -> Console:
+    """Standard output, wide where it is no terminal."""
+    return SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def progress_console() -> Console:
+    """Standard error."""
+    return SafeConsole(stderr=True)
+
+
 def printable(text: str) -> str:
-    """`text` with its control characters replaced, but for tabs and newlines."""
+    """`text` with its control characters replaced, except tabs and newlines."""
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
 def wall_time(at: Seconds, speed: float) -> datetime:
-    """The wall's local time when engine time was `at`; the first or last that can be said where that is beyond."""
+    """Local wall time at engine time `at`, clamped to what a `datetime` holds."""
     return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), WALL_SECONDS_MAX)).astimezone()

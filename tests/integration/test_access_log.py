@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Arrange, str, Any, int, str]] = {
 @pytest.mark.parametrize("case", CASES)
 async def test_what_ends_badly_has_one_line_that_says_why(case: str) -> None:
     arrange, path, body, status, reason = CASES[case]
-    async with logged_world(request_timeout=1.0) as (world, output):
+    async with logged_world(request_timeout_seconds=1.0) as (world, output):
         arrange(world)
         async with world.post(path, body) as answer:
             await answer.read()
@@ -214,7 +214,7 @@ async def test_a_defect_of_ours_has_a_line(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError(SECRET)
 
     async with logged_world() as (world, output):
-        monkeypatch.setattr("pointsman_ingress.service.session_of", broken)
+        monkeypatch.setattr("pointsman_ingress.context.session_of", broken)
         async with world.post(COMPLETIONS, TOKENS) as answer:
             await answer.read()
         line = await only_line(output)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from pointsman.adapters.calibration_file import read_calibration
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
-from pointsman_cli.calibrate import calibrate_command
+from pointsman_cli.calibrate.command import calibrate_command
 from tests.support.engine_sim import running_engine
 
 SPEED = 0.5

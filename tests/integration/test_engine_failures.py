@@ -9,17 +9,17 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman_ingress.engine.proxy import EngineFailedError
-from pointsman_ingress.placement import in_flight
-from pointsman_ingress.placement.retry_budget import RetryBounds, RetryBudget
-from pointsman_ingress.timeouts import FirstByteDeadline
+from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine.first_byte import FirstByteDeadline
+from pointsman_ingress.placement import in_flight, retry_budget
+from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
 
-AT_ONCE: dict[str, Any] = {"first_byte_min": 0.2, "first_byte_factor": 1.0}
+AT_ONCE: dict[str, Any] = {"first_byte_seconds_min": 0.2, "first_byte_factor": 1.0}
 """The fake scheduler predicts 0.25 s."""
-STAYS: dict[str, Any] = {**AT_ONCE, "request_timeout": 60.0}
+STAYS: dict[str, Any] = {**AT_ONCE, "request_timeout_seconds": 60.0}
 
 
 async def failures(world: World) -> list[RequestAttemptFailed]:
@@ -60,7 +60,7 @@ def counted(instance: str, failure: str) -> float:
 async def test_the_log_is_told_who_failed_a_request_and_how(
     behaviour: Behaviour, body: dict[str, Any], failure: str, status: int
 ) -> None:
-    async with world_with(**AT_ONCE, chunk_timeout=0.2) as world:
+    async with world_with(**AT_ONCE, chunk_timeout_seconds=0.2) as world:
         world.one.script.append(behaviour)
         await asked(world, body)
 
@@ -127,7 +127,7 @@ async def test_a_refusal_is_no_failure_of_the_engine(refusal: Behaviour) -> None
 
 
 async def test_a_client_that_hangs_up_and_a_request_that_is_too_old_are_no_failures_of_the_engine() -> None:
-    async with world_with(request_timeout=0.3) as world:
+    async with world_with(request_timeout_seconds=0.3) as world:
         world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS_AFTER_FIRST])
         status, _ = await asked(world, STREAM)
         async with world.post(COMPLETIONS, STREAM) as answer:
@@ -162,16 +162,16 @@ async def test_an_engine_that_does_not_begin_in_time_costs_the_client_nothing_bu
 @pytest.mark.parametrize(
     ("settings", "grant"),
     [
-        ({"first_byte_min": 0.05, "first_byte_factor": 10.0}, {"expected_seconds": 60.0}),
-        ({"first_byte_min": 600.0, "first_byte_factor": 10.0}, {"expected_seconds": 0.001}),
-        ({"first_byte_min": 0.05, "first_byte_factor": 0.0}, {}),
-        ({"first_byte_min": 0.05, "first_byte_factor": 10.0, "speed": 0.01}, {"expected_seconds": 0.1}),
+        ({"first_byte_seconds_min": 0.05, "first_byte_factor": 10.0}, {"expected_seconds": 60.0}),
+        ({"first_byte_seconds_min": 600.0, "first_byte_factor": 10.0}, {"expected_seconds": 0.001}),
+        ({"first_byte_seconds_min": 0.05, "first_byte_factor": 0.0}, {}),
+        ({"first_byte_seconds_min": 0.05, "first_byte_factor": 10.0, "speed": 0.01}, {"expected_seconds": 0.1}),
     ],
 )
 async def test_an_engine_has_a_multiple_of_what_is_predicted_but_a_minimum_in_any_case(
     settings: dict[str, Any], grant: dict[str, Any]
 ) -> None:
-    async with world_with(**settings, request_timeout=0.6) as world:
+    async with world_with(**settings, request_timeout_seconds=0.6) as world:
         world.scheduler.grant_fields = grant
         world.one.script.append(Behaviour.HANGS)
 
@@ -180,7 +180,7 @@ async def test_an_engine_has_a_multiple_of_what_is_predicted_but_a_minimum_in_an
 
 
 async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_may_take() -> None:
-    async with world_with(**AT_ONCE, slo_tpot=0.1, request_timeout=1.0) as world:
+    async with world_with(**AT_ONCE, slo_tpot_seconds=0.1, request_timeout_seconds=1.0) as world:
         world.one.script.extend([Behaviour.HANGS, Behaviour.HANGS])
         long, _ = await asked(world, {**TOKENS, "max_tokens": 500})
         none_yet = await failures(world)
@@ -191,7 +191,7 @@ async def test_an_answer_that_is_not_streamed_also_has_the_time_that_its_output_
 
 
 async def test_a_client_that_wants_its_tokens_sooner_than_usual_makes_no_engine_fail() -> None:
-    async with world_with(**AT_ONCE, slo_tpot=0.1, request_timeout=1.0) as world:
+    async with world_with(**AT_ONCE, slo_tpot_seconds=0.1, request_timeout_seconds=1.0) as world:
         world.one.script.append(Behaviour.HANGS)
         async with world.post(COMPLETIONS, {**TOKENS, "max_tokens": 500}, x_slo_tpot_ms="0.1") as answer:
             assert answer.status == 408
@@ -199,7 +199,7 @@ async def test_a_client_that_wants_its_tokens_sooner_than_usual_makes_no_engine_
 
 
 async def test_an_answer_whose_length_nobody_bounds_is_waited_for() -> None:
-    async with world_with(**AT_ONCE, max_model_len=0, request_timeout=1.0) as world:
+    async with world_with(**AT_ONCE, max_model_len=0, request_timeout_seconds=1.0) as world:
         world.one.script.append(Behaviour.HANGS)
 
         assert await asked(world, HELLO, CHAT) == (408, "")
@@ -223,7 +223,7 @@ async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_with
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, idle: bool) -> None:
-    async with world_with(request_timeout=4.0) as world:
+    async with world_with(request_timeout_seconds=4.0) as world:
         world.one.script.append(Behaviour.HANGS)
         if idle:
             world.scheduler.idle = {ONE}
@@ -235,9 +235,12 @@ async def test_an_answer_that_the_leader_says_will_not_come_is_had_elsewhere(*, 
 
 
 @pytest.mark.parametrize("why", ["no other engine", "no retries", "no budget"])
-async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(why: str) -> None:
+async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_once(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     retries = 0 if why == "no retries" else 2
-    budget: dict[str, Any] = {"retry_budget": 0.0, "retry_budget_min": 0} if why == "no budget" else {}
+    budget: dict[str, Any] = {"retry_budget": 0.0} if why == "no budget" else {}
+    monkeypatch.setattr(retry_budget, "RETRIES_MIN", 0)
     async with world_with(**STAYS, **budget, retries_max=retries) as world:
         if why == "no other engine":
             world.scheduler.engines = {ONE: world.one.url}
@@ -291,8 +294,9 @@ async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:
 # The retry budget
 
 
-async def test_what_is_beyond_the_retry_budget_is_told_to_ask_later() -> None:
-    async with world_with(retry_budget=0.0, retry_budget_min=1, first_byte_factor=0.0) as world:
+async def test_what_is_beyond_the_retry_budget_is_told_to_ask_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry_budget, "RETRIES_MIN", 1)
+    async with world_with(retry_budget=0.0, first_byte_factor=0.0) as world:
         world.two.pause = asyncio.Event()
         world.one.script.extend([Behaviour.ERRS, Behaviour.ERRS])
         first = asyncio.create_task(asked(world, STREAM))
@@ -331,8 +335,9 @@ async def test_the_death_of_one_of_two_engines_does_not_exhaust_the_retry_budget
     assert set(answers) == {(200, TWO)}
 
 
-async def test_where_every_engine_fails_the_budget_bounds_what_is_sent_again() -> None:
-    async with world_with(retry_budget=0.5, retry_budget_min=0, first_byte_factor=0.0) as world:
+async def test_where_every_engine_fails_the_budget_bounds_what_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry_budget, "RETRIES_MIN", 0)
+    async with world_with(retry_budget=0.5, first_byte_factor=0.0) as world:
         world.one.pause, world.two.pause = asyncio.Event(), asyncio.Event()
         world.one.dies = world.two.dies = True
         asking = [asyncio.create_task(asked(world)) for _ in range(20)]
@@ -347,8 +352,9 @@ async def test_where_every_engine_fails_the_budget_bounds_what_is_sent_again() -
     assert set(statuses) == {503}
 
 
-async def test_a_request_has_its_place_in_the_budget_until_its_first_output() -> None:
-    async with world_with(retry_budget=0.0, retry_budget_min=1) as world:
+async def test_a_request_has_its_place_in_the_budget_until_its_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry_budget, "RETRIES_MIN", 1)
+    async with world_with(retry_budget=0.0) as world:
         world.one.script.extend([Behaviour.ERRS, Behaviour.ERRS])
         world.two.script.append(Behaviour.HANGS_AFTER_FIRST)
         async with world.post(COMPLETIONS, STREAM) as streaming:
@@ -358,8 +364,9 @@ async def test_a_request_has_its_place_in_the_budget_until_its_first_output() ->
     assert again == (200, TWO)
 
 
-def test_the_budget_is_a_share_of_what_is_live_now() -> None:
-    budget = RetryBudget(RetryBounds(share=0.5, least=1))
+def test_the_budget_is_a_share_of_what_is_live_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry_budget, "RETRIES_MIN", 1)
+    budget = RetryBudget(0.5)
     open_tickets = [budget.open() for _ in range(6)]
     for ticket in open_tickets:
         ticket.__enter__()
@@ -378,7 +385,7 @@ def test_the_budget_is_a_share_of_what_is_live_now() -> None:
 
 
 async def test_without_a_scheduler_an_engine_that_failed_lately_is_left_alone() -> None:
-    async with world_with(silence_max=0.05) as world:
+    async with world_with(scheduler_timeout_seconds=0.05) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS] * 10)
         answers = [await asked(world) for _ in range(6)]
@@ -391,7 +398,7 @@ async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(in_flight, "AVOIDED_WALL_SECONDS", 0.3)
-    async with world_with(silence_max=0.05, first_byte_factor=0.0) as world:
+    async with world_with(scheduler_timeout_seconds=0.05, first_byte_factor=0.0) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.extend([Behaviour.ERRS])
         await asked(world)
@@ -414,7 +421,7 @@ async def test_one_that_failed_is_tried_again_after_a_while_by_one_request_at_a_
 
 
 async def test_without_a_scheduler_a_hanging_engine_is_left_after_the_minimum() -> None:
-    async with world_with(silence_max=0.05, first_byte_min=0.3) as world:
+    async with world_with(scheduler_timeout_seconds=0.05, first_byte_seconds_min=0.3) as world:
         await world.scheduler.__aexit__(None, None, None)
         world.one.script.append(Behaviour.HANGS)
 
@@ -426,7 +433,7 @@ async def test_without_a_scheduler_a_hanging_engine_is_left_after_the_minimum() 
 
 
 async def test_a_question_that_an_engine_does_not_answer_in_time_is_put_to_another() -> None:
-    async with world_with(first_byte_min=0.3) as world:
+    async with world_with(first_byte_seconds_min=0.3) as world:
         world.one.says["/detokenize"] = world.two.says["/detokenize"] = {"prompt": "hello"}
         world.one.script.append(Behaviour.HANGS)
 
@@ -434,7 +441,7 @@ async def test_a_question_that_an_engine_does_not_answer_in_time_is_put_to_anoth
 
 
 async def test_what_is_asked_for_tokens_is_not_an_engine_that_failed_lately() -> None:
-    async with world_with(silence_max=0.05) as world:
+    async with world_with(scheduler_timeout_seconds=0.05) as world:
         world.one.script.append(Behaviour.ERRS)
         await asked(world)
         await asked(world, HELLO, CHAT)

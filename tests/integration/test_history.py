@@ -32,16 +32,16 @@ class Kept:
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     """The log of a fleet that has served requests under two leaders, of which the first was killed."""
     directory = tmp_path_factory.mktemp("history")
-    with pointsman_up(directory, "--engines", "2", "--speed", "50") as up:
+    with pointsman_up(directory, "--instances", "2", "--speed", "50") as up:
         up.wait_for("Stop +Ctrl-C")
         _serve_requests(up)
         os.kill(find_fleet(data=up.data).of_role("scheduler")[0].pid, signal.SIGKILL)
         up.wait_for("scheduler was started again")
         _serve_requests(up)
         bundle, archive = directory / "log.pmlog", up.data / "archive.sqlite"
-        last = _json("export", str(bundle), "--data", str(up.data))["entries"]
+        last = _json("export", str(bundle), "--from", str(up.data))["entries"]
         _wait_until_archived(archive, last)
-        yield Kept((("--data", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last)
+        yield Kept((("--from", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last)
 
 
 def _serve_requests(up: RunningUp) -> None:
@@ -57,15 +57,15 @@ def _wait_until_archived(archive: Path, last: int) -> None:
 
 
 def _json(*arguments: str) -> dict[str, Any]:
-    """What a command says with `--json -`."""
-    result = CliRunner().invoke(main, [*arguments, "--json", "-"])
+    """What a command says with `--json`."""
+    result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.output[-3000:]
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
 
 def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Kept) -> None:
-    verdicts = [_json("replay", "--verify", "--to", str(log.last), *place)["verdict"] for place in log.places]
+    verdicts = [_json("replay", "--verify", "--until", str(log.last), *place)["verdict"] for place in log.places]
 
     live = verdicts[0]
     assert (live["different"], live["unchecked"], live["problems"]) == (0, {}, [])
@@ -76,7 +76,7 @@ def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Ke
 
 
 def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> None:
-    states = [_json("state", "--at", str(log.last // 2), *place) for place in log.places]
+    states = [_json("state", "--until", str(log.last // 2), *place) for place in log.places]
 
     for state in states:
         del state["origin"]
@@ -98,7 +98,7 @@ def test_the_story_of_a_real_request_is_the_same_from_all_three_places(log: Kept
 def test_a_real_log_can_be_run_again_and_examined(log: Kept) -> None:
     bundle = log.places[-1]
     compared = _json("what-if", "--policy", "round_robin", *bundle)
-    examined = CliRunner().invoke(main, ["doctor", "--json", "-", *bundle])
+    examined = CliRunner().invoke(main, ["doctor", "--json", *bundle])
 
     assert compared["requests"] == 80
     assert compared["recorded"]["report"]["hit_rate"] == pytest.approx(

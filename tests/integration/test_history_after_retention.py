@@ -49,7 +49,7 @@ def live(entries: list[LogEntry], tmp_path_factory: pytest.TempPathFactory) -> I
         server = runner.run(start_nats(directory / "nats"))
         try:
             runner.run(_fill(server.url, entries))
-            yield ("--nats", server.url)
+            yield ("--from", server.url)
         finally:
             runner.run(server.stop())
 
@@ -91,7 +91,7 @@ async def _keep(url: str, most: int) -> None:
 
 
 def _json(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, [*arguments, "--json", "-"])
+    result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.output[-3000:]
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
@@ -99,7 +99,7 @@ def _json(*arguments: str) -> dict[str, Any]:
 
 def _answer(*arguments: str) -> dict[str, Any]:
     """Of a command that may have found something; without what depends on where and when it is asked."""
-    result = CliRunner().invoke(main, [*arguments, "--json", "-"])
+    result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code in (0, 1), result.output[-3000:]
     told = json.loads(result.stdout)
     return {name: value for name, value in told.items() if name not in ("origin", "bench")}
@@ -140,7 +140,7 @@ def test_the_fleet_at_a_moment_behind_the_checkpoint_is_that_of_the_whole_log(
     live: tuple[str, str], whole: tuple[str, str]
 ) -> None:
     for at in (OLDEST, OLDEST + 200):
-        told, complete = (_json("state", "--at", str(at), *place) for place in (live, whole))
+        told, complete = (_json("state", "--until", str(at), *place) for place in (live, whole))
 
         assert _without_place(told) == _without_place(complete)
 
@@ -148,8 +148,8 @@ def test_the_fleet_at_a_moment_behind_the_checkpoint_is_that_of_the_whole_log(
 def test_a_moment_before_the_checkpoint_is_shown_with_what_is_missing_and_one_before_the_log_is_refused(
     live: tuple[str, str],
 ) -> None:
-    before = _json("state", "--at", str(OLDEST - 10), *live)
-    refused = CliRunner().invoke(main, ["state", "--at", str(GONE - 10), *live])
+    before = _json("state", "--until", str(OLDEST - 10), *live)
+    refused = CliRunner().invoke(main, ["state", "--until", str(GONE - 10), *live])
 
     assert "what was known before is missing" in before["beginning"]
     assert refused.exit_code == 2
@@ -161,7 +161,7 @@ def test_a_log_that_loses_its_head_while_it_is_read_gives_what_is_left(entries: 
         server = runner.run(start_nats(tmp_path / "nats"))
         try:
             runner.run(_fill(server.url, entries))
-            with open_history(nats=server.url) as history:
+            with open_history(server.url) as history:
                 runner.run(_keep(server.url, len(entries) - GONE - 20))
                 read, behind = list(history.entries(GONE)), history.entries(GONE + 10)
 
@@ -177,7 +177,7 @@ def test_an_export_carries_the_checkpoint_and_answers_as_the_log_itself(
 ) -> None:
     out, again = tmp_path / "incident.pmlog", tmp_path / "again.pmlog"
     request = next(e.event.request for e in entries[OLDEST:] if isinstance(e.event, RequestPlaced))
-    asked = [("replay", "--verify"), ("state", "--at", str(OLDEST + 1)), ("doctor",), ("explain", request)]
+    asked = [("replay", "--verify"), ("state", "--until", str(OLDEST + 1)), ("doctor",), ("explain", request)]
 
     exported = _json("export", str(out), *live)
     copied = _json("export", str(again), "--from", str(out))
@@ -193,8 +193,8 @@ def test_an_export_carries_the_checkpoint_and_answers_as_the_log_itself(
 def test_an_export_up_to_a_moment_before_the_checkpoint_goes_without_it(live: tuple[str, str], tmp_path: Path) -> None:
     out = tmp_path / "incident.pmlog"
 
-    exported = _json("export", str(out), "--to", str(OLDEST - 10), *live)
-    told, itself = (_json("state", "--at", str(OLDEST - 20), *place) for place in (("--from", str(out)), live))
+    exported = _json("export", str(out), "--until", str(OLDEST - 10), *live)
+    told, itself = (_json("state", "--until", str(OLDEST - 20), *place) for place in (("--from", str(out)), live))
 
     assert (exported["entries"], exported["checkpoint"]) == (OLDEST - 10 - GONE, None)
     assert "what was known before is missing" in told["beginning"]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman_ingress.placement import hold_queue
 from tests.support.events import joined, reported
 from tests.support.ingress_world import COMPLETIONS, ONE, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
@@ -62,8 +63,9 @@ async def test_who_has_waited_in_vain_is_told_when_to_ask_again_and_leaves_no_tr
         assert await world.events() == []
 
 
-async def test_no_more_requests_wait_than_may() -> None:
-    async with world_with(engines_join=False, hold_max=2) as world:
+async def test_no_more_requests_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold_queue, "HELD_REQUESTS_MAX", 2)
+    async with world_with(engines_join=False) as world:
         waiting = [asyncio.create_task(asked(world)) for _ in range(2)]
         await held(world, 2)
         one_too_many = await asked(world)
@@ -85,7 +87,7 @@ async def test_a_client_that_hangs_up_while_it_is_held_gives_its_place_back() ->
 
 @pytest.mark.parametrize("comes", ["an engine", "a scheduler"])
 async def test_with_neither_scheduler_nor_engine_requests_wait_for_either(comes: str) -> None:
-    async with world_with(silence_max=0.05) as world:
+    async with world_with(scheduler_timeout_seconds=0.05) as world:
         await world.scheduler.__aexit__(None, None, None)
         await drop(world, TWO, stays=ONE)
         await world.log.append(reported(ONE, 0, [], at=ScaledClock().now(), serving=False))
@@ -101,7 +103,7 @@ async def test_with_neither_scheduler_nor_engine_requests_wait_for_either(comes:
 
 
 async def test_with_neither_scheduler_nor_engine_for_long_the_client_is_told_so() -> None:
-    async with world_with(silence_max=0.05, hold_seconds=0.3) as world:
+    async with world_with(scheduler_timeout_seconds=0.05, hold_seconds=0.3) as world:
         await world.scheduler.__aexit__(None, None, None)
         await drop(world, TWO, stays=ONE)
         await world.log.append(reported(ONE, 0, [], at=ScaledClock().now(), serving=False))

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman_ingress import main
+from pointsman_ingress.http import call
 from tests.support.ingress_world import CHAT, COMPLETIONS, ONE, TOKENS, TWO, World, world_with
 
 SEED = 12
@@ -107,10 +108,11 @@ async def test_nothing_that_comes_over_the_wire_is_our_fault(
 ) -> None:
     short = partial(HttpLimits, head_seconds=0.3, unread_seconds=0.3)
     monkeypatch.setattr(main, "HttpLimits", short)
+    monkeypatch.setattr(call, "BODY_WALL_SECONDS", 0.5)
     statuses: Counter[int] = Counter()
     async with (
         sound_engine() as engine,
-        world_with(tokenizer="builtin", body_timeout=0.5, keep_alive_seconds=1) as world,
+        world_with(tokenizer="builtin", keep_alive_seconds=1) as world,
     ):
         world.scheduler.engines = {ONE: engine, TWO: engine}
         for path, bodies in SOUND.items():

@@ -290,7 +290,7 @@ async def test_an_error_of_the_engines_own_ends_a_stream(world: World) -> None:
 
 
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
-    async with world_with(tokenizer="builtin", request_timeout=0.5) as world:
+    async with world_with(tokenizer="builtin", request_timeout_seconds=0.5) as world:
         world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
         world.one.first_piece = BLOCK
         async with world.post(MESSAGES, {**ASK, "stream": True}) as answer:

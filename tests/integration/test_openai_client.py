@@ -252,7 +252,7 @@ async def test_the_client_does_not_ask_again_for_what_can_never_be(world: World)
 
 
 async def test_the_client_does_not_ask_again_for_what_took_all_the_time_there_is() -> None:
-    async with world_with(request_timeout=0.2) as world:
+    async with world_with(request_timeout_seconds=0.2) as world:
         world.one.script.append(Behaviour.HANGS)
         async with client_of(world, max_retries=2) as client:
             with pytest.raises(openai.APIStatusError, match="took too long"):

@@ -318,7 +318,7 @@ async def test_a_form_that_cannot_be_served_is_refused(
 
 
 async def test_a_form_stays_as_it_is_where_engines_are_told_whose_request_it_is() -> None:
-    async with world_with(names_clients=True) as world:
+    async with world_with(forward_tenant=True) as world:
         world.one.says["/v1/audio/transcriptions"] = {"text": "Good day"}
         async with world.client.post(world.url + "/v1/audio/transcriptions", data=sound(model="m")) as answer:
             assert answer.status == 200
@@ -355,7 +355,7 @@ async def test_a_question_goes_to_another_engine_when_one_fails(world: World) ->
 
 
 async def test_a_question_is_bounded_as_a_request_is() -> None:
-    async with world_with(request_timeout=0.2) as world:
+    async with world_with(request_timeout_seconds=0.2) as world:
         world.one.script.append(Behaviour.HANGS)
         async with world.post(DETOKENIZE, {"model": "m", "tokens": [1]}) as answer:
             assert answer.status == 408

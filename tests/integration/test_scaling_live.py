@@ -53,7 +53,7 @@ async def _burst(url: str, meanwhile: Any) -> list[tuple[bool, str]]:
 
 
 def _pointsman(fleet: RunningUp, *arguments: str) -> str:
-    command = [POINTSMAN, *arguments, "--data", str(fleet.data)]
+    command = [POINTSMAN, *arguments, "--from", str(fleet.data)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -83,13 +83,13 @@ def _still_running(keepers: list[Path]) -> list[Path]:
 
 
 def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--scale", "2..3", "--scaling", "manual", "--speed", "4") as fleet:
+    with pointsman_up(tmp_path, "--instances", "2..3", "--set", "scaler.scaling=manual", "--speed", "4") as fleet:
         fleet.wait_for("ready in")
         url = f"http://127.0.0.1:{fleet.port}"
 
         drained = asyncio.run(_burst(url, lambda: _pointsman(fleet, "drain", "scaled-1", "--wait")))
         placed = _placed_while_draining(fleet, "scaled-1")
-        _pointsman(fleet, "undrain", "scaled-1")
+        _pointsman(fleet, "drain", "scaled-1", "--undo")
         _pointsman(fleet, "scale", "2", "--wait")
         keepers = sorted((fleet.data / "instances").glob("scaled-*.lock"))
         running = [lock for lock in keepers if (Path("/proc") / lock.read_text()).exists()]

@@ -464,7 +464,7 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
     world = World()
     await world.append(world.joined("a"), world.joined("b"))
     settings = ("outlier.base_ejection_seconds=0.5",)
-    async with world.scheduler(policy="round_robin", policy_settings=settings) as service:
+    async with world.scheduler(policy="round_robin", set=settings) as service:
         for number in range(5):
             await world.append(failed_attempt(f"r{number}", "a", at=world.clock.now()))
         await eventually(lambda: service.state.fleet.ready == ("b",))

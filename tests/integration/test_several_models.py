@@ -22,7 +22,7 @@ LONG = " ".join(f"fact {number}" for number in range(200))
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    arguments = ("--engines", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
+    arguments = ("--instances", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
         running.wait_for("Try it")
         yield running
@@ -90,7 +90,7 @@ async def test_a_request_goes_to_the_pool_of_its_model_and_lives_in_that_pools_l
 
 async def instances_in_log(fleet: FleetFile, pool: str) -> set[str]:
     """Where the requests in a pool's log were served, once each has its end."""
-    settings = fleet_settings(fleet.nats, pool=pool)
+    settings = fleet_settings(fleet.nats, pool)
     async with asyncio.timeout(10), open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test") as link:
         running, served = 0, set[str]()
         async for entry in link.log.read(1, kinds=("request",)):

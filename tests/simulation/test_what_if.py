@@ -35,7 +35,7 @@ def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result
 
 
 def numbers(entries: list[LogEntry], directory: Path, *arguments: str) -> dict[str, Any]:
-    result = what_if(entries, directory, *arguments, "--json", "-")
+    result = what_if(entries, directory, *arguments, "--json")
     assert result.exit_code == 0, result.output
     told: dict[str, Any] = json.loads(result.stdout)
     return told
@@ -89,7 +89,7 @@ def test_a_log_that_has_lost_its_beginning_is_counted_from_its_checkpoint_on(
     entries: list[LogEntry], tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "gone.pmlog", entries, 400, settings=SETTINGS, checkpoint=(600, POLICIES))
-    arguments = ("--policy", "min_ttft", "--json", "-")
+    arguments = ("--policy", "min_ttft", "--json")
     result = CliRunner().invoke(main, ["what-if", "--from", str(file), *arguments])
     told, whole = json.loads(result.stdout), numbers(entries, tmp_path, "--policy", "min_ttft", "--since", "600")
 
@@ -111,7 +111,7 @@ def test_without_a_checkpoint_what_engines_there_were_is_not_guessed(entries: li
 def test_too_little_traffic_no_change_and_unknown_settings_are_refused(entries: list[LogEntry], tmp_path: Path) -> None:
     few = what_if(entries, tmp_path, "--policy", "min_ttft", "--since", "@90")
     nothing = what_if(entries, tmp_path)
-    unknown = what_if(entries, tmp_path, "--policy", "dualmap", "--set", "no_such=1")
+    unknown = what_if(entries, tmp_path, "--policy", "dualmap", "--set", "routing.no_such=1")
 
     assert (few.exit_code, "too few" in few.output) == (2, True)
     assert (nothing.exit_code, "what is to be different" in nothing.output) == (2, True)
@@ -124,4 +124,4 @@ def test_pictures_are_drawn(entries: list[LogEntry], tmp_path: Path) -> None:
 
     assert result.exit_code == 0
     names = {picture.name for picture in (tmp_path / "pictures").iterdir()}
-    assert {"ttft_cdf.png", "pending_heatmap.png"} <= names
+    assert {"ttft_cdf.png", "prompt_lengths.png"} <= names

@@ -114,7 +114,7 @@ def blocks_in_the_index(fleet: RealFleet, engine: RunningEngine, *, wanted: int)
     """As the scheduler says, once it is what is wanted or has had time to be."""
     deadline = time.monotonic() + 10
     while True:
-        command = [POINTSMAN, "fleet", "--json", "--data", str(fleet.up.data)]
+        command = [POINTSMAN, "fleet", "--json", "--from", str(fleet.up.data)]
         said = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
         (blocks,) = (i["cached_blocks"] for i in said["instances"] if i["instance"] == engine.name)
         if blocks == wanted or time.monotonic() > deadline:

@@ -8,6 +8,7 @@ import click
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
@@ -25,7 +26,7 @@ def main(settings: RebalancerSettings) -> None:
     the one for /livez, /readyz and /metrics.
 
     \b
-      pointsman-rebalancer --rebalance global --rebalance-settings waste_weight=2
+      pointsman-rebalancer --rebalance global --set rebalance.waste_weight=2
       pointsman-rebalancer --rebalance off            follow the log and move nothing
     """
     configure_logging(settings.log_level, settings.log_format)
@@ -35,11 +36,10 @@ def main(settings: RebalancerSettings) -> None:
 
 def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
     """The policy by name, with its settings. Raises click.BadParameter."""
-    pairs = [pair.partition("=") for pair in settings.rebalance_settings]
     try:
-        return rebalancing_policy(settings.rebalance, {name: value for name, _, value in pairs})
-    except UnknownPolicyError as error:
-        raise click.BadParameter(str(error), param_hint="--rebalance-settings") from error
+        return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
+    except (UnknownPolicyError, SettingTextError) as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, supervisor: Supervisor) -> None:

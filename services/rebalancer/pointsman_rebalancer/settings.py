@@ -9,8 +9,8 @@ from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 @dataclass(frozen=True, kw_only=True)
 class RebalancerSettings(FleetSettings, ProcessSettings):
     rebalance: str = setting(DEFAULT_REBALANCING, "Rebalancing policy.", choices=tuple(sorted(REBALANCING_POLICIES)))
-    rebalance_settings: tuple[str, ...] = setting(
-        (), "Setting of the rebalancing policy as NAME=VALUE; may be repeated. docs/policies.md names them."
+    set: tuple[str, ...] = setting(
+        (), "Setting of the rebalancing policy as rebalance.NAME=VALUE. Repeatable. docs/policies.md names them."
     )
     rebind: bool = setting(
         False,

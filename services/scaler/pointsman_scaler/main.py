@@ -8,6 +8,7 @@ import click
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.ports import InstanceProvider
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
@@ -39,11 +40,10 @@ def main(settings: ScalerSettings) -> None:
 
 
 def _policy(settings: ScalerSettings) -> ScalingPolicy:
-    pairs = [pair.partition("=") for pair in settings.scaling_settings]
     try:
-        return scaling_policy(settings.scaling, {name: value for name, _, value in pairs})
-    except UnknownPolicyError as error:
-        raise click.BadParameter(str(error), param_hint="--scaling-settings") from error
+        return scaling_policy(settings.scaling, settings_of(settings.set, {"scaling": ""}))
+    except (UnknownPolicyError, SettingTextError) as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 async def _serve(

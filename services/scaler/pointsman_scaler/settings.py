@@ -16,8 +16,8 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "Scaling policy. 'manual': as many as people ask for with 'pointsman scale'.",
         choices=tuple(sorted(SCALING_POLICIES)),
     )
-    scaling_settings: tuple[str, ...] = setting(
-        (), "Setting of the scaling policy as NAME=VALUE; may be repeated. docs/policies.md names them."
+    set: tuple[str, ...] = setting(
+        (), "Setting of the scaling policy as scaling.NAME=VALUE. Repeatable. docs/policies.md names them."
     )
     provider: str = setting(
         "static", "Where engines come from. 'static': from people; the scaler says what to do.", choices=PROVIDERS

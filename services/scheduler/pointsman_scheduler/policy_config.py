@@ -3,19 +3,19 @@
 import click
 
 from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.state.state import PoolSettings, State
 from pointsman_scheduler.settings import SchedulerSettings
 
 
 def chosen_policies(settings: SchedulerSettings) -> PolicySet:
     """The policies by name, with their settings. Raises click.BadParameter."""
-    pairs = [pair.partition("=") for pair in settings.policy_settings]
     try:
         return policy_set(
             routing=settings.policy,
             admission=settings.admission,
             ordering=settings.order,
-            settings={name: value for name, _, value in pairs},
+            settings=settings_of(settings.set),
             prefill_window_tokens=settings.prefill_window_tokens,
             running_max=settings.running_max,
             pending_max=settings.pending_max,
@@ -23,8 +23,8 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
             hold_max=settings.hold_max,
             rebind=settings.rebind,
         )
-    except UnknownPolicyError as error:
-        raise click.BadParameter(str(error), param_hint="--policy-settings") from error
+    except (UnknownPolicyError, SettingTextError) as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:

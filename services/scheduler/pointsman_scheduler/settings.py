@@ -11,10 +11,10 @@ from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(FleetSettings, ProcessSettings):
     policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
-    policy_settings: tuple[str, ...] = setting(
+    set: tuple[str, ...] = setting(
         (),
-        "Setting of the routing policy as NAME=VALUE, of others as admission.NAME=VALUE, order.NAME=VALUE, pair.NAME=VALUE, "
-        "outlier.NAME=VALUE; may be repeated. docs/policies.md names them.",
+        "Setting of a policy as KIND.NAME=VALUE, KIND being routing, admission, order, pair or outlier. Repeatable. "
+        "docs/policies.md names them.",
     )
     admission: str = setting(DEFAULT_ADMISSION, "Admission policy.", choices=tuple(sorted(ADMISSION_POLICIES)))
     order: str = setting(

@@ -1,9 +1,2 @@
-"""`pointsman doctor`: reads a log once and says what is wrong in it, with evidence and what to do.
-
-`findings` is what comes out, `examination` reads and folds the log and shows every entry to each examiner, and the
-other modules are the examiners, each with one subject. What an examiner keeps is bounded, however long the log is.
-"""
-
-from pointsman_cli.doctor.command import doctor_command
-
-__all__ = ["doctor_command"]
+"""`pointsman doctor`: `examination` folds the log once and shows every entry to the examiners, one module each; they return
+`findings`. What an examiner keeps is bounded, whatever the length of the log."""

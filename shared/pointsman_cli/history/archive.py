@@ -1,11 +1,8 @@
 """The log as the recorder archived it in SQL.
 
-The recorder keeps every entry with its sequence and its payload as it was: decoded ones in `events`, others in
-`dead_letters`, by the name of the history they belong to (docs/operations.md). When a stream lost its tail and went on
-differently, that is a history of its own (`...#2`) that begins where the other one was left; what lies before it is
-read from there, as the followers of that time did.
-
-SQLite is read directly; any other database through its asynchronous driver, which is what the recorder needs too.
+Entries lie in `events` and `dead_letters`, by the name of their history (docs/operations.md). A stream that lost its tail
+and continued differently is a history of its own (`...#2`); entries before the fork are read from its predecessor.
+SQLite is read directly, other databases through the asynchronous driver that the recorder uses.
 """
 
 import asyncio
@@ -39,14 +36,14 @@ _gaps = table("gaps", column("log"), column("sequence"), column("after_log"), co
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one history contributes: its entries up to `last`."""
+    """The entries of one history up to `last`."""
 
     log: str
     last: Sequence
 
 
 class ArchiveHistory(History):
-    """One archived history; without `log`, the newest. Raises HistoryError."""
+    """One archived history, by default the newest. Raises HistoryError."""
 
     def __init__(self, url: str, *, log: str | None = None) -> None:
         self._url = _parsed(url)
@@ -90,7 +87,7 @@ class ArchiveHistory(History):
         return wanted or known[-1]
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
-        """First and last sequence, how many there are, and the subject of any."""
+        """First and last sequence, number of entries, and the subject of any of them."""
         first, last, entries, subject = 0, 0, 0, ""
         for part in self._parts:
             for batch in self._rows(_extent_of(part)):
@@ -122,7 +119,6 @@ def _parsed(url: str) -> URL:
 
 
 def _read_only(url: URL) -> URL:
-    """A file that is there already, never a new one."""
     file = Path(url.database or "").absolute()
     if not file.is_file():
         msg = f"there is no archive {file}; `pointsman up` keeps one in its data directory, as archive.sqlite"
@@ -135,7 +131,7 @@ def _is_sqlite(url: URL) -> bool:
 
 
 def _catalogue() -> dict[str, Select[Any]]:
-    """The histories there are, oldest first, where each was left for another, and where each begins."""
+    """All histories, oldest first; where each was left for another; where each begins."""
     by_age = select(_logs.c.log).order_by(_logs.c.identity, _logs.c.branch)
     forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
     everything = union_all(*(select(kept.c.log, kept.c.sequence) for kept in (_events, _dead_letters))).subquery()
@@ -151,7 +147,7 @@ def _shown(url: URL) -> str:
 
 
 def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], firsts: dict[str, Sequence]) -> list[_Part]:
-    """The history, and before it those of the same stream that it went on from."""
+    """The history, preceded by those of the same stream that it continues."""
     parts = [_Part(chosen, SEQUENCE_MAX)]
     while (first := firsts.get(parts[0].log, 1)) > 1:
         before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")

@@ -1,11 +1,8 @@
-"""A log in one portable file: gzip over JSON lines, a header before them and a count behind them.
+"""A log in one file: gzip over JSON lines, a header before the entries and their count after them.
 
-A line in between is what `pointsman tap --json` prints: sequence, subject and the event as it was in the log, byte for
-byte; what does not decode, or would not fit a line, is kept as base64. The header names the pool, the log's identity
-and what its fold is told; beside it stands the checkpoint to begin with, where the log has lost its beginning. No prompt is in it: the log has keys and counts only (docs/events.md).
-
-The count tells a whole file from one that was cut off. Without header and count, as `tap` prints them, lines can be
-read too; then nobody knows whether they are all.
+An entry's line is what `pointsman tap --json` prints: sequence, subject and the event byte for byte; base64 if it does
+not decode or holds a newline. The header has the pool's settings and, if the log lost its beginning, a checkpoint.
+Without a count the file was cut off; lines without header and count, as `tap` prints them, are read as they come.
 """
 
 import gzip
@@ -37,16 +34,13 @@ COMPRESSION_LEVEL = 6
 GZIP_MAGIC = b"\x1f\x8b"
 BUFFER_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
-"""One entry: its payload in base64, and what stands around it."""
+"""One entry, its payload in base64."""
 FIRST_LINE_BYTES_MAX = 1024**3
-"""The header with its checkpoint, which is mostly keys and does not compress: of a packed file it may have at most
-EXPANSION_MAX times the file's own size."""
+"""The header with its checkpoint; in a packed file at most EXPANSION_MAX times the file's size."""
 EXPANSION_MAX = 16
 
 
 class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first line of a bundle."""
-
     format: str
     version: int
     header: Header
@@ -54,7 +48,7 @@ class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry. `event` is its payload, where that is one line of JSON; else `payload` is."""
+    """One entry. Its payload is `event` if it is one line of JSON, else `payload`."""
 
     sequence: Sequence
     subject: str
@@ -64,14 +58,12 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Last(msgspec.Struct, frozen=True, kw_only=True):
-    """The last line of a bundle."""
-
     entries: int
     last: Sequence
 
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding a line of a stranger may raise."""
+"""What decoding an untrusted line may raise."""
 
 _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
@@ -131,7 +123,7 @@ class BundleHistory(History):
             raise HistoryError(msg)
 
     def _is_count(self, line: bytes, count: int) -> bool:
-        """Whether this is the last line. Raises HistoryError where it counts differently."""
+        """Whether this is the last line. Raises HistoryError if the count is wrong."""
         try:
             last = msgspec.json.decode(line, type=_Last)
         except UNREADABLE:
@@ -174,7 +166,7 @@ class BundleHistory(History):
 def write_bundle(
     file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: ExportedCheckpoint | None = None
 ) -> int:
-    """Write a bundle, whole or not at all, and say how many entries it has. Raises OSError, HistoryError."""
+    """Write a bundle atomically; returns the number of entries. Raises OSError, HistoryError."""
     draft = file.with_name(f".{file.name}.part")
     try:
         with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:
@@ -209,7 +201,7 @@ def _line(entry: LogEntry) -> _Line:
 
 
 def _first_line(line: bytes, origin: str) -> _First | _Line:
-    """The header, or the entry with which the file begins. Raises HistoryError where it begins with neither."""
+    """The header, or the first entry of a file without one. Raises HistoryError."""
     try:
         first = msgspec.json.decode(line, type=_First)
     except UNREADABLE:
@@ -218,7 +210,7 @@ def _first_line(line: bytes, origin: str) -> _First | _Line:
         except UNREADABLE as error:
             msg = (
                 f"{origin} is no log: neither an SQLite archive, nor what `pointsman export` writes, nor the JSON lines"
-                " of `pointsman tap --all --no-follow --json`"
+                " of `pointsman tap --since 1 --until now --json`"
             )
             raise HistoryError(msg) from error
     if first.format != FORMAT or first.version != FORMAT_VERSION:

@@ -1,7 +1,5 @@
-"""A state of the fold that is kept beside a log which has lost its beginning, in its store or in an exported bundle.
-
-It is proven to be of this log and of this version's fold, or it is not used.
-"""
+"""Checkpoints of logs that lost their beginning, from the log's store or an exported bundle. One that cannot be proven to be
+of this log and of this version's fold is not used."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +18,7 @@ from pointsman_cli.history.entries import History
 
 
 class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `CheckpointLabel` says, without the identity of a log, and the state as bytes."""
+    """A `CheckpointLabel` without the log's identity, and the state as bytes."""
 
     as_of: Sequence
     entry: str
@@ -29,7 +27,7 @@ class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
-    """What is known from this checkpoint; None where it is of another log or of another fold. Raises HistoryError."""
+    """The checkpoint's state; None if it is of another log or another fold. Raises HistoryError."""
     with closing(history.entries(kept.as_of)) as entries:
         entry = next(entries, None)
         if entry is None or entry.sequence != kept.as_of or entry_digest(entry) != kept.entry:
@@ -43,7 +41,7 @@ def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
 
 
 def kept_from(history: History, known: BaseState) -> ExportedCheckpoint | None:
-    """What proves to a reader elsewhere what is known here; None where its entry is gone by now. Raises HistoryError."""
+    """The checkpoint to export; None if its entry is gone by now. Raises HistoryError."""
     as_of = known.state.sequence
     with closing(history.entries(as_of)) as entries:
         entry = next(entries, None)
@@ -58,8 +56,7 @@ def _form(state: State, policies: PolicySet) -> str:
 
 
 def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:
-    """Those that the next decision on a placement names; where there is none, the default ones. Raises
-    UnknownPolicyError."""
+    """Those named by the next placement or rejection, else the defaults. Raises UnknownPolicyError."""
     for entry in entries:
         if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected):
             return recorded_policy_set(entry.event.policy, entry.event.settings)

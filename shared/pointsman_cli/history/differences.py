@@ -5,37 +5,34 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pointsman.simulation.replay import Difference
+from pointsman_cli.output_file import json_of
+from pointsman_cli.terminal import say, table
 
 EQUAL_SETTINGS = "equal on both sides"
 
 
 def show_difference(console: Console, difference: Difference) -> None:
-    """Both sides with their candidates; lines that differ stand out. Then the state that the decision was made from."""
+    """Both sides, lines that differ in red; then the state that the decision was made from."""
     event = difference.recorded or difference.recomputed
     where = f"entry {difference.sequence:,}" if difference.sequence else "not in the log"
-    console.print(
-        f"\nfirst difference: decision {difference.number} of term {difference.term}, {type(event).__name__} ({where})",
-        style="bold",
-        markup=False,
-    )
+    decision = f"decision {difference.number} of term {difference.term}, {type(event).__name__} ({where})"
+    say(console, f"\nfirst difference: {decision}", "bold")
     left = _lines(difference.recorded, "the log has no such decision here", like=difference.recomputed)
     right = _lines(difference.recomputed, "deciding again gives none", like=difference.recorded)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("recorded in the log")
-    table.add_column("decided again")
+    rows = table("recorded in the log", "decided again")
+    for column in rows.columns:
+        column.no_wrap = False
     for ours, theirs, same in _side_by_side(left, right):
         style = "" if same else "bold red"
-        table.add_row(Text(ours, style=style), Text(theirs, style=style))
-    console.print(table)
-    console.print("known when it was decided:", markup=False)
+        rows.add_row(Text(ours, style=style), Text(theirs, style=style))
+    console.print(rows)
+    say(console, "known when it was decided:")
     for line in _known(difference.known):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _lines(event: Any, absent: str, *, like: Any) -> list[str]:
@@ -46,7 +43,7 @@ def _lines(event: Any, absent: str, *, like: Any) -> list[str]:
         content["settings"] = EQUAL_SETTINGS
     if "keys" in content:
         content["keys"] = f"{len(content['keys'])} characters of base64"
-    return _pretty(content).splitlines()
+    return json_of(content).decode().splitlines()
 
 
 def _known(known: dict[str, Any]) -> Iterator[str]:
@@ -58,10 +55,6 @@ def _known(known: dict[str, Any]) -> Iterator[str]:
 
 def _compact(content: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(content), indent=0).decode()
-
-
-def _pretty(content: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 
 
 def _side_by_side(left: list[str], right: list[str]) -> Iterator[tuple[str, str, bool]]:

@@ -1,4 +1,4 @@
-"""A recorded log as one thing, whatever it is kept in."""
+"""A recorded log, whatever it is stored in."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -14,7 +14,7 @@ from pointsman.state.state import PoolSettings
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a log before it is read. `identity` names one unbroken history; numbers are 0 where unknown."""
+    """BaseState before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
 
     pool: str = ""
     identity: str = ""
@@ -27,10 +27,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class History(ABC):
-    """One log, read from its start as often as wanted. Reading raises HistoryError.
-
-    `origin` says in words where it is kept.
-    """
+    """One log, re-readable. Reading raises HistoryError. `origin` says in words where it is stored."""
 
     origin: str
     header: Header
@@ -40,15 +37,13 @@ class History(ABC):
 
     @cached_property
     def known(self) -> BaseState | None:
-        """What is known of entries that the log has no more, as of one that it still has or has just lost; None where it
-        has all, or where nothing is known."""
+        """A checkpoint that replaces missing entries; None if none is missing or there is none."""
         return None
 
     @cached_property
     def settings(self) -> PoolSettings:
-        """What the fold of this log is told."""
         return self.known.state.settings if self.known is not None else pool_settings(self)
 
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
-        """Everything from sequence `start` on, in order, up to what was the end when the log was opened."""
+        """From sequence `start` on, in order, up to the end as of opening."""

@@ -1,10 +1,9 @@
-"""What goes wrong when a log is looked for or read: said to people, with what to do."""
+"""The error of all commands that read a log."""
 
 import click
 
 
 class HistoryError(click.ClickException):
-    """A log that is not there, or cannot be read; the message says where was looked and what to type."""
+    """The log is missing or unreadable; the message says where, and what to type. Exit code 2: 1 is a found difference."""
 
     exit_code = 2
-    """Other than 1, which says that a decision differs."""

@@ -1,4 +1,4 @@
-"""`pointsman export`: a log in one portable file."""
+"""`pointsman export`: a log into one portable file."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -8,75 +8,77 @@ import click
 import msgspec
 
 from pointsman.ports import LogEntry
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.checkpoint import kept_from
 from pointsman_cli.history.entries import Header, History
 from pointsman_cli.history.errors import HistoryError
-from pointsman_cli.history.output import console_for, json_option, progress_console, write_json
 from pointsman_cli.history.progress import shown
-from pointsman_cli.history.sources import Source, source_options
+from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import HELP, UpTo, moment_in
+from pointsman_cli.history.time_options import UpTo, moment_in
+from pointsman_cli.options import CONTEXT, from_options, json_switch, until_option
+from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import output_console, say
 
 KIBIBYTE = 1024
 
 
-@click.command("export", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-@source_options
-@click.option("--to", metavar="MOMENT", help=f"End there: {HELP}.")
-@click.option("--force", is_flag=True, help="Replace OUT where it exists.")
-@json_option
-def export_command(source: Source, out: Path, to: str | None, force: bool, json_file: Path | None) -> None:
-    """Write a log into OUT, one compressed file that replays like the log itself: for a bug report, or to keep.
+@click.command("export", context_settings=CONTEXT)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@from_options
+@until_option
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@json_switch
+def export_command(
+    file: Path, place: str | None, pool: str | None, until: str | None, force: bool, as_json: bool
+) -> None:
+    """Write a log into FILE, compressed, to replay it elsewhere: for a bug report, or to keep.
 
     \b
       pointsman export incident.pmlog                                        the running fleet's log, up to now
-      pointsman export incident.pmlog --to 07:31:05
+      pointsman export incident.pmlog --until 07:31:05
       pointsman export incident.pmlog --from .pointsman/archive.sqlite       from the recorder's archive
       pointsman replay --from incident.pmlog --verify
       zcat incident.pmlog | jq .                                             it is JSON lines
 
-    Of a log that has lost its beginning, the checkpoint that the other commands begin with goes along.
+    If the log has lost its beginning, the file also holds the checkpoint that other commands start from.
 
-    There is no prompt and no answer in it: the log has block keys (hashes with the deployment's secret) and counts.
-    Names of tenants and sessions, request ids and engines' addresses are in it as they are in the log.
+    It has no prompts and no answers: the log has block keys (hashes with the deployment's secret) and counts. It does
+    have names of tenants and sessions, request ids and engine addresses.
     """
-    configure_logging("error", "text")
-    if out.exists() and not force:
-        msg = f"{out} exists; name another file, or replace it with --force"
+    if file.exists() and not force:
+        msg = f"{file} exists; name another file, or replace it with --force"
         raise HistoryError(msg)
-    with source.open() as history:
-        moment = moment_in(history, to)
+    with open_history(place, pool) as history:
+        moment = moment_in(history, until)
         beginning = beginning_of(history, moment)
         checkpoint = kept_from(history, beginning.known) if beginning.known else None
-        entries = iter(UpTo(shown(history, progress_console(), "exporting"), moment))
+        entries = iter(UpTo(shown(history, "exporting"), moment))
         first = next(entries, None)
-        header = _header(history, first, whole=to is None)
+        header = _header(history, first, whole=until is None)
         try:
-            count = write_bundle(out, header, chain([first] if first else [], entries), checkpoint)
+            count = write_bundle(file, header, chain([first] if first else [], entries), checkpoint)
         except OSError as error:
-            msg = f"cannot write {out}: {error.strerror}"
+            msg = f"cannot write {file}: {error.strerror}"
             raise HistoryError(msg) from error
-    size = out.stat().st_size
-    console = console_for(json_file)
-    console.print(f"{count:,} entries of {history.origin}", markup=False, soft_wrap=True)
-    if checkpoint:
-        said = f"with the checkpoint of entry {checkpoint.as_of:,}: the log begins at entry {header.first:,}"
-        console.print(said, markup=False, soft_wrap=True)
-    elif beginning.note:
-        console.print(beginning.note, style="yellow", markup=False, soft_wrap=True)
-    console.print(f"written to {out} ({size / KIBIBYTE:,.0f} KiB); no prompts are in it", markup=False, soft_wrap=True)
-    console.print(f"read it with: pointsman replay --from {out} --verify", markup=False, soft_wrap=True)
-    if json_file:
+    size = file.stat().st_size
+    if as_json:
         as_of = checkpoint.as_of if checkpoint else None
-        told = {"origin": history.origin, "file": str(out), "entries": count, "checkpoint": as_of, "bytes": size}
-        write_json(json_file, told)
+        told = {"origin": history.origin, "file": str(file), "entries": count, "checkpoint": as_of, "bytes": size}
+        print_json(told)
+        return
+    console = output_console()
+    say(console, f"{count:,} entries of {history.origin}")
+    if checkpoint:
+        say(console, f"with the checkpoint of entry {checkpoint.as_of:,}: the log begins at entry {header.first:,}")
+    elif beginning.note:
+        say(console, beginning.note, "yellow")
+    say(console, f"written to {file} ({size / KIBIBYTE:,.0f} KiB); no prompts are in it")
+    say(console, f"read it with: pointsman replay --from {file} --verify")
 
 
 def _header(history: History, first: LogEntry | None, *, whole: bool) -> Header:
-    """Of what is exported: a log that runs may have lost some of its head since it was opened."""
+    """Of what was exported: a live log may have lost its head since it was opened."""
     header = msgspec.structs.replace(history.header, pool_settings=asdict(history.settings))
     if first is not None:
         pool = header.pool or (first.subject.split(".")[1] if first.subject.count(".") else "")

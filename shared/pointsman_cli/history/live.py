@@ -1,19 +1,17 @@
-"""The log of a running fleet, read from JetStream up to what is its end now.
+"""The log of a running fleet, read from JetStream up to its end at opening time.
 
-Readers here are plain iterators, and the log's reader is asynchronous: each reading has an event loop of its own, which
-runs while a batch is fetched and rests while the batch is folded. The adapter survives that: it reads by sequence.
+Each reading is a plain iterator with an event loop of its own, which runs only while a batch is fetched. The adapter
+reads by sequence, so it survives the pauses.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import TypeVar
 
 from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -26,28 +24,25 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import Sequence
-from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import BaseState
+from pointsman_cli.command_client import connected_link
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History
 from pointsman_cli.history.errors import HistoryError
 
 T = TypeVar("T")
 
-CONNECT_SECONDS_MAX = 5.0
-CONNECT_POLL_SECONDS = 0.05
 BATCH_ENTRIES = 1000
 SAFE_SHARE = 0.02
-"""Of what a log holds that has lost its beginning: a checkpoint of so early an entry may be lost while it is used."""
+"""Of a log without its beginning: checkpoints of the first entries may be lost while they are used."""
 
 SILENCE_SECONDS_MAX = 10.0
-"""How long the next entry may take to come before the reading is given up."""
+"""Longest wait for the next entry."""
 
 
 class LiveHistory(History):
-    """The stream of one pool. Opening it looks once for its extent; raises HistoryError."""
+    """The stream of one pool. Opening it asks for its extent; raises HistoryError."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
@@ -78,7 +73,7 @@ class LiveHistory(History):
     @override
     @cached_property
     def known(self) -> BaseState | None:
-        """From the oldest checkpoint that can be proven to be of this log and of this version's fold."""
+        """From the oldest checkpoint proven to be of this log and of this version's fold."""
         if self.header.first <= 1:
             return None
         with asyncio.Runner() as runner:
@@ -93,7 +88,7 @@ class LiveHistory(History):
         return None
 
     def _fitting(self, labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
-        """Those of entries that the log still has, the oldest first; what it may lose at any moment comes last."""
+        """Those of entries still in the log, oldest first; those that may be dropped at any moment last."""
         first, last = self.header.first, self.header.last
         safe = first + SAFE_SHARE * (last - first)
         found = [known for known in labels if known.identity == self.header.identity and first <= known.as_of <= last]
@@ -101,21 +96,19 @@ class LiveHistory(History):
 
     async def _in_store(self, asked: Callable[[Checkpoints], Awaitable[T]]) -> T:
         """Raises HistoryError."""
-        async with AsyncExitStack() as stack:
-            store = (await _linked(stack, self._settings)).checkpoints
+        async with _linked(self._settings) as link:
             try:
-                return await asked(store)
+                return await asked(link.checkpoints)
             except StoreUnavailableError as error:
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error
 
     async def _extent(self) -> LogExtent:
-        async with AsyncExitStack() as stack:
-            link = await _linked(stack, self._settings)
+        async with _linked(self._settings) as link:
             try:
                 return await link.log.extent()
             except LogMissingError as error:
-                msg = f"{self.origin} is not there; `pointsman fleet` says which pool a running fleet serves"
+                msg = f"{self.origin} is not there; `pointsman fleet` shows which pool a running fleet serves"
                 raise HistoryError(msg) from error
             except LogUnavailableError as error:
                 raise _no_log(self.origin, error) from error
@@ -124,10 +117,9 @@ class LiveHistory(History):
 async def _batches(
     settings: FleetSettings, origin: str, start: Sequence, header: Header
 ) -> AsyncGenerator[list[LogEntry], None]:
-    """A log at its bound loses its head all the time: who wants all of it gets what is left when the reading begins. One that
-    was whole is refused then: who read it before took it for whole."""
-    async with AsyncExitStack() as stack:
-        link = await _linked(stack, settings)
+    """A log at its size bound drops its head all the time: a reading from the head starts at what is left. A log that was
+    whole at opening time is refused then: earlier readings took it for whole."""
+    async with _linked(settings) as link:
         following = max(start, header.first)
         reading = link.log.read(following)
         begun = start > header.first or header.first <= 1
@@ -160,19 +152,10 @@ async def _next(reading: AsyncIterator[LogEntry | LogReset], origin: str) -> Log
         raise _no_log(origin, error) from error
 
 
-async def _linked(stack: AsyncExitStack, settings: FleetSettings) -> Link:
-    link = await stack.enter_async_context(
-        open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="history", only_reads=True)
-    )
-    deadline = time.monotonic() + CONNECT_SECONDS_MAX
-    while not link.commands.connected:
-        if time.monotonic() > deadline:
-            msg = f"no nats-server answers at {settings.nats_shown}; say where the log is with --from, --nats or --data"
-            raise HistoryError(msg)
-        await asyncio.sleep(CONNECT_POLL_SECONDS)
-    return link
+def _linked(settings: FleetSettings) -> AbstractAsyncContextManager[Link]:
+    return connected_link(settings, name="history", error=HistoryError)
 
 
 def _no_log(origin: str, error: Exception) -> HistoryError:
-    reason = str(error) or f"it says nothing for {SILENCE_SECONDS_MAX:g} s"
+    reason = str(error) or f"no entry came within {SILENCE_SECONDS_MAX:g} s"
     return HistoryError(f"{origin} cannot be read: {reason}")

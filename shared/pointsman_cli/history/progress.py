@@ -1,4 +1,4 @@
-"""How far a reading has come: a bar on a terminal, a line every few seconds elsewhere, nothing where it is over at once."""
+"""Progress of reading a log: a bar on a terminal, a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman_cli.history.entries import History
+from pointsman_cli.terminal import progress_console
 
 STEP_ENTRIES = 2000
 QUIET_SECONDS = 5.0
@@ -16,7 +17,7 @@ QUIET_SECONDS = 5.0
 
 
 class Reading:
-    """A history that shows how far it is read, each time that it is. Re-readable like the history itself."""
+    """Re-readable entries of a history; the first reading shows its progress."""
 
     def __init__(self, history: History, console: Console, what: str, start: Sequence) -> None:
         self._history = history
@@ -26,14 +27,14 @@ class Reading:
         self._shown = False
 
     def __iter__(self) -> Iterator[LogEntry]:
-        if self._shown:  # a second cursor over the same log: one bar is enough
+        if self._shown:
             return self._history.entries(self._start)
         self._shown = True
         return self._with_bar() if self._console.is_terminal else self._with_lines()
 
     @property
     def _total(self) -> int:
-        """Entries to come; 0 where nobody knows."""
+        """Entries to come; 0 if unknown."""
         header = self._history.header
         return header.entries and header.entries - max(0, self._start - header.first)
 
@@ -64,6 +65,6 @@ class Reading:
                 self._console.print(f"{self._what}: {read:,}{of} entries", markup=False)
 
 
-def shown(history: History, console: Console, what: str, start: Sequence = 1) -> Reading:
-    """The history's entries from `start` on, with progress on `console` (best the one of standard error)."""
-    return Reading(history, console, what, start)
+def shown(history: History, what: str, start: Sequence = 1) -> Reading:
+    """The entries from `start` on, with progress on standard error."""
+    return Reading(history, progress_console(), what, start)

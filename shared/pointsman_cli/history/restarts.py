@@ -1,8 +1,7 @@
-"""Instances that began anew, and those that only tell their story again.
+"""Which repeated joins are engine restarts.
 
-A worker joins once more, under a new epoch, when retention has dropped its joining from the log, and says at once what
-its engine holds: the engine stands as it stood. So of a joining the next cache event decides what it was; a snapshot
-comes first only where there is a story to be told again.
+A worker also joins again, under a new epoch, when retention dropped its first join; it then sends a snapshot of its
+engine's cache at once. So the next cache event decides: a snapshot means no restart.
 """
 
 from pointsman.contracts.cache import CacheEvent, CacheSnapshot
@@ -12,14 +11,13 @@ from pointsman.primitives import InstanceId
 
 
 class Restarts:
-    """Shown a log's events in order, it says which engines started anew, as soon as that is known."""
+    """Takes a log's events in order and returns restarts as soon as they are certain."""
 
     def __init__(self) -> None:
         self._open: dict[InstanceId, InstanceJoined] = {}
 
     def take(self, event: LogEvent, *, was_there: bool) -> InstanceJoined | None:
-        """The joining of an engine that did start anew, where this event proves it. `was_there`: the event's instance was
-        in the fleet before."""
+        """The join of a restarted engine, if this event proves it. `was_there`: the instance was in the fleet before."""
         match event:
             case InstanceJoined():
                 earlier = self._open.pop(event.instance, None)
@@ -33,5 +31,5 @@ class Restarts:
                 return None
 
     def open(self) -> list[InstanceJoined]:
-        """Those of which the log says nothing more: they hold nothing, as an engine that started anew."""
+        """Joins without a later cache event: empty caches, so restarts."""
         return list(self._open.values())

@@ -1,4 +1,4 @@
-"""The fleet as a State knows it, as plain data: for `pointsman state`, and for whoever wants to compare two moments."""
+"""The fleet as a State knows it, as plain data."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _NO_LINE = InstanceQueue()
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
-    """Everything worth seeing at engine time `now`; without it, at the time of the newest event."""
+    """At engine time `now`, by default that of the newest event."""
     now = state.last_at if now is None else now
     requests = state.workload.requests.values()
     return {
@@ -67,7 +67,6 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
 
 
 def _departed(state: State) -> list[InstanceId]:
-    """Who is not in the fleet and still has requests."""
     return [name for name, line in state.workload.queues.items() if line.requests and name not in state.fleet]
 
 

@@ -1,4 +1,4 @@
-"""Where a fold of a log begins: at its first entry or, where retention has dropped that, at a checkpoint."""
+"""Where a fold of a log starts: at its first entry or, if retention dropped that, at a checkpoint."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from pointsman_cli.history.time_options import Moment
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """`known` is None where the fold begins empty. `note`: what people should know about it; nothing where the log is whole."""
+    """`known` is None if the fold starts empty. `note` says what is missing; empty for a whole log."""
 
     known: BaseState | None
     note: str
 
     @property
     def is_blind(self) -> bool:
-        """Whether entries are gone, and nothing is known of what they said."""
+        """Whether entries are missing and no checkpoint replaces them."""
         return self.known is None and bool(self.note)
 
     @property
@@ -28,12 +28,11 @@ class StartPoint:
 
     @property
     def start(self) -> Sequence:
-        """The first entry to fold."""
         return self.known.state.sequence + 1 if self.known is not None else 1
 
 
 def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
-    """For a fold up to `moment`, or to the end. Raises HistoryError."""
+    """For a fold up to `moment`. Raises HistoryError."""
     first = history.header.first
     if first <= 1:
         return StartPoint(None, "")

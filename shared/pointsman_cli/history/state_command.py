@@ -1,104 +1,87 @@
-"""`pointsman state`: the fleet as it was known at some moment of a log."""
+"""`pointsman state`: the fleet as a follower of the log knew it at some moment."""
 
-from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.replay import fold
-from pointsman_cli.history.output import console_for, json_option, progress_console, write_json
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.snapshot import describe
-from pointsman_cli.history.sources import Source, source_options
+from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import HELP, moment_in
+from pointsman_cli.history.time_options import moment_in
+from pointsman_cli.options import CONTEXT, from_options, json_switch, until_option
+from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import output_console, say, status, table
 
-STYLES = {
-    "exact": "green",
-    "degraded": "yellow",
-    "blind": "red",
-    "suspected": "red",
-    "down": "red",
-    "draining": "yellow",
-    "ejected": "red",
-}
+COLUMNS = (
+    "instance", "status", "knowledge", ">pending", ">in prefill", ">decoding", ">tokens", ">queue", ">blocks", ">promised",
+    ">silent", "digest",
+)  # fmt: skip
 
 
-@click.command("state", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@source_options
-@click.option("--at", metavar="MOMENT", help=f"When: {HELP}. Default: the end of the log.")
-@json_option
-def state_command(source: Source, at: str | None, json_file: Path | None) -> None:
-    """Show the fleet as it was known at some moment: instances, queues, holdings, doubts.
+@click.command("state", context_settings=CONTEXT)
+@from_options
+@until_option
+@json_switch
+def state_command(place: str | None, pool: str | None, until: str | None, as_json: bool) -> None:
+    """Show the fleet as it was known at some moment: instances, queues, caches, doubts.
 
     \b
-      pointsman state --at 4711                        after entry 4711 of the running fleet's log
-      pointsman state --at 07:31:05                    what was known at that time of day
-      pointsman state --from incident.pmlog --at 07:31:05.250
-      pointsman state --from .pointsman/archive.sqlite --json - | jq '.instances[] | select(.doubt != "")'
+      pointsman state --until 4711                     after entry 4711 of the running fleet's log
+      pointsman state --until 07:31:05                 at that time of day
+      pointsman state --from incident.pmlog --until 07:31:05.250
+      pointsman state --from .pointsman/archive.sqlite --json | jq '.instances[] | select(.doubt != "")'
 
-    It is the state of who follows the log in its order. A leader is ahead of that by its own decisions that were not
-    yet written; `pointsman replay --verify` rebuilds its view for every decision.
+    This is a follower's view, in log order. A leader also knows its own decisions that are not yet in the log;
+    `pointsman replay --verify` rebuilds its view for every decision.
     """
-    configure_logging("error", "text")
-    console = console_for(json_file)
-    with source.open() as history:
-        moment = moment_in(history, at)
+    with open_history(place, pool) as history:
+        moment = moment_in(history, until)
         beginning = beginning_of(history, moment)
-        entries = shown(history, progress_console(), "folding", beginning.start)
+        entries = shown(history, "folding", beginning.start)
         state = fold(entries, settings=history.settings, until=moment.is_before, known=beginning.state)
         described = describe(state, now=moment.at)
-        if json_file:
-            write_json(json_file, {"origin": history.origin, "beginning": beginning.note, **described})
-        if json_file is None or str(json_file) != "-":
-            _show(console, history.origin, beginning.note, described)
+        if as_json:
+            print_json({"origin": history.origin, "beginning": beginning.note, **described})
+        else:
+            _show(output_console(), history.origin, beginning.note, described)
 
 
 def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) -> None:
-    console.print(origin, markup=False, soft_wrap=True)
+    say(console, origin)
     if beginning:
-        console.print(beginning, style="yellow", markup=False, soft_wrap=True)
+        say(console, beginning, "yellow")
     console.print(_instances(state))
     requests = state["requests"]
     if state["quiet_seconds"] > 0:
-        console.print(f"nothing happened for the last {state['quiet_seconds']:,.1f} s before that moment", style="dim")
-    console.print(
+        say(console, f"nothing happened in the last {state['quiet_seconds']:,.1f} s before that moment", "dim")
+    say(
+        console,
         f"requests: {requests['pending']} pending, {requests['prefill']} in prefill, {requests['decoding']} decoding; "
-        f"{state['placements']:,} placements so far"
+        f"{state['placements']:,} placements so far",
     )
-    console.print(f"prefixes: {state['prefixes_counted']:,} counted, {state['prefixes_hot']:,} of them hot")
+    say(console, f"prefixes: {state['prefixes_counted']:,} counted, {state['prefixes_hot']:,} of them hot")
     for instance in state["instances"]:
         if instance["doubt"]:
-            console.print(f"{instance['instance']} is in doubt: {instance['doubt']}", style="yellow", markup=False)
+            say(console, f"{instance['instance']} is in doubt: {instance['doubt']}", "yellow")
     for name in state["departed_with_requests"]:
-        console.print(f"{name} is gone and still has requests", style="yellow", markup=False)
+        say(console, f"{name} is gone and still has requests", "yellow")
     for name in state["strangers"]:
-        console.print(f"{name} reports but never joined, as far as this log tells", style="yellow", markup=False)
+        say(console, f"{name} reports but never joined, according to this log", "yellow")
     if state["writes_lost"]:
-        console.print(f"{state['writes_lost']} writes were lost before this moment", style="red")
+        say(console, f"{state['writes_lost']} writes were lost before this moment", "red")
 
 
 def _instances(state: dict[str, Any]) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"as of entry {state['as_of']:,}, {state['wall_time']}, term {state['term']}",
-        title_justify="left",
-    )
-    for column in ("instance", "status", "knowledge"):
-        table.add_column(column, no_wrap=True)
-    for column in ("pending", "in prefill", "decoding", "tokens", "queue", "blocks", "promised", "silent"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
+    rows = table(*COLUMNS, title=f"as of entry {state['as_of']:,}, {state['wall_time']}, term {state['term']}")
     for instance in state["instances"]:
-        table.add_row(
+        rows.add_row(
             instance["instance"],
-            Text(instance["status"], style=STYLES.get(instance["status"], "")),
-            Text(instance["knowledge"], style=STYLES.get(instance["knowledge"], "")),
+            status(instance["status"]),
+            status(instance["knowledge"]),
             str(instance["pending"]),
             str(instance["in_prefill"]),
             str(instance["decoding"]),
@@ -109,4 +92,4 @@ def _instances(state: dict[str, Any]) -> Table:
             f"{instance['silent_seconds']:.1f} s",
             instance["digest"],
         )
-    return table
+    return rows

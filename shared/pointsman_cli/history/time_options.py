@@ -1,7 +1,7 @@
-"""A moment in a log, as people name it: a sequence, a time of day as `tap` prints it, a date and time, or engine time.
+"""A moment in a log as people write it (`--since`, `--until`), and the entries up to it.
 
-Times of day are the wall's, on the day that the log began or, where that is earlier than its beginning, on the next. A
-moment in time ends before the first entry that happened after it: what came late was not known then.
+A time of day is local wall time, on the day the log began or, where that is before its beginning, on the next. A moment
+in time ends before the first entry that is later, whatever follows.
 """
 
 import itertools
@@ -17,30 +17,30 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
+from pointsman_cli.options import MOMENT_HELP
 from pointsman_cli.terminal import wall_time
 
 SEQUENCE = re.compile(r"\d{1,15}")
 ENGINE_TIME = re.compile(r"@(\d+(?:\.\d+)?)")
+NOW = "now"
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6})?)?")
-
-HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05), or engine time (@1767225600.5)"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Behind entry `sequence`, or at engine time `at`. Whichever is None does not bound it."""
+    """After entry `sequence`, or at engine time `at`; with neither, the end of the log."""
 
     sequence: Sequence | None = None
     at: Seconds | None = None
 
     def is_before(self, entry: LogEntry) -> bool:
-        """Whether this entry is later than the moment."""
+        """Whether the entry is later."""
         if self.sequence is not None:
             return entry.sequence > self.sequence
         return self.at is not None and entry.event is not None and entry.event.at > self.at
 
     def is_behind(self, state: State) -> bool:
-        """Whether this state knows of more than was known at the moment."""
+        """Whether the state is of a later moment."""
         if self.sequence is not None:
             return state.sequence > self.sequence
         return self.at is not None and state.last_at > self.at
@@ -48,7 +48,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class UpTo:
-    """Entries up to a moment; as re-readable as they are themselves."""
+    """Entries up to a moment, re-readable if they are."""
 
     entries: Iterable[LogEntry]
     moment: Moment
@@ -60,8 +60,8 @@ class UpTo:
 
 
 def moment_in(history: History, text: str | None) -> Moment:
-    """What `text` means for this log; no text is its end. Raises click.BadParameter."""
-    if text is None:
+    """The moment that `text` names; without text, the log's end. Raises click.BadParameter."""
+    if text is None or text == NOW:
         return Moment()
     if SEQUENCE.fullmatch(text):
         return Moment(sequence=_sequence_in(history, int(text)))
@@ -82,12 +82,12 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
 
 
 def engine_time_of(wall: Seconds, speed: float) -> Seconds:
-    """Engine time at a Unix time: the inverse of `adapters.clocks.wall_time_of`."""
+    """The inverse of `adapters.clocks.wall_time_of`."""
     return ANCHOR_UNIX_SECONDS + (wall - ANCHOR_UNIX_SECONDS) * speed
 
 
 def _beginning(history: History, speed: float) -> datetime:
-    """When the first event happened, in local time."""
+    """Local time of the first event."""
     first = next((entry.event for entry in history if entry.event is not None), None)
     return wall_time(first.at if first else 0.0, speed)
 
@@ -101,9 +101,9 @@ def _wall_time(text: str, beginning: datetime) -> Seconds:
         moment = beginning.replace(hour=int(hour_text), minute=int(minute_text), second=int(seconds), microsecond=0)
         moment += timedelta(seconds=seconds % 1)
     except ValueError as error:
-        msg = f"'{text}' is no moment: give {HELP}"
+        msg = f"'{text}' is no moment: give {MOMENT_HELP}"
         raise click.BadParameter(msg) from error
-    # The end of a minute or second that is named without its fraction belongs to it.
+    # Without a fraction, the whole second or minute is meant.
     whole = (
         timedelta(seconds=1) if second_text and "." not in text else timedelta(minutes=1) if not second_text else None
     )

@@ -1,15 +1,12 @@
-"""One line for each event: what matters in it, in words and numbers.
-
-Keys are told as a number of blocks, unless they are asked for. Times within events are engine time; the clock at the
-beginning of a line is the wall's.
-"""
+"""One line for each event: its main fields. Block keys are shown as a number of blocks. Times are engine time, except the wall
+time at the start of the line."""
 
 from collections.abc import Sequence
 from typing import assert_never
 
 from rich.text import Text
 
-from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
+from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import (
     BlocksRemoved,
     BlocksStored,
@@ -59,7 +56,7 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
-"""As much of the end of a request's id is shown, which is enough for `--request`; `--json` shows it whole."""
+"""Of a request's id this much of its end is shown: enough for `--request`."""
 
 STYLES: dict[type, str] = {
     RequestPlaced: "bold blue",
@@ -78,8 +75,8 @@ STYLES: dict[type, str] = {
 }
 
 
-def line(entry: LogEntry, *, speed: float, keys: bool) -> Text:
-    """An entry as a line: wall time, sequence, where, what, and what matters."""
+def line(entry: LogEntry, *, speed: float) -> Text:
+    """Wall time, sequence, subject, type and main fields."""
     event = entry.event
     text = Text(no_wrap=True)
     text.append(_clock(event.at, speed) if event else " " * 12, style="dim")
@@ -88,20 +85,20 @@ def line(entry: LogEntry, *, speed: float, keys: bool) -> Text:
     if event is None:
         return text.append(f"does not decode: {entry.problem}", style="bold red")
     text.append(f" {type(event).__name__:<17}", style=_style(event))
-    return text.append(f" {details(event, keys=keys)}")
+    return text.append(f" {details(event)}")
 
 
 def reset_line(reset: LogReset) -> Text:
     return Text(f"--- the log starts again at {reset.first_sequence}: {reset.reason}", style="bold red")
 
 
-def details(event: LogEvent, *, keys: bool = False) -> str:
-    """What matters in an event, without its time, subject and type."""
+def details(event: LogEvent) -> str:
+    """The main fields of an event."""
     match event:
         case BlocksStored() | CacheSnapshot():
-            return f"{_runs(event.runs, keys=keys)}, seq {event.sequence}"
+            return f"{_runs(event.runs)}, seq {event.sequence}"
         case BlocksRemoved():
-            return f"{_blocks(event.keys, keys=keys)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
+            return f"{_blocks(event.keys)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
         case CacheCleared():
             return f"seq {event.sequence}"
         case CacheGap():
@@ -123,7 +120,7 @@ def details(event: LogEvent, *, keys: bool = False) -> str:
         case InstanceUndrained():
             return ""
         case RequestArrived():
-            return _arrival(event, keys=keys)
+            return _arrival(event)
         case RequestPlaced():
             return _placement(event)
         case RequestGranted():
@@ -173,19 +170,19 @@ def _placement(event: RequestPlaced) -> str:
 
 
 def _others(candidates: Sequence[Candidate], chosen: InstanceId | None = None) -> str:
-    """The candidates that were not chosen, with what speaks for them."""
-    told = ", ".join(
+    """The candidates that were not chosen."""
+    rest = ", ".join(
         f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in candidates if c.instance != chosen
     )
-    return f"| {told}" if told else ""
+    return f"| {rest}" if rest else ""
 
 
-def _arrival(event: RequestArrived, *, keys: bool) -> str:
+def _arrival(event: RequestArrived) -> str:
     session = f", session {event.session}" if event.session else ""
     guessed = "" if event.exact else ", tokens guessed"
     guessed += f", held up {_seconds(event.held_up)}" if event.held_up else ""
     return (
-        f"{event.prompt_tokens} tokens in {_blocks(event.keys, keys=keys)}, up to {event.max_output_tokens} out, "
+        f"{event.prompt_tokens} tokens in {_blocks(event.keys)}, up to {event.max_output_tokens} out, "
         f"{event.tenant or 'anonymous'}{session}{guessed}"
     )
 
@@ -207,15 +204,14 @@ def _report(event: InstanceReported) -> str:
     )
 
 
-def _runs(runs: Sequence[Run], *, keys: bool) -> str:
-    blocks = _blocks(b"".join(run.keys for run in runs), keys=keys)
+def _runs(runs: Sequence[Run]) -> str:
+    blocks = _blocks(b"".join(run.keys for run in runs))
     return blocks if len(runs) == 1 else f"{blocks} in {len(runs)} runs"
 
 
-def _blocks(packed: bytes, *, keys: bool) -> str:
+def _blocks(packed: bytes) -> str:
     count = len(packed) // KEY_BYTES
-    told = f"{count} block" + "s" * (count != 1)
-    return f"{told} [{' '.join(f'{key:016x}' for key in unpack_keys(packed))}]" if keys else told
+    return f"{count} block" + "s" * (count != 1)
 
 
 def _attempt(attempt: int) -> str:
@@ -227,12 +223,11 @@ def _seconds(value: Seconds) -> str:
 
 
 def _clock(at: Seconds, speed: float) -> str:
-    """The wall's time of day when engine time was `at`."""
     return wall_time(at, speed).strftime("%H:%M:%S.%f")[:-3]
 
 
 def _short_subject(subject: str) -> str:
-    """Without root and pool; of a long request id only the end, where ids of one ingress differ."""
+    """Without root and pool; only the end of a long request id, where ids of one ingress differ."""
     kind, *rest = subject.split(".")[2:]
     if kind == "request" and rest and len(rest[0]) > REQUEST_CHARS:
         return f"{kind}.…{rest[0][-REQUEST_CHARS:]}"
@@ -240,6 +235,5 @@ def _short_subject(subject: str) -> str:
 
 
 def _style(event: LogEvent) -> str:
-    """By what it is, else by what it is about."""
     about = "cyan" if isinstance(event, CacheEvent) else "magenta" if isinstance(event, FleetEvent) else ""
     return STYLES.get(type(event), about)

@@ -1,7 +1,6 @@
-"""Which events to show: by subject, type, request and instance.
+"""Selects events by subject, type, request and instance.
 
-A subject pattern is NATS's: `*` stands for one token, `>` for all that follow. It may leave out `pm.<pool>.` and,
-where nothing follows, the rest: `kv` is `kv.>`.
+Subject patterns are those of NATS (`*` one token, `>` the rest), with or without `pm.<pool>.`; `kv` alone is `kv.>`.
 """
 
 from collections.abc import Sequence
@@ -21,18 +20,18 @@ EVENT_TYPES = tuple(sorted(event.__name__ for event in get_args(LogEvent)))
 
 
 class BadPatternError(ValueError):
-    """A subject that is none, or a type that matches no event. The message says what there is."""
+    """A malformed subject, or a type that matches no event. The message lists what there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPattern:
-    """Tokens after `pm.<pool>.`, with wildcards; no tokens match everything."""
+    """Tokens after `pm.<pool>.`; none match everything."""
 
     tokens: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What to ask the log for: the tokens before the first wildcard, nothing where there are none."""
+        """The log's own filter: the tokens before the first wildcard."""
         literal: list[str] = []
         for token in self.tokens:
             if token in ("*", ">"):
@@ -41,7 +40,6 @@ class SubjectPattern:
         return (".".join(literal),) if literal else ()
 
     def matches(self, subject: str) -> bool:
-        """`subject` in full, as the log has it."""
         own = subject.split(".")[2:]
         for place, token in enumerate(self.tokens):
             if token == ">":
@@ -52,7 +50,7 @@ class SubjectPattern:
 
 
 def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
-    """The pool that a pattern names, if it does, and the pattern itself. Raises BadPatternError."""
+    """The pool that the pattern names, if any, and the pattern. Raises BadPatternError."""
     tokens = text.split(".") if text else []
     if any(not token or (token == ">" and place < len(tokens) - 1) for place, token in enumerate(tokens)):
         msg = f"'{text}' is no subject: tokens between dots, * for one of them, > for the rest"
@@ -65,23 +63,22 @@ def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """All that is given must fit. Types may hold shell wildcards (`Blocks*`); of a request's id the end is enough."""
+    """All given conditions must hold. Types may have shell wildcards (`Blocks*`); the end of a request's id is enough."""
 
     subject: SubjectPattern = SubjectPattern()
     types: Sequence[str] = ()
-    without: Sequence[str] = ()
     request: str | None = None
     instance: str | None = None
 
     def __post_init__(self) -> None:
-        for wanted in (*self.types, *self.without):
+        for wanted in self.types:
             if not _is_one_of(wanted, EVENT_TYPES):
                 msg = f"no event is a {wanted}; there are: {', '.join(EVENT_TYPES)}"
                 raise BadPatternError(msg)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What to ask the log for; the rest is sorted out by `matches`."""
+        """The log's own filter; `matches` does the rest."""
         if self.request and not self.subject.tokens:
             return ("request",)
         return self.subject.kinds
@@ -89,12 +86,11 @@ class Filter:
     def matches(self, entry: LogEntry) -> bool:
         if not self.subject.matches(entry.subject):
             return False
-        if entry.event is None:  # what does not decode is always shown, unless something particular is looked for
+        if entry.event is None:
             return not (self.types or self.request or self.instance)
         name = type(entry.event).__name__
         return (
             (not self.types or any(_is_one_of(wanted, (name,)) for wanted in self.types))
-            and not any(_is_one_of(unwanted, (name,)) for unwanted in self.without)
             and (self.request is None or _request_of(entry.event).endswith(self.request))
             and (self.instance is None or self.instance in _instances_of(entry.event))
         )

@@ -10,18 +10,28 @@ import click
 from rich.console import Console
 
 from pointsman.contracts.codec import short_reason
-from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.runtime.telemetry import configure_logging
-from pointsman_cli.history.output import STANDARD_OUTPUT, console_for, json_option, progress_console, write_json
+from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
-from pointsman_cli.history.sources import History, HistoryError, Source, source_options
+from pointsman_cli.history.sources import History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import HELP, moment_in
+from pointsman_cli.history.time_options import moment_in
+from pointsman_cli.options import (
+    CONTEXT,
+    DIRECTORY,
+    INSTANCES,
+    from_options,
+    json_switch,
+    set_option,
+    since_option,
+    until_option,
+)
+from pointsman_cli.output_file import print_json
 from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.calibration import Calibration
 from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of
 from pointsman_cli.what_if.recorded_traffic import Record, read_record
@@ -32,34 +42,29 @@ SPEEDS_SHOWN = 8
 INTERRUPTED_EXIT_CODE = 130
 
 
-@click.command("what-if", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@source_options
+@click.command("what-if", context_settings=CONTEXT)
+@from_options
 @click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Another routing policy.")
-@click.option(
-    "--set",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="A setting of the routing policy; admission.NAME or order.NAME for the other two. Repeatable.",
-)
+@set_option
 @click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Another order of granting.")
 @click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Another admission policy.")
-@click.option("--instances", type=click.IntRange(min=1, max=1000), metavar="N", help="Another number of engines.")
-@click.option("--since", metavar="MOMENT", help=f"Count requests from here on; earlier ones warm the caches: {HELP}.")
-@click.option("--to", metavar="MOMENT", help="And up to here.")
-@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw pictures into this directory.")
-@json_option
+@click.option("--instances", type=INSTANCES, metavar="N", help="Another number of engines.")
+@since_option
+@until_option
+@click.option("--plot", type=DIRECTORY, help="Draw pictures into this directory.")
+@json_switch
 def what_if_command(
-    source: Source,
+    place: str | None,
+    pool: str | None,
     policy: str | None,
     settings: Sequence[str],
     order: str | None,
     admission: str | None,
     instances: int | None,
     since: str | None,
-    to: str | None,
+    until: str | None,
     plot: Path | None,
-    json_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Run recorded traffic again in virtual time, under another policy or with another number of engines.
 
@@ -67,50 +72,33 @@ def what_if_command(
       pointsman what-if --policy round_robin                       the running fleet's traffic, otherwise routed
       pointsman what-if --from incident.pmlog --instances 6        would two engines more have been enough?
       pointsman what-if --from incident.pmlog --admission none --order edf --since 08:01:30 --plot pictures
-      pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set ttft_slo_threshold=2 --json run.json
+      pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set routing.ttft_slo_threshold=2 --json
 
     Three columns: what the log says, the same policy simulated again (how far the simulator can be believed), and the
     change. Requests come when they came, with their prefixes, lengths, tenants and objectives. Engines are calibrated
     by the recorded prefills, each instance by its own. Failures, restarts and drains are not simulated.
     """
-    configure_logging("error", "text")
-    change = Change(
-        policy=policy, settings=_settings(settings), ordering=order, admission=admission, instances=instances
-    )
+    change = Change(policy=policy, texts=settings, ordering=order, admission=admission, instances=instances)
     if change.is_none:
-        msg = "say what is to be different: --policy, --set, --order, --admission or --instances"
+        msg = "choose what is to be different: --policy, --set, --order, --admission or --instances"
         raise click.UsageError(msg)
     draw = _plots() if plot else None
-    console = console_for(json_file)
-    with source.open() as history:
-        record = _read(history, since, to)
+    console = progress_console() if as_json else output_console()
+    with open_history(place, pool) as history:
+        record = _read(history, since, until)
         try:
             sides, calibration = _simulated(record, change)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED_EXIT_CODE)
-        if json_file is None or str(json_file) != STANDARD_OUTPUT:
-            _show(console, record, sides, calibration)
-        if json_file:
-            write_json(json_file, _json(record, sides, calibration))
+        print_json(_json(record, sides, calibration)) if as_json else _show(console, record, sides, calibration)
     if draw and plot:
         for picture in _drawn(draw, cells(sides, record, _name_of(history)), plot):
-            console.print(f"drew {picture}", soft_wrap=True, markup=False)
+            say(console, f"drew {picture}")
 
 
-def _settings(texts: Sequence[str]) -> Settings:
-    found: Settings = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            msg = f"--set {text}: write NAME=VALUE"
-            raise click.UsageError(msg)
-        found[name] = value
-    return found
-
-
-def _read(history: History, since: str | None, to: str | None) -> Record:
-    entries = shown(history, progress_console(), "reading the record")
-    end = moment_in(history, to)
+def _read(history: History, since: str | None, until: str | None) -> Record:
+    entries = shown(history, "reading the record")
+    end = moment_in(history, until)
     return read_record(
         entries,
         origin=history.origin,
@@ -127,15 +115,15 @@ def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side],
     try:
         twin = Twin(record)
         changed_scenario = twin.changed(change)
-    except UnknownPolicyError as error:
+    except (UnknownPolicyError, SettingTextError) as error:
         raise click.UsageError(str(error)) from error
-    with _progress(record) as said:
-        said("calibrating the engines (run 1 of 3)")
+    with _progress(record) as say_step:
+        say_step("calibrating the engines (run 1 of 3)")
         try:
             calibration = twin.calibrate()
-            said("the same policy again (run 2 of 3)")
+            say_step("the same policy again (run 2 of 3)")
             again = twin.as_recorded()
-            said("the change (run 3 of 3)")
+            say_step("the change (run 3 of 3)")
             changed = twin.with_change(change)
         except (ValueError, ArithmeticError, LookupError) as error:
             msg = f"{record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
@@ -153,29 +141,28 @@ def _progress(record: Record) -> Iterator[Callable[[str], None]]:
     console = progress_console()
     what = f"simulating {len(record.requests):,} requests"
     if not console.is_terminal:
-        yield lambda said: console.print(f"{what}: {said}", markup=False)
+        yield lambda step: say(console, f"{what}: {step}")
         return
     with console.status(what) as status:
-        yield lambda said: status.update(f"{what}: {said}")
+        yield lambda step: status.update(f"{what}: {step}")
 
 
 def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> None:
     recorded, again, changed = sides
     scenario = recorded.scenario
-    console.print(record.origin, style="dim", markup=False, soft_wrap=True)
+    console.print(record.origin, "dim")
     warmed = f", after {record.warmup:,} that warm the caches" if record.warmup else ""
-    console.print(
+    say(
+        console,
         f"{recorded.report.requests:,} requests{warmed}; {scenario.instances} instances, {record.policy}, order "
         f"{scenario.ordering}, admission {scenario.admission}",
-        markup=False,
-        soft_wrap=True,
     )
-    console.print(_calibrated(calibration), markup=False, soft_wrap=True)
+    say(console, _calibrated(calibration))
     for note in record.notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        say(console, note, "yellow")
     console.print(table_of(recorded, again, changed))
     well, said = fidelity(recorded.report, again.report)
-    console.print(said, style="" if well else "yellow", markup=False, soft_wrap=True)
+    say(console, said, "" if well else "yellow")
 
 
 def _calibrated(calibration: Calibration) -> str:

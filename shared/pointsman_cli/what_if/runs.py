@@ -1,13 +1,14 @@
 """The simulations: the recorded policy as it was, once to calibrate and once to show how well that works; then the change."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from typing_extensions import override
 
-from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
+from pointsman.policies.setting_text import prefixes_with, settings_of
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
@@ -24,19 +25,19 @@ class Change:
     """What is to be different. None: as recorded."""
 
     policy: str | None = None
-    settings: Settings
-    """Of the routing policy; with `admission.` or `order.` before the name, of the other two."""
+    texts: Sequence[str] = ()
+    """Settings as KIND.NAME=VALUE."""
     ordering: str | None = None
     admission: str | None = None
     instances: int | None = None
 
     @property
     def is_none(self) -> bool:
-        return not (self.policy or self.settings or self.ordering or self.admission or self.instances)
+        return not (self.policy or self.texts or self.ordering or self.admission or self.instances)
 
     @override
     def __str__(self) -> str:
-        told = [self.policy or "", *(f"{name}={value}" for name, value in self.settings.items())]
+        told = [self.policy or "", *self.texts]
         told += [
             f"order {self.ordering}" if self.ordering else "",
             f"admission {self.admission}" if self.admission else "",
@@ -73,7 +74,7 @@ class Twin:
         return self._run(self._paced(self.changed(change)))
 
     def changed(self, change: Change) -> Scenario:
-        """What is simulated for a change. Raises UnknownPolicyError."""
+        """What is simulated for a change. Raises UnknownPolicyError, SettingTextError."""
         scenario = self.scenario
         settings = dict(scenario.routing_settings)
         for prefix, is_other in (
@@ -83,12 +84,14 @@ class Twin:
         ):
             if is_other:  # settings of another policy would be of no use
                 settings = {name: value for name, value in settings.items() if _prefix_of(name) != prefix}
+        routing, admission = change.policy or scenario.routing, change.admission or scenario.admission
+        ordering = change.ordering or scenario.ordering
         changed = replace(
             scenario,
-            routing=change.policy or scenario.routing,
-            ordering=change.ordering or scenario.ordering,
-            admission=change.admission or scenario.admission,
-            routing_settings=settings | change.settings,
+            routing=routing,
+            ordering=ordering,
+            admission=admission,
+            routing_settings=settings | settings_of(change.texts, prefixes_with(routing, admission, ordering)),
             instances=change.instances or scenario.instances,
         )
         _check(changed)

@@ -85,8 +85,8 @@ def test_several_fleets_are_listed_with_what_to_type(started: StartFleet, tmp_pa
     with pytest.raises(SeveralFleetsError) as caught:
         find_fleet()
 
-    assert f"--data {tmp_path / 'a'}" in caught.value.message
-    assert f"--data {tmp_path / 'b'}" in caught.value.message
+    assert f"--from {tmp_path / 'a'}" in caught.value.message
+    assert f"--from {tmp_path / 'b'}" in caught.value.message
 
 
 def test_without_a_fleet_the_error_says_how_to_start_one(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_keys_of_a_further_pool_are_of_its_own_size(started: StartFleet, tmp
         )
     )
 
-    told = [fleet_settings(data=tmp_path / "a", pool=pool) for pool in (None, "coder", "poet")]
+    told = [fleet_settings(tmp_path / "a", pool) for pool in (None, "coder", "poet")]
     assert [(settings.pool, settings.block_tokens) for settings in told] == [
         ("default", 32),
         ("coder", 128),
@@ -147,6 +147,6 @@ def test_the_keys_of_a_further_pool_are_of_its_own_size(started: StartFleet, tmp
 def test_a_fleet_elsewhere_is_joined_by_its_nats_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POINTSMAN_SPEED", "7")
 
-    settings = fleet_settings(nats="nats://elsewhere:4222", pool="gpu")
+    settings = fleet_settings("nats://elsewhere:4222", "gpu")
 
     assert (settings.nats, settings.pool, settings.speed) == ("nats://elsewhere:4222", "gpu", 7.0)

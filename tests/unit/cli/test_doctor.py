@@ -50,7 +50,7 @@ def healthy() -> Entries:
 def diagnosed(entries: Entries, directory: Path) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and findings."""
     write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
     return result.exit_code, json.loads(result.stdout)["findings"]
 
 
@@ -73,7 +73,7 @@ def test_a_healthy_log_that_has_lost_its_beginning_is_healthy_from_its_checkpoin
     file = write_headless(
         tmp_path / "log.pmlog", served.entries, 400, settings=served.state.settings, checkpoint=(500, served.policies)
     )
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
 
     told = json.loads(result.stdout)
     assert told["beginning"].startswith("the log begins at entry 401; this begins behind entry 500, with a checkpoint")
@@ -87,7 +87,7 @@ def test_without_a_checkpoint_it_is_said_what_cannot_be_known_and_nobody_is_accu
     healthy: Entries, tmp_path: Path
 ) -> None:
     file = write_headless(tmp_path / "log.pmlog", healthy, 400, settings=ServedLog(requests=1).state.settings)
-    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json", "-"])
+    result = CliRunner().invoke(main, ["doctor", "--from", str(file), "--json"])
 
     told = json.loads(result.stdout)
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""The story of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
+"""The timeline of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.diagnosis import reasons
-from pointsman_cli.explain.timeline import story_of
+from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
@@ -52,10 +52,10 @@ def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: 
         placed = entry.event
         assert isinstance(placed, RequestPlaced)
         untold = rewritten(eventful, entry.sequence, msgspec.structs.replace(placed, candidates=[]))
-        story = story_of(untold, placed.request, settings)
-        decision = next((d for d in story.decisions if d.sequence == entry.sequence), None)
+        timeline = timeline_of(untold, placed.request, settings)
+        decision = next((d for d in timeline.decisions if d.sequence == entry.sequence), None)
         if decision is None:
-            assert entry.sequence in story.fenced
+            assert entry.sequence in timeline.fenced
             continue
 
         rebuilt = {c.instance: (c.hit_blocks, c.queue_seconds, c.prefill_seconds) for c in decision.candidates}
@@ -72,7 +72,7 @@ def test_a_move_that_was_refused_says_who_wanted_it_and_why_it_was_not_made(
     log = rewritten(eventful, entry.sequence, moved)
     log.append(LogEntry(len(log) + 1, entry.subject, entry.payload, moved))  # written twice
 
-    told = json.loads(explain(log, tmp_path, moved.request, "--json", "-").stdout)
+    told = json.loads(explain(log, tmp_path, moved.request, "--json").stdout)
     shown = explain(log, tmp_path, moved.request).output
 
     refused = [move for move in told["refused_moves"] if move["plan"] == "rebalancer-1.7"]
@@ -88,16 +88,16 @@ def test_the_phases_of_every_request_leave_no_second_out(eventful: list[LogEntry
     settings = pool_settings(eventful)
     requests = dict.fromkeys(e.event.request for e in eventful if isinstance(e.event, RequestArrived))
     for request in list(requests)[::4]:
-        story = story_of(eventful, request, settings)
-        if story.end is None or not story.phases:
+        timeline = timeline_of(eventful, request, settings)
+        if timeline.end is None or not timeline.phases:
             continue
-        assert sum(p.seconds for p in story.phases) == pytest.approx(
-            max(0.0, story.end.at - story.arrived_at), abs=1e-6
+        assert sum(p.seconds for p in timeline.phases) == pytest.approx(
+            max(0.0, timeline.end.at - timeline.arrived_at), abs=1e-6
         )
 
 
 def test_the_slowest_request_of_a_slow_engine_says_so(slowed: list[LogEntry], tmp_path: Path) -> None:
-    told = json.loads(explain(slowed, tmp_path, "--slowest", "1", "--json", "-").stdout)
+    told = json.loads(explain(slowed, tmp_path, "--slowest", "1", "--json").stdout)
 
     assert told["decisions"][0]["instance"] == "engine-2"
     assert any("inside engine-2" in reason and "times as long" in reason for reason in told["why"])
@@ -123,11 +123,11 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
         engines=1,
         policies=policy_set(routing="min_ttft", admission="none", prefill_window_tokens=300),
     )
-    story = story_of(log.entries, RequestId("r-60"), pool_settings(log.entries))
+    timeline = timeline_of(log.entries, RequestId("r-60"), pool_settings(log.entries))
 
-    assert story.placement is not None
-    assert story.placement.ahead
-    assert any("it waited" in reason and "before it" in reason for reason in reasons(story))
+    assert timeline.placement is not None
+    assert timeline.placement.ahead
+    assert any("it waited" in reason and "before it" in reason for reason in reasons(timeline))
 
 
 def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_known(
@@ -145,7 +145,7 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
     known = write_headless(tmp_path / "known.pmlog", slowed, 590, settings=settings, checkpoint=(600, policies))
 
     def told(file: Path, request: str) -> dict[str, Any]:
-        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json", "-"])
+        result = CliRunner().invoke(main, ["explain", request, "--from", str(file), "--json"])
         assert result.exit_code == 0, result.output
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
@@ -165,7 +165,7 @@ def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_kno
 
 def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_path: Path) -> None:
     def said(text: str) -> dict[str, Any]:
-        result = explain(slowed, tmp_path, text, "--json", "-")
+        result = explain(slowed, tmp_path, text, "--json")
         return {"code": result.exit_code, "text": result.output}
 
     assert '"request": "r-199"' in said("199")["text"]
@@ -181,9 +181,7 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
     pool = FailingPool()
     pool.serve(40, sick=InstanceId("a"))
     failed = next(e.event.request for e in pool.log if isinstance(e.event, RequestAttemptFailed))
-    first, late = (
-        json.loads(explain(pool.log, tmp_path, request, "--json", "-").stdout) for request in (failed, "r40")
-    )
+    first, late = (json.loads(explain(pool.log, tmp_path, request, "--json").stdout) for request in (failed, "r40"))
 
     assert (
         "a failed it 0.010 s after its arrival (attempt 1): it answered with an error, 500 Internal Server Error"
@@ -193,7 +191,7 @@ def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(
     pool.later(5)
     pool.look()
     trial, _ = pool.asks()
-    tried = json.loads(explain(pool.log, tmp_path, trial, "--json", "-").stdout)
+    tried = json.loads(explain(pool.log, tmp_path, trial, "--json").stdout)
     assert tried["why"][0].startswith(
         "it was to try a after its ejection, which was half-open, takes one request at a time"
     )

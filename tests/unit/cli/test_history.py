@@ -102,17 +102,17 @@ def test_the_entries_that_a_stream_lost_are_left_out_and_those_before_them_are_r
     lost, went_on = entries[:120], entries[100:]
     file = archived(tmp_path / "a.sqlite", ("2026", 1, lost, ""), ("2026#2", 2, went_on, "2026"), ("2025", 1, lost, ""))
 
-    with open_history(file) as newest, open_history(file, log="2026") as first:
+    with open_history(file) as newest, open_history(file, pool="2026") as first:
         assert told(list(newest)) == told(entries)
         assert newest.header.entries == len(entries)
         assert told(list(first)) == told(lost)
-    with pytest.raises(HistoryError, match=r"no log 2027; it has: 2025, 2026, 2026#2"), open_history(file, log="2027"):
+    with pytest.raises(HistoryError, match=r"no log 2027; it has: 2025, 2026, 2026#2"), open_history(file, pool="2027"):
         pass
 
 
 def test_what_tap_prints_can_be_read_too(entries: list[LogEntry], tmp_path: Path, capsys: Any) -> None:
     decoded = [entry for entry in entries if entry.event is not None]
-    printer = Printer(1.0, Filter(), keys=False, as_json=True, count=None)
+    printer = Printer(1.0, Filter(), as_json=True)
     for entry in decoded:
         printer.show(entry)
     (tmp_path / "tap.jsonl").write_text(capsys.readouterr().out)
@@ -192,7 +192,7 @@ def test_a_moment_is_a_sequence_a_time_of_day_a_date_or_engine_time(entries: lis
 
 def test_an_entry_that_the_log_does_not_have_is_no_moment_in_it(bundle: Path, entries: list[LogEntry]) -> None:
     for sequence in ("0", str(len(entries) + 1)):
-        result = CliRunner().invoke(main, ["state", "--from", str(bundle), "--at", sequence])
+        result = CliRunner().invoke(main, ["state", "--from", str(bundle), "--until", sequence])
 
         assert result.exit_code == 2
         assert f"begins at entry 1 and ends at entry {len(entries):,}" in result.output
@@ -221,10 +221,10 @@ def test_a_moment_ends_before_the_first_entry_behind_it(entries: list[LogEntry])
 # --- Commands ---
 
 
-def test_replay_verify_says_how_many_are_identical(bundle: Path, tmp_path: Path, entries: list[LogEntry]) -> None:
-    result = run("replay", "--from", str(bundle), "--verify", "--json", str(tmp_path / "out.json"))
+def test_replay_verify_says_how_many_are_identical(bundle: Path, entries: list[LogEntry]) -> None:
+    result = run("replay", "--from", str(bundle), "--verify")
 
-    written = json.loads((tmp_path / "out.json").read_text())
+    written = json.loads(run("replay", "--from", str(bundle), "--verify", "--json").stdout)
     count = written["verdict"]["decisions"]
     assert result.exit_code == 0, result.output
     assert f"decisions {count:,}, identical {count:,}, different 0" in result.stdout
@@ -249,12 +249,12 @@ def test_replay_verify_shows_a_forged_decision_beside_the_real_one_and_fails(
 
 
 def test_state_at_a_sequence_is_the_fold_stopped_there(bundle: Path, entries: list[LogEntry]) -> None:
-    result = run("state", "--from", str(bundle), "--at", "250", "--json", "-")
+    result = run("state", "--from", str(bundle), "--until", "250", "--json")
 
     shown = json.loads(result.stdout)
     expected = json.loads(msgspec.json.encode(describe(fold(entries[:250]))))
     assert {name: shown[name] for name in expected} == expected
-    table = run("state", "--from", str(bundle), "--at", "250").stdout
+    table = run("state", "--from", str(bundle), "--until", "250").stdout
     assert expected["instances"]
     assert all(instance["instance"] in table for instance in expected["instances"])
 
@@ -262,7 +262,7 @@ def test_state_at_a_sequence_is_the_fold_stopped_there(bundle: Path, entries: li
 def test_export_writes_what_replays_alike_and_replaces_nothing_unasked(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "copy.pmlog"
 
-    first = run("export", str(out), "--from", str(bundle), "--to", "300")
+    first = run("export", str(out), "--from", str(bundle), "--until", "300")
     second = run("export", str(out), "--from", str(bundle))
 
     assert first.exit_code == 0, first.output

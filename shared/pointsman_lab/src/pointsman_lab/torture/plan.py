@@ -157,10 +157,10 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) ->
             pending_max=10_000,
             running_max=256,
             leave_seconds=30.0,
-            policy_settings=(),
+            set=(),
             prefill_window_tokens=16_384,
         ),
-        ingress_settings=plan.ingress_settings | {"request_timeout": 120.0, "drain_seconds_max": 30.0},
+        ingress_settings=plan.ingress_settings | {"request_timeout_seconds": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
     )
 
@@ -208,7 +208,7 @@ def _any_plan(seed: int) -> Plan:
         workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,
-            policy_settings=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
+            set=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
             admission=chance.choice(ADMISSION if not delay else ("none",)),
             order=chance.choice(ORDERING),
@@ -226,8 +226,8 @@ def _any_plan(seed: int) -> Plan:
         ),
         ingress_settings={
             "retries_max": 2,
-            "request_timeout": chance.choice((20.0, 120.0)),
-            "slo_ttft": 30.0 * speed,
+            "request_timeout_seconds": chance.choice((20.0, 120.0)),
+            "slo_ttft_seconds": 30.0 * speed,
             "lame_duck_seconds": 1.0,
             "drain_seconds_max": Random(f"drain {seed}").choice((0.5, 30.0)),
         },
