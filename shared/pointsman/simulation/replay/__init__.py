@@ -2,7 +2,7 @@
 recomputes every decision in its leader's order. Both take entries and return values.
 """
 
-from pointsman.simulation.replay.folding import BaseState, apply_entry, fold, pool_settings
+from pointsman.simulation.replay.folding import BaseState, fold, pool_settings
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict
 from pointsman.simulation.replay.verification import verify
 
@@ -12,7 +12,6 @@ __all__ = [
     "Recomputed",
     "TermSummary",
     "Verdict",
-    "apply_entry",
     "fold",
     "pool_settings",
     "verify",

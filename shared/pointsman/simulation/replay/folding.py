@@ -41,7 +41,7 @@ def fold(
     for entry in entries if known is None else entries_after(known.sequence, entries):
         if until is not None and until(entry):
             break
-        apply_entry(state, entry)
+        state.apply_entry(entry)
     return state
 
 
@@ -53,14 +53,6 @@ def entries_after(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[L
 def copy_state(state: State) -> State:
     copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
     return copy
-
-
-def apply_entry(state: State, entry: LogEntry) -> None:
-    """Apply one entry in log order; one that does not decode is skipped."""
-    if entry.event is None:
-        state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-    else:
-        state.apply(entry.event, entry.sequence)
 
 
 def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:

@@ -19,7 +19,6 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence, Term
 from pointsman.simulation.replay.folding import (
     BaseState,
-    apply_entry,
     copy_state,
     entries_after,
     recorded_pool_settings,
@@ -173,5 +172,5 @@ class _Follower:
         """A copy of the state as of entry `sequence`."""
         state = self._state
         while state.sequence < sequence:
-            apply_entry(state, next(self._entries))
+            state.apply_entry(next(self._entries))
         return copy_state(state)

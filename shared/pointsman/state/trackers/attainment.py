@@ -1,7 +1,6 @@
 """On-time shares by prompt length and by tenant, and how many on-time requests each group is owed.
 
-An *outcome* is a first token, on time or late; a rejection, which counts as late unless the SLO was unreachable even
-alone; or another end after the deadline of a request that waited. Groups are the tenths of prompts by length among the
+Outcomes are those of `OutcomeTracker`. Groups are the tenths of prompts by length among the
 last LENGTHS_WINDOW arrivals, and the tenants. Tallies cover the last OUTCOMES_WINDOW outcomes.
 
 What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010, section 4.4), from 0 to
@@ -17,11 +16,9 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
-from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import Seconds, Tenant, Tokens
-from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import Request, Stage
+from pointsman.state.trackers.base import OutcomeTracker
+from pointsman.state.workload import Request
 
 OUTCOMES_WINDOW = 1_000
 LENGTHS_WINDOW = 1_000
@@ -69,7 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
     on_time: bool
 
 
-class Attainment(Tracker):
+class Attainment(OutcomeTracker):
     """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
 
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:
@@ -98,21 +95,7 @@ class Attainment(Tracker):
             del self._sorted_lengths[bisect_left(self._sorted_lengths, self._lengths.popleft())]
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
-        self._take_in(request, on_time=at <= request.deadline)
-
-    @override
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
-            self._take_in(request, on_time=False)
-
-    @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
-        if waited and finished is None and at > request.deadline:
-            self._take_in(request, on_time=False)
-
-    def _take_in(self, request: Request, *, on_time: bool) -> None:
+    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
         outcome = Outcome(self.decile(request.prompt_tokens), request.tenant, request.prompt_tokens, on_time)
         self._outcomes.append(outcome)
         self._count(outcome, 1)

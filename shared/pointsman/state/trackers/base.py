@@ -1,8 +1,13 @@
 """The events of requests and instances that a tracker may observe."""
 
+from abc import abstractmethod
+
+from typing_extensions import override
+
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.state.workload import Request
+from pointsman.state.workload import Request, Stage
 
 
 class Tracker:
@@ -41,3 +46,26 @@ class Tracker:
 
     def left(self, instance: InstanceId, at: Seconds) -> None:
         """An instance is gone."""
+
+
+class OutcomeTracker(Tracker):
+    """Observes *outcomes*: a first token, on time or late; a rejection, unless no instance could meet the SLO even when
+    idle; or another end after the deadline of a request that waited."""
+
+    @abstractmethod
+    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None: ...
+
+    @override
+    def first_token(self, request: Request, at: Seconds) -> None:
+        self.outcome(request, at, on_time=at <= request.deadline)
+
+    @override
+    def refused(self, request: Request, at: Seconds, reason: str) -> None:
+        if reason != RejectReason.SLO_UNREACHABLE:
+            self.outcome(request, at, on_time=False, refused=True)
+
+    @override
+    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
+        if waited and finished is None and at > request.deadline:
+            self.outcome(request, at, on_time=False)

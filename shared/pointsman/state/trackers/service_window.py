@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.base import Tracker
+from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request, Stage
 
 RECORDS_MAX = 20_000
@@ -53,7 +52,7 @@ class Prefill:
     prefix: BlockKey | None
 
 
-class ServiceWindow(Tracker):
+class ServiceWindow(OutcomeTracker):
     """Outcomes and prefills of the last `window_s` engine seconds."""
 
     def __init__(self, window_s: Seconds) -> None:
@@ -106,24 +105,14 @@ class ServiceWindow(Tracker):
         self._prefills.pop(request.id, None)
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
-        self._take_in(Outcome(at, at <= request.deadline))
-
-    @override
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
-            self._take_in(Outcome(at, on_time=False, refused=True))
-
-    @override
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if request.stage is Stage.PENDING:
             self._prefills.pop(request.id, None)
-        if waited and finished is None and at > request.deadline:
-            self._take_in(Outcome(at, on_time=False))
+        super().ended(request, at, finished)
 
-    def _take_in(self, outcome: Outcome) -> None:
+    @override
+    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
         outcomes = self._outcomes
-        outcomes.append(outcome)
-        while outcomes[0].at < outcome.at - self._window_s:
+        outcomes.append(Outcome(at, on_time, refused))
+        while outcomes[0].at < at - self._window_s:
             outcomes.popleft()
