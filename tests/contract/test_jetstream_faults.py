@@ -14,9 +14,16 @@ from typing_extensions import override
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import commands
-from pointsman.adapters.jetstream.reads import READ_AHEAD_MAX, Reader
-from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
-from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
+from pointsman.adapters.jetstream.connection import (
+    Connection,
+    Message,
+    NotConnectedError,
+    OnMessage,
+    Subscription,
+    UnsendableError,
+)
+from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
+from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
@@ -38,7 +45,7 @@ class Arrived:
     headers: dict[str, str] | None = None
 
 
-class StagedWire(Wire):
+class StagedWire(Connection):
     """Keeps what is sent; the test answers."""
 
     def __init__(self) -> None:

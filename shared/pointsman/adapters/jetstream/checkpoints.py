@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
-from pointsman.adapters.jetstream.direct import ROLLUP, DirectStream
+from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
 from pointsman.primitives import PoolName, Sequence
 

@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
-from pointsman.adapters.jetstream.direct import DirectStream, RevisionTakenError
+from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
 from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import PoolName, Term
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pointsman.adapters.jetstream.wire import Message, NotConnectedError, UnsendableError, Wire, status_of
+from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, UnsendableError, status_of
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import WritesLost
@@ -119,7 +120,7 @@ class WriteWindow:
 
     def __init__(
         self,
-        wire: Wire,
+        connection: Connection,
         pool: PoolName,
         clock: Clock,
         listener: LogListener,
@@ -128,7 +129,7 @@ class WriteWindow:
         settings: WindowSettings,
         on_no_stream: Callable[[], None],
     ) -> None:
-        self._wire = wire
+        self._connection = connection
         self._pool = pool
         self._clock = clock
         self._listener = listener
@@ -143,7 +144,7 @@ class WriteWindow:
         self._sent: dict[int, _Write] = {}
         self._bytes = 0
         self._allowance = 1
-        self._retry_seconds = RETRY_SECONDS_MIN
+        self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._confirmed_at = 0.0
         self._confirmed_number = 0
         self._connected_at = 0.0
@@ -157,8 +158,8 @@ class WriteWindow:
         """Whether the server is asked to compare: true where the stream has one replica."""
 
     async def open(self) -> None:
-        await self._wire.subscribe(self._inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
-        self._wire.on_change(self._on_change)
+        await self._connection.subscribe(self._inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
+        self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
         """Write `event` after all that were put before. Never waits; a full window loses it at once.
@@ -193,7 +194,7 @@ class WriteWindow:
 
     def resume(self) -> None:
         """The stream is there: send what waits."""
-        self._open = self._wire.connected
+        self._open = self._connection.connected
         self._pump()
 
     async def flushed(self, timeout: Seconds) -> bool:
@@ -230,7 +231,7 @@ class WriteWindow:
         if write.first_sent_at and now - heard_at > STALLED_SECONDS:
             self._say_stalled()
         try:
-            self._wire.publish(
+            self._connection.publish(
                 write.subject,
                 write.payload,
                 reply=f"{self._inbox}{write.number}",
@@ -277,7 +278,7 @@ class WriteWindow:
         self._confirmed_at = asyncio.get_running_loop().time()
         self._confirmed_number = write.number
         self._allowance = self._settings.in_flight_max
-        self._retry_seconds = RETRY_SECONDS_MIN
+        self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
         if self._stalled:
             self._stalled = False
@@ -357,8 +358,7 @@ class WriteWindow:
         """Hold everything for a moment, then try the oldest alone: the rest follows once it is confirmed."""
         self._open = False
         self._take_back()
-        asyncio.get_running_loop().call_later(self._retry_seconds, self.resume)
-        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        asyncio.get_running_loop().call_later(self._backoff.next_wait(), self.resume)
 
     def _take_back(self) -> None:
         """What is in flight waits again, in its order."""

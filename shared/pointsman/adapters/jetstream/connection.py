@@ -42,7 +42,7 @@ class Subscription(Protocol):
         ...
 
 
-class Wire(Protocol):
+class Connection(Protocol):
     @property
     def connected(self) -> bool: ...
 

@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from pointsman.adapters.jetstream.streams import NANOSECONDS, Stream
-from pointsman.adapters.jetstream.wire import Message, NotConnectedError, Subscription, Wire, status_of
+from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, Subscription, status_of
+from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.log_listener import LogListener
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
@@ -72,14 +73,14 @@ class Reader:
 
     def __init__(
         self,
-        wire: Wire,
+        connection: Connection,
         stream: Stream,
         listener: LogListener,
         start: Sequence,
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
     ) -> None:
-        self._wire = wire
+        self._connection = connection
         self._stream = stream
         self._listener = listener
         self._kinds = kinds
@@ -104,11 +105,11 @@ class Reader:
         self._ticks = 0
         self._quiet_ticks = 0
         self._audit_due = False
-        self._retry_seconds = RETRY_SECONDS_MIN
+        self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._not_before = 0.0
         self._wakeup: asyncio.Future[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
-        self._forget_changes = wire.on_change(self._on_change)
+        self._forget_changes = connection.on_change(self._on_change)
 
     async def next(self) -> LogEntry | LogReset:
         """Wait for the next entry, as long as it takes."""
@@ -184,7 +185,7 @@ class Reader:
 
     async def _attach(self) -> LogReset | None:
         """Make a consumer at our position. Raises LogUnavailableError, LogMissingError."""
-        if not self._wire.connected:
+        if not self._connection.connected:
             await self._sleep()
             return None
         await self._sleep(self._not_before - asyncio.get_running_loop().time())
@@ -194,7 +195,9 @@ class Reader:
             return reset
         self._consumer = secrets.token_hex(8)
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
-        self._subscription = await self._wire.subscribe(self._inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX)
+        self._subscription = await self._connection.subscribe(
+            self._inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX
+        )
         self._overlapping = self._stamp is not None and self._extent.first <= self._position
         start = self._position if self._overlapping else self._position + 1
         self._pending = await self._stream.create_consumer(self._consumer, start, self._kinds)
@@ -209,7 +212,7 @@ class Reader:
         if subscription is not None:
             await subscription.close()
             with contextlib.suppress(NotConnectedError):  # the server then forgets the consumer by itself
-                self._wire.publish(self._stream.delete_subject(self._consumer), b"")
+                self._connection.publish(self._stream.delete_subject(self._consumer), b"")
         self._buffer.clear()
 
     async def _audit(self) -> LogReset | None:
@@ -244,15 +247,14 @@ class Reader:
     def _consumer_lost(self) -> None:
         """Try again soon, then less soon."""
         self._attached = False
-        self._not_before = asyncio.get_running_loop().time() + self._retry_seconds
-        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        self._not_before = asyncio.get_running_loop().time() + self._backoff.next_wait()
 
     def _ask_for_more(self) -> None:
         while self._attached and self._credit + len(self._buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:
             if self._credit > PULL_MESSAGES:
                 return
             try:
-                self._wire.publish(self._stream.next_subject(self._consumer), _pull, reply=self._inbox)
+                self._connection.publish(self._stream.next_subject(self._consumer), _pull, reply=self._inbox)
             except NotConnectedError:
                 self._attached = False
                 return
@@ -261,11 +263,11 @@ class Reader:
     async def _on_message(self, message: Message) -> None:
         self._quiet_ticks = 0
         if message.reply.startswith(DELIVERED_PREFIX):
-            self._retry_seconds = RETRY_SECONDS_MIN
+            self._backoff.reset()
             self._credit -= 1
             self._buffer.append(message)
         elif status_of(message) == HEARTBEAT:
-            self._retry_seconds = RETRY_SECONDS_MIN
+            self._backoff.reset()
             return
         else:
             self._on_pull_ended(status_of(message), message.headers or {})
@@ -282,7 +284,8 @@ class Reader:
     def _on_change(self, connected: bool) -> None:
         self._attached = False
         if connected:
-            self._retry_seconds, self._not_before = RETRY_SECONDS_MIN, 0.0
+            self._backoff.reset()
+            self._not_before = 0.0
             self._wake()
 
     def _tick(self) -> None:
