@@ -1,4 +1,4 @@
-"""What a recorder can be told."""
+"""Settings of the recorder."""
 
 from dataclasses import dataclass
 

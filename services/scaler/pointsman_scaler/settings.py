@@ -1,4 +1,4 @@
-"""What a scaler can be told."""
+"""Settings of the scaler."""
 
 from dataclasses import dataclass
 

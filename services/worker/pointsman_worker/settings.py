@@ -1,4 +1,4 @@
-"""What a worker can be told."""
+"""Settings of the worker."""
 
 from dataclasses import dataclass
 from typing import cast, get_args

@@ -1,11 +1,8 @@
-"""The engine's HTTP side: whether it serves, what it is, and how loaded it is.
+"""The engine's HTTP side. In: vLLM's `/health`, `/v1/models`, `/version` and `/metrics`. Out: facts and load, always in range.
 
-Reads vLLM's `/health`, `/v1/models`, `/version` and `/metrics`, and nothing of the KV events. Only the few metrics
-that matter are looked for: the page has hundreds and is read every second.
-
-Engines are not trusted. An answer is read up to a bound, and is not decompressed; redirects are not followed. A number that
-is not finite, is negative or is out of range counts as not said, and so does what cannot be read. What is returned is
-therefore always in range: `model` and every name are printable and at most NAME_BYTES_MAX long.
+Engines are not trusted: answers are read up to a bound, not decompressed, redirects not followed. A number that is not finite,
+negative or out of range counts as missing; names are printable and bounded. The metrics page is searched for the few that matter:
+`prometheus_client.parser` takes 15 ms for a thousand lines and 4 s for a hostile page, this takes 0.05 ms and 8 ms.
 """
 
 import math

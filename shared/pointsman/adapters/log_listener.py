@@ -1,9 +1,4 @@
-"""What a log adapter tells the process around it: connection, confirmations, losses, troubles.
-
-Adapters stand below the chassis and may not count or print themselves. They call a `LogListener`; the chassis hands
-in one that feeds metrics, log lines and the health board (`chassis.log_link`), tests one that remembers.
-Calls come from the middle of the adapter's work: they must not block and must not raise.
-"""
+"""What a log adapter reports to its process (metrics, logs, health board). Calls must not block or raise."""
 
 
 class LogListener:

@@ -1,9 +1,7 @@
-"""The log and the commands in memory: for tests, and for simulations in which every fault is chosen.
+"""The log and the commands in memory, for tests and simulations. A `MemoryBroker` is the server, each `client` a process.
 
-A `MemoryBroker` stands for the server, each `client` of it for one process. It obeys the same contract suite as
-`adapters.jetstream`. Storing happens within the call, so that a run with one event loop and one seed is one history;
-what a server does to its clients (going away, dropping old entries, losing its tail, being recreated) are
-methods of the broker, and a `fault` decides about each write.
+It passes the contract suite of `adapters.jetstream`. Storing happens within the call, so one loop and one seed give one history.
+Faults are methods of the broker, and a `fault` that decides about each write.
 """
 
 import asyncio

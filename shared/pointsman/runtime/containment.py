@@ -1,8 +1,4 @@
-"""What a long-running step does with an error that nobody expected, and how dead letters are told of.
-
-A step that fails is counted and logged, and its loop goes on: an error that one log entry caused would come again after
-every restart. Log lines are bounded: the first TOLD_AT_ONCE_MAX of a kind, then one in REPEAT_SECONDS.
-"""
+"""Contains unexpected errors of a step: counted, logged at a bounded rate, and the loop goes on. Reports dead letters likewise."""
 
 import time
 from collections.abc import Iterator

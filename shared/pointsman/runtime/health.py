@@ -1,8 +1,7 @@
-"""Probes and metrics of every process, and the HTTP server that carries them.
+"""Probes and metrics of every process, and their HTTP server.
 
-`/livez` answers 200 while the event loop runs. `/readyz` answers 200 while the process should be sent traffic, else 503;
-`/readyz?verbose` says the same line by line, as kube-apiserver does. A part that is *missing* keeps the process from
-serving at all. One that is *degraded* makes it serve worse, and it stays ready. `/health` answers as vLLM's does.
+`/livez`: 200 while the event loop runs. `/readyz`: 200 while no part is *missing*; *degraded* parts keep it ready; `?verbose` gives a
+line a part, as kube-apiserver. `/health` answers as vLLM's.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""What a connection may cost: uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads, on slow and on idle clients.
+"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients, which uvicorn does not have.
 
-uvicorn bounds none of these: it collects headers for ever, waits for ever for the end of a head and for the first byte, and
-queues pipelined requests without end. llhttp, the parser, refuses what is ambiguous (conflicting lengths, a length beside
-chunks); here come the rules that it leaves to servers. Bodies are bounded by who reads them.
+llhttp refuses what is ambiguous (conflicting lengths, a length beside chunks); the rules here are those it leaves to servers.
+Bodies are bounded by who reads them.
 """
 
 import asyncio

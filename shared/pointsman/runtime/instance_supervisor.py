@@ -1,10 +1,8 @@
-"""Keeps one instance on this machine: an engine and the worker beside it. `python -m pointsman.runtime.instance_supervisor`.
+"""Runs one instance, an engine and its worker: `python -m pointsman.runtime.instance_supervisor`. In: a SupervisedInstance as JSON.
 
-Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
-told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
-worker goes first, so that it says in the log that the instance leaves; then the engine. SIGQUIT ends both at once.
-Should the keeper itself be killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it
-may have processes of its own.
+Started by the process provider, it outlives the scaler. It ends on SIGTERM, with its engine, or when the lock of the `guard` file
+is free (the fleet is gone): first the worker, so that the instance leaves, then the engine. SIGQUIT kills both, and so does the
+kernel if the supervisor is killed.
 """
 
 import contextlib

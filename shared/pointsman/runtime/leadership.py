@@ -1,15 +1,8 @@
-"""Who leads: one process of a kind (the schedulers of a pool, its scalers) holds their lease, and stops to act before
-another may take it.
+"""Leader election by a lease (`ports.Lease`: holder, term, revision). In: the lease record. Out: whether this process may act.
 
-The lease is one record with a holder, a term and a revision (`ports.Lease`). The leader writes it again and again;
-everyone else looks. Nobody compares clocks: a leader counts from the moment *before* it wrote, a watcher from the moment
-*after* it saw a new revision, each on its own monotonic clock. So as long as both clocks run equally fast, within the
-margin, a watcher's count ends after the leader's has.
-
-That is what keeps two from acting at once in the ordinary course. What keeps the log whole where it does not (a process
-stopped between its last look at the clock and its write, a machine that was suspended, a server that forgets the record
-twice within a lease) is the term: see `ports.Fence`, `State.apply` and the ingress, which refuse what an earlier term
-says.
+Clocks are not compared: a leader counts from before its write, a watcher from after it saw a new revision, each on its own
+monotonic clock; the margin between them keeps two from acting at once. Where that fails (a process or machine suspended, a server
+that forgets the record) terms protect the log: see `ports.Fence` and `State.apply`.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,4 @@
-"""How a service is linked to the pool's log and to the other services.
-
-One connection carries both. It is made in the background: a service starts, answers `/livez` and says on `/readyz`
-what it waits for, whether NATS is there or not. What the connection goes through becomes metrics, log lines
-and entries on the health board here, so that no service has to do it again.
-"""
+"""Connects a service with its pool. In: settings. Out: a Link; its events become metrics, log lines and parts of the health board."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

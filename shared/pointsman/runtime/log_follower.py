@@ -1,8 +1,4 @@
-"""Follows the log and keeps a State of it, for services that watch and do not lead.
-
-The fold is the shared one; what is here is only its feeding: catch up, say when that is done, start from nothing
-where the log was reset, and keep aside what does not decode.
-"""
+"""Keeps a State of the log for services that do not lead. In: log entries. Out: the State, and readiness once it has caught up."""
 
 from collections.abc import Callable, Iterable
 

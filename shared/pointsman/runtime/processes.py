@@ -1,14 +1,8 @@
 """One service in several processes that listen on one port: `--processes N`.
 
-The parent imports, reserves the port, forks, and then only waits: it starts again what died, kills what hangs, hands signals on,
-and ends when all have ended. It has no event loop and no thread, so forking is safe, and a child starts within milliseconds from memory
-that it shares.
-
-Each child has a listening socket of its own with SO_REUSEPORT, among which the kernel spreads connections by hash. On one
-shared socket the process that wakes first takes every connection that waits, and keeps it (docs/decisions/0038).
-
-Metrics are Prometheus's multiprocess mode: each process writes into files of one directory, and `/metrics` of any of them
-tells of all. The library reads the directory's name when it is imported, so the parent executes itself once more with it.
+The parent reserves the port, forks, restarts what died, kills what hangs, hands signals on. It has no event loop and no thread, so
+forking is safe. Each child listens on its own socket with SO_REUSEPORT (docs/decisions/0038). Metrics are Prometheus's multiprocess
+mode, whose directory is read at import: the parent executes itself once more with it.
 """
 
 import contextlib

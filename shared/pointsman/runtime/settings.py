@@ -1,8 +1,7 @@
-"""Settings: declared once as a frozen dataclass, read from flags, environment and one TOML file, in that order.
+"""Settings: a frozen dataclass, read from flags, environment and one TOML file, in that order.
 
-A field `prefill_window_tokens` is the flag `--prefill-window-tokens`, the variable
-`POINTSMAN_PREFILL_WINDOW_TOKENS` and, in the file named by `--config`, the key `prefill_window_tokens` at the top
-(for every service) or in the table of one service (`[scheduler]`), which wins.
+A field `hold_max` is the flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX` and, in the file of `--config`, the key `hold_max` at the
+top or in the table of one service (`[scheduler]`), which wins.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Checkpoints in a JetStream object bucket of the pool, `pointsman-<pool>`: a few objects, of which one is replaced.
+"""Checkpoints in the object bucket `pointsman-<pool>`.
 
-An object is chunks on one subject and, written after all of them, a description with their number and digest on
-another. So a write that breaks off leaves the object before it in place: each slot has two subjects for chunks, taken
-in turn and swept before they are written.
+An object is chunks on one subject and then a description with their number and digest on another. Each slot alternates between
+two chunk subjects, so a write that breaks off leaves the object before it in place.
 """
 
 from base64 import urlsafe_b64encode

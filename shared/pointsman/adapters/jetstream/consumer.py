@@ -1,15 +1,9 @@
-"""Reading the stream: a pull consumer of our own that proves its continuity.
+"""Reads the stream. In: a start sequence. Out: entries without holes, or LogReset where continuity is lost.
 
-The client library's ordered consumer can leave a silent gap, and is silent itself for 10 to 20 s after a server
-restart (measured). So a reader here keeps its own position and checks it:
-
-- unfiltered, each message must carry the sequence after the last; filtered, the consumer's own count must be dense;
-- a consumer that breaks or goes quiet (two heartbeats missing) is made anew, one message back: the first it delivers
-  must be the very message that was read last, by sequence and by the server's time stamp, else the log was cut
-  and went on differently;
-- the extent of the log is looked at with every new consumer and every ten seconds.
-
-Where continuity is lost the reader says LogReset and goes on from the oldest entry that is left.
+A pull consumer of our own: the client's ordered consumer can leave a silent gap, and is silent for 10 to 20 s after a server
+restart (measured). Unfiltered, each message must carry the next sequence; filtered, the consumer's count must be dense. A consumer
+that breaks or misses two heartbeats is replaced, one message back: its first message must be the last one read, by sequence and
+time stamp. The log's extent is checked with every new consumer and every ten seconds.
 """
 
 import asyncio

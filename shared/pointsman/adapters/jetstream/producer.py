@@ -1,17 +1,12 @@
-"""The window of unconfirmed writes: how events get into the stream in order, once each, without anyone waiting.
+"""Writes to the stream. In: events, in order. Out: each stored once, without the caller waiting, or a WritesLost in the log.
 
-Every write is sent as soon as there is room and kept until the server confirms it. What is not confirmed in time, or
-was under way when the connection broke, is sent again, from the oldest on and in order, under the same message
-id, so that the server stores it once. We do not use the client library's own asynchronous publishing: its futures
-never resolve after a disconnect and keep their permits (measured). A write is given up, and the loss marked in the
-log, when the window overflows, when the server refuses it again and again, or when it stayed unconfirmed until just
-before the server forgets its message id: a repeat would then be a second event.
+A write is sent as soon as there is room and kept until confirmed; after a timeout or a disconnect all are sent again from the
+oldest on, under the same message ids (the client's own asynchronous publishing never resolves after a disconnect: measured). A
+write is given up when the window overflows, after repeated refusals, or before the server forgets its message id.
 
-A leader's write stands behind a fence. Where the log has one replica the server itself compares: the last LeaderElected
-must still be the leader's own. With several it cannot do so for more than one write at a time (measured: it refuses
-the others), so there the fence is only what this process knows, and receivers look at terms.
-
-Order can break in one case: a write that the server refused while it took the next one comes after it.
+A leader's write is fenced. With one replica the server compares the last LeaderElected; with several it cannot for more than one
+write at a time (measured), so there only this process checks, and receivers look at terms. Order breaks in one case: a write
+that was refused while the next was taken comes after it.
 """
 
 import asyncio

@@ -1,9 +1,5 @@
-"""Engines as containers: for each instance one of the engine and one of the worker beside it, known by their labels.
-
-What runs is asked of Docker and remembered nowhere else, so any number of scalers see the same. A container's name is
-made of the pool's, the instance's and its part's, and Docker gives a name once: of two scalers that start the same
-instance, one is told that it is there.
-"""
+"""Instances as pairs of containers, engine and worker, found by their labels. Container names are unique, so two scalers cannot
+start one instance twice."""
 
 import asyncio
 import shlex

@@ -1,12 +1,8 @@
-"""Engines as pods of a Deployment or StatefulSet, whose scale subresource is all that is written.
+"""Instances as pods of a Deployment or StatefulSet; only its scale subresource is written.
 
-Each pod holds an engine and its worker, and the worker's instance is called like the pod (POINTSMAN_INSTANCE from
-`metadata.name`). The number of replicas is written with the version at which it was read, so of two scalers that change
-it at once, one is refused and looks again.
-
-Which pod goes when the number shrinks is for Kubernetes to say. A StatefulSet takes away the highest ordinal, so only
-that one may be stopped. Of a Deployment it is the pod with the lowest deletion cost: the one that shall go is marked
-before.
+The worker's instance has the pod's name (POINTSMAN_INSTANCE from `metadata.name`). Replicas are written with the resource version
+read, so concurrent writes are refused. A StatefulSet removes its highest ordinal; of a Deployment the pod to go gets the lowest
+deletion cost first.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""Engines as processes of this machine, each with a worker, looked after by a keeper (`chassis.instance_keeper`).
+"""Instances as processes of this machine, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler.
 
-A keeper is no child in the usual sense: it outlives the scaler that started it, so that a scaler may die without a
-request noticing, and the next one finds it again. What it is known by is a locked file for each instance. The lock is
-taken before the keeper starts and handed over to it, so two scalers never start one name twice, and whether an instance
-runs is a question to the kernel, not to a process id that may have been given away again.
+An instance is known by a locked file. The lock is taken before the supervisor starts and handed over to it, so two scalers never
+start one name twice, and whether an instance runs is asked of the kernel.
 """
 
 import asyncio

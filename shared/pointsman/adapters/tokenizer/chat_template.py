@@ -1,11 +1,8 @@
-"""Renders a chat as vLLM and transformers render it, character for character.
+"""Renders a chat as vLLM and transformers render it. In: messages in OpenAI's form. Out: the prompt text.
 
-Two steps, as in vLLM: messages in OpenAI's form become messages in the template's form (text parts joined, tool
-arguments parsed), then the model's Jinja template runs in a sandbox. What cannot be rendered from text alone
-(images, audio) is refused by name: the caller then asks the engine for the tokens.
-
-The one thing that cannot be reproduced is a template that prints today's date (`strftime_now`) around midnight
-or in another time zone than the engine's.
+Messages become the template's form (text parts joined, tool arguments parsed), then the model's Jinja template runs in a sandbox.
+What text alone cannot render (images, audio) raises UnsupportedContentError; the caller then asks the engine. Not reproduced: a
+template that prints the date, around midnight or in another time zone.
 """
 
 import json

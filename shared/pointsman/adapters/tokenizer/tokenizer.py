@@ -1,9 +1,5 @@
-"""A model's tokenizer, read from its own files: text to ids, ids to text, chats to text.
-
-The files are those that ship with a model: `tokenizer.json`, `tokenizer_config.json` and, where the chat template
-is not in the latter, `chat_template.jinja` or `chat_template.json`. A model may have a second template for chats with
-tools; others that it may have are never chosen by an engine.
-"""
+"""A model's tokenizer. In: its `tokenizer.json`, `tokenizer_config.json` and chat template files. Out: text to ids, ids to text,
+chats to text. Besides the default template only the one for chats with tools is used, as engines do."""
 
 import json
 from collections.abc import Mapping, Sequence
