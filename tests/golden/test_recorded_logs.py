@@ -27,7 +27,7 @@ def test_a_log_of_an_earlier_version_folds_into_the_same_state(name: str) -> Non
             "digest": f"{state.index.digest(instance.id):016x}",
             "blocks": state.index.blocks(instance.id),
             "status": str(instance.status),
-            "correction": state.correction(instance.id),
+            "correction": state.latency.correction(instance.id),
         }
         for instance in state.fleet.instances
     }

@@ -29,7 +29,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant
 from pointsman.runtime.health import HealthBoard
-from pointsman.state import deliveries, state
+from pointsman.state import deliveries, holdings
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_scheduler import service as scheduler_service
 from pointsman_scheduler.service import SchedulerService
@@ -54,7 +54,7 @@ settles, here 0.2 s and 0.3 s."""
 PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
 """How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
 BOUNDS: list[tuple[object, str, float]] = [
-    (state, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
+    (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
     (continuity, "REPLAY_REST_SECONDS", 0.5),

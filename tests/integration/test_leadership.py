@@ -17,7 +17,8 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import route_subject
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard

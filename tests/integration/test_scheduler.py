@@ -27,7 +27,7 @@ from pointsman.contracts.commands import (
     SentRequest,
 )
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
+from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
@@ -242,8 +242,8 @@ async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monk
             raise failures[0]
         return events
 
-    def always_fail(self: Dispatcher, now: float, **bounds: float) -> list[LogEvent]:
-        look(self, now, **bounds)
+    def always_fail(self: Dispatcher, timeouts: LivenessTimeouts, now: float) -> list[LogEvent]:
+        look(self, timeouts, now)
         raise failures[1]
 
     monkeypatch.setattr(Dispatcher, "route", route_and_fail)

@@ -17,11 +17,13 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.policies.outliers import _Look
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.state import holdings
+from pointsman.state.fleet import Instance
 from pointsman.state.outliers import Record
+from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
-from pointsman.state.state import State
-from pointsman_ingress.placement.routing import Router
+from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
@@ -29,6 +31,7 @@ from pointsman_lab.torture.loop import OWNER, EndlessStepError, KillableTask, St
 from pointsman_lab.torture.network import LinkConditions, Network
 from pointsman_lab.torture.plan import plan_of
 from pointsman_lab.torture.run import run_seed
+from pointsman_lab.torture.simulated_ports import open_link
 from pointsman_scheduler.service import SchedulerService
 
 SEEDS = range(1, 51)
@@ -137,15 +140,15 @@ def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
     return f"{record.in_a_row} requests failed there" if record.in_a_row else ""
 
 
-def _ignoring_epochs(state: State, instance: InstanceId, _epoch: Epoch) -> object:
-    return state.fleet.get(instance)
+def _ignoring_epochs(parts: StateParts, instance: InstanceId, _epoch: Epoch) -> object:
+    return parts.fleet.get(instance)
 
 
-def _applying_again(state: State, event: Any) -> bool:
-    instance = state._current(event.instance, event.epoch)
+def _applying_again(parts: StateParts, event: Any) -> Instance | None:
+    instance = parts.current(event.instance, event.epoch)
     if instance is not None:
         instance.sequence = event.sequence
-    return instance is not None
+    return instance
 
 
 def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: object) -> None:
@@ -156,22 +159,22 @@ def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
     return True
 
 
-def _forgetting_terms(router: Router, term: Term) -> None:
-    _hear_election(router, term)
-    router._term = Term(0)
+def _forgetting_terms(client: SchedulerClient, term: Term) -> None:
+    _hear_election(client, term)
+    client._term = Term(0)
 
 
-_hear_election = Router._elected
+_hear_election = SchedulerClient._on_election
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "strikes"),
     [
-        (State, "_current", _ignoring_epochs, tuple(FAULTS)),
-        (State, "_next_cache_event", _applying_again, tuple(FAULTS)),
+        (StateParts, "current", _ignoring_epochs, tuple(FAULTS)),
+        (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
-        (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "weather")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
@@ -280,18 +283,18 @@ def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on
 
 def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop: VirtualLoop) -> None:
     network = Network(PoolName("test"), loop, Random(2))
-    link = network.link(SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
+    link = open_link(network, SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
     link.weather = LinkConditions(delay=0.05, loss=0.2, doubling=0.2)
 
     async def write() -> None:
         for epoch in range(100):
             left = InstanceLeft(at=0.0, instance=InstanceId("engine-1"), epoch=Epoch(epoch), reason="")
-            link.log.append_soon(left)
+            link.ports.log.append_soon(left)
             if epoch == 50:
                 network.server_down()
                 loop.outside(5.0, network.server_up)
             await asyncio.sleep(0.02)
-        assert await link.log.flush(60.0)
+        assert await link.ports.log.flush(60.0)
 
     loop.run_until_complete(write())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle
@@ -124,4 +124,4 @@ def test_pictures_are_drawn(entries: list[LogEntry], tmp_path: Path) -> None:
 
     assert result.exit_code == 0
     names = {picture.name for picture in (tmp_path / "pictures").iterdir()}
-    assert {"ttft_cdf.png", "pending_heatmap.png"} <= names
+    assert {"ttft_cdf.png", "prompt_lengths.png"} <= names

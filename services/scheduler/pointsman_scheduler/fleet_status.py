@@ -1,7 +1,7 @@
 """What the leader tells people about its pool: the answer to `cmd.fleet`, and the gauges."""
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
@@ -43,11 +43,13 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         or state.ejection_reason(instance)
         or foreign_keys(instance, state.settings.block_tokens)
         or instance.doubt,
-        correction=round(state.correction(instance.id), 3),
+        correction=round(state.latency.correction(instance.id), 3),
         role=instance.role,
         knowledge_reason=instance.knowledge_reason,
         knowledge_since=instance.known_since,
-        prediction_error=round(error, 3) if (error := state.prediction_error(instance.id)) is not None else -1.0,
+        prediction_error=round(error, 3)
+        if (error := state.latency.prediction_error(instance.id)) is not None
+        else -1.0,
     )
 
 
@@ -80,7 +82,7 @@ class FleetGauges:
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
         telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
-        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.prediction_error(instance.id) or 0.0)
+        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.latency.prediction_error(instance.id) or 0.0)
         telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
         for knowledge in Knowledge:
             telemetry.INSTANCE_CACHE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)

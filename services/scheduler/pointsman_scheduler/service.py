@@ -41,7 +41,14 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     WritesLost,
 )
-from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceJoined, InstanceLeft, InstanceUnejected
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceEjected,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
 from pointsman.contracts.reasons import CancelCause, RejectReason, grant_unheard, reject_answer
 from pointsman.contracts.requests import RequestCancelled, RequestEvent
 from pointsman.contracts.subjects import (
@@ -54,7 +61,8 @@ from pointsman.contracts.subjects import (
     resync_subject,
     route_subject,
 )
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.stranded import stranded
 from pointsman.ports import (
     Checkpoints,
@@ -352,7 +360,7 @@ class SchedulerService:
         self._hearing.begin()
         self._fence = fence
         self._unwritten = []
-        self.dispatcher = Dispatcher(state, self._policies, term=term, on_record=self._note_decision)
+        self.dispatcher = Dispatcher(state, self._policies, term=term, on_decision=self._note_decision)
         self._migrations = MigrationHandler(self.dispatcher)
         self._settled.set()
         self._say_whether_ready()
@@ -660,7 +668,9 @@ class SchedulerService:
             prefilled_by=request.prefilled_by,
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
-            expected_seconds=self.state.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens),
+            expected_seconds=self.state.latency.expected_seconds(
+                instance.id, request.engine_seconds, request.engine_tokens
+            ),
         )
 
     def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> list[Answer]:
@@ -687,12 +697,12 @@ class SchedulerService:
     async def _check_liveness(self, dispatcher: Dispatcher) -> None:
         settings, speed = self._settings, self._clock.speed
         now = self._clock.now()
-        events = dispatcher.check_liveness(
-            now,
+        timeouts = LivenessTimeouts(
             heard_since=self._listens_since,
             suspect_after=settings.suspect_seconds * speed,
             leave_after=settings.leave_seconds * speed,
         )
+        events = dispatcher.check_liveness(timeouts, now)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)

@@ -23,7 +23,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman_cli.doctor.samples import Heavy, Sample

@@ -8,7 +8,7 @@ from pointsman.contracts.codec import decode_event
 from pointsman.contracts.decisions import RequestMigrated
 from pointsman.contracts.reasons import REJECT_ANSWERS, CancelCause, MoveCause, RejectReason, reject_answer
 from pointsman.contracts.requests import RequestCancelled
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.simulation.replay import verify
 from tests.support.recorded_log import RecordedFleet

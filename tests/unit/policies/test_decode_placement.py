@@ -13,7 +13,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining
 from pointsman.contracts.reasons import CancelCause
-from pointsman.policies.dispatch import Dispatcher, policy_set, scaling_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
@@ -106,7 +107,7 @@ def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:
     assert lines[InstanceId("p1")].requests == 0
     assert lines[InstanceId("p1")].prefill_seconds == 0.0
     assert (len(lines[InstanceId("d1")].decoding), len(lines[InstanceId("d1")].expected)) == (1, 0)
-    assert dispatcher.state.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
+    assert dispatcher.state.latency.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
 
     dispatcher.state.apply(first_token("r", "d1", at=0.6))
     assert request.stage is Stage.DECODING

@@ -6,10 +6,11 @@ import msgspec
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
-from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import InstanceId, RequestId
 from tests.support.events import BLOCK, finished, first_token, reported, route
 from tests.support.leading import leader_of
@@ -158,7 +159,9 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
 
     def look(now: float, heard_since: float = 0.0) -> list[LogEvent]:
         dispatcher.state.apply(reported("b", 0, [], at=now))
-        return dispatcher.check_liveness(now, heard_since=heard_since, suspect_after=3.0, leave_after=30.0)
+        return dispatcher.check_liveness(
+            LivenessTimeouts(heard_since=heard_since, suspect_after=3.0, leave_after=30.0), now
+        )
 
     assert look(3.0) == []
     assert look(29.0, heard_since=28.0) == []  # nobody was there to hear before
@@ -179,7 +182,7 @@ def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_a
     dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
 
     def look(now: float) -> list[LogEvent]:
-        return dispatcher.check_liveness(now, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+        return dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), now)
 
     assert look(11.0) == []
     assert [type(event) for event in look(11.5)] == [InstanceSuspected]
@@ -193,7 +196,7 @@ def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_a
 def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:
     dispatcher = leader("a", "b")
     dispatcher.state.apply(reported("b", 0, [], at=10.0))
-    dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+    dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), 10.0)
 
     def placed(name: str) -> str:
         return next(e.instance for e in arrives(dispatcher, name, SMALL, 10.0) if isinstance(e, RequestPlaced))

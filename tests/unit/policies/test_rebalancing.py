@@ -13,9 +13,10 @@ from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
@@ -42,8 +43,8 @@ class WhereTheSessionSays(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        option = view.option(InstanceId(view.request.session))
-        return Choice(option, "told so", [option])
+        candidate = view.candidate(InstanceId(view.request.session))
+        return Choice(candidate, "told so", [candidate])
 
 
 def pool(instances: tuple[str, ...] = FLEET, *, window_tokens: int = 1) -> Dispatcher:
@@ -79,7 +80,7 @@ def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
     """The slow twin of a prediction: first tokens one after the other, in seconds from now."""
     ends = {}
     for instance, line in state.workload.queues.items():
-        seconds = state.expected_seconds(instance, *line.engine_left(now))
+        seconds = state.latency.expected_seconds(instance, *line.engine_left(now))
         seconds -= sum(request.prefill_seconds for request in line.prefill.values())
         seconds += stalled_seconds(line, now)
         for request in (*line.prefill.values(), *line.pending.values()):

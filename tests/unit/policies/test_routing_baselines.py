@@ -10,8 +10,9 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.cache_affinity import CacheAffinity

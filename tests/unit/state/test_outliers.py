@@ -8,7 +8,7 @@ from pointsman.contracts.decisions import RequestGranted, RequestMigrated, Reque
 from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set, recorded_policy_set
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify

@@ -11,12 +11,14 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.contracts.reasons import CancelCause
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge, NoDemand
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
+from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
+from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
@@ -201,7 +203,7 @@ def test_slow_prefills_teach_a_correction_of_the_prediction() -> None:
         now += 2 * 0.065
         state.apply(first_token(f"r{number}", "a", at=now))
 
-    assert 1.7 < state.correction(A) < 2.1
+    assert 1.7 < state.latency.correction(A) < 2.1
 
 
 def test_a_request_is_pending_then_in_prefill_then_decoding() -> None:
@@ -228,7 +230,7 @@ def test_a_prefill_that_nobody_sees_end_leaves_the_window_when_it_must_be_over()
 
     assert early == []
     assert [type(event).__name__ for event in late] == ["PrefillFinished", "RequestGranted"]
-    assert state.correction(A) == 1.0
+    assert state.latency.correction(A) == 1.0
 
 
 def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefill_was_assumed_over() -> None:
@@ -536,7 +538,7 @@ def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> No
     instance = state_with(joined("a")).fleet[A]
 
     def saved(hit_blocks: int, prompt_tokens: int) -> int:
-        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+        return state_with(joined("a")).latency.cached_tokens(instance, hit_blocks, prompt_tokens)
 
     assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
 

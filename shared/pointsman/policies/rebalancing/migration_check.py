@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pointsman.contracts.reasons import MoveRefusal
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import InstanceId, RequestId, Seconds
@@ -33,7 +33,7 @@ class Veto:
     detail: str
 
 
-class Recheck:
+class MigrationCheck:
     """One plan, looked at again move by move, each after the one before was made or refused."""
 
     def __init__(self, state: State, now: Seconds) -> None:
@@ -41,7 +41,7 @@ class Recheck:
         self._now = now
         self._queues: dict[InstanceId, _Queue] = {}
 
-    def judge(self, migration: Migration) -> Option | Veto:
+    def judge(self, migration: Migration) -> ScoredInstance | Veto:
         """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
@@ -58,9 +58,9 @@ class Recheck:
             return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{migration.target} has failed it before")
         return self._compare(request, migration)
 
-    def _compare(self, request: Request, migration: Migration) -> Option | Veto:
+    def _compare(self, request: Request, migration: Migration) -> ScoredInstance | Veto:
         queue = self._queue(migration.source)
-        offered = PoolView(self._state, request, self._now).option(migration.target)
+        offered = PoolView(self._state, request, self._now).candidate(migration.target)
         there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now
         if there > left + ROUNDING_SECONDS:
             return Veto(MoveRefusal.TARGET_LATE, f"first token there in {there:.2f} s, {left:.2f} s are left")
@@ -80,7 +80,7 @@ class _Queue:
     """When each request of a queue is expected to have its first token, seconds from now."""
 
     def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
-        line, expected = state.workload.queues[source], state.expected_seconds
+        line, expected = state.workload.queues[source], state.latency.expected_seconds
         self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in line.pending.values()}
         begins = expected(source, *line.engine_left(now)) + stalled_seconds(line, now, after=0.0)
         if source not in state.fleet.ready:

@@ -42,12 +42,8 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
-from pointsman.policies.dispatch import (
-    Dispatcher,
-    PolicySet,
-    UnknownPolicyError,
-    recorded_policy_set,
-)
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, recorded_policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence, Term
@@ -238,7 +234,7 @@ class _Tenure:
         self._summary = summary
         self._verdict = verdict
         self._watch = watch
-        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_record=self._compare)
+        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_decision=self._compare)
         self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
         self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
@@ -332,13 +328,7 @@ class _Tenure:
             case RequestMigrated() | MigrationRefused():
                 dispatcher.migrate(self._plan(event), now)
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
-                patience = event.patience
-                dispatcher.check_liveness(
-                    now,
-                    heard_since=patience.heard_since,
-                    suspect_after=patience.suspect_after,
-                    leave_after=patience.leave_after,
-                )
+                dispatcher.check_liveness(event.patience, now)
             case InstanceDraining():
                 dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
             case InstanceUndrained():

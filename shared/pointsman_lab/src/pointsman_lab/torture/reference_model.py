@@ -16,7 +16,8 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman_lab.torture.network import Stored
-from pointsman_lab.torture.pool_model import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance, PoolModel
+from pointsman_lab.torture.pool_model import PoolModel
+from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
 """Entries between two looks at every instance."""
@@ -132,7 +133,7 @@ class ReferenceModel:
             "seconds left in the engine": (line.engine_left(now)[0], model.engine_work(instance, now)[0]),
             "tokens left in the engine": (line.engine_left(now)[1], model.engine_work(instance, now)[1]),
             "expected seconds": (
-                self._state.expected_seconds(instance, *line.work_ahead(now)),
+                self._state.latency.expected_seconds(instance, *line.work_ahead(now)),
                 model.queued(instance, now),
             ),
         }

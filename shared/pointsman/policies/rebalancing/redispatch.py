@@ -1,0 +1,200 @@
+"""Re-binding: taking a request out of an engine before its first token, to start again at another instance.
+
+Source: our own. DualMap moves only what waits outside of engines; what is inside is bound to where it is. Aborting it costs
+what the engine has computed for it so far, so this is asked for (`--rebind`), is done to a request once at most, and only to
+one that is overdue: its first token is later than predicted when it was granted, by `OVERDUE_SECONDS`, or at all where the
+instance does not answer any more.
+
+What is left at the source is the work before the first token by the cost model, and as long again as the request is overdue
+already: nothing else is known of how long a stall will last. What it takes elsewhere is the queue there and the prefill of all
+that is not held there. The benefit is the difference, less the work that is lost, and must be at least `GAIN_SECONDS_MIN`. The
+target takes the request at once: it has room in its window and nobody waits there. No objective is asked for: who is overdue
+has mostly missed it.
+
+Planning and the leader's second look are the same judgement, on an older and on a newer State. Limits: of a request that is
+not streamed nobody sees the first token, and it is let be once that is assumed; where prefill and decode are two instances,
+both are let be.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pointsman.contracts.reasons import MoveRefusal
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.rebalancing.base import Migration
+from pointsman.policies.rebalancing.migration_check import Veto
+from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
+from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.state.fleet import Status
+from pointsman.state.state import State
+from pointsman.state.workload import InstanceQueue, Request, Stage
+
+OVERDUE_SECONDS: Seconds = STALL_SECONDS
+GAIN_SECONDS_MIN: Seconds = 1.0
+REBOUND_MAX = 8
+"""Re-bound requests of a pool that may be without a first token at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What an engine is given at once, as the leader is told (`PolicySet`)."""
+
+    tokens: Tokens = 16_384
+    running_max: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Redispatch:
+    """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
+
+    candidate: ScoredInstance
+    wasted: Seconds
+    benefit: Seconds
+
+
+class Redispatching:
+    """Who should be re-bound, on one State at one moment."""
+
+    def __init__(self, state: State, now: Seconds, window: Window) -> None:
+        self._state = state
+        self._now = now
+        self._window = window
+
+    def plan(self, *, busy: Collection[InstanceId] = ()) -> list[Migration]:
+        """The moves, by descending benefit, one to a target. `busy`: instances that are no targets."""
+        overdue = [request for request in self._in_engines() if self._overdue(request) is not None]
+        room = REBOUND_MAX - self._under_way() if overdue else 0
+        offers = [(request, rebound) for request in overdue if (rebound := self._best(request, busy)) is not None]
+        offers.sort(key=lambda offer: (-offer[1].benefit, offer[0].id))
+        moves: dict[InstanceId, Migration] = {}
+        for request, rebound in offers:
+            if len(moves) < room:
+                moves.setdefault(rebound.candidate.instance, self._move(request, rebound))
+        return list(moves.values())
+
+    def judge(self, migration: Migration) -> Redispatch | Veto:
+        """What starting again gives now, or why the request should stay."""
+        request = self._state.workload.requests.get(migration.request)
+        if request is None:
+            return Veto(MoveRefusal.NOT_WAITING, "it has ended")
+        if request.rebound_from:
+            return Veto(MoveRefusal.REBOUND_BEFORE, f"it was taken out of {request.rebound_from} before")
+        if request.stage is not Stage.PREFILL:
+            return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
+        if request.instance != migration.source:
+            return Veto(MoveRefusal.ELSEWHERE, f"it is in {request.instance}")
+        if not _may_go(request):
+            return Veto(MoveRefusal.BOUND, "its ingress does not ask where it is to go")
+        return self._judge_target(request, migration.target)
+
+    def _judge_target(self, request: Request, target: InstanceId) -> Redispatch | Veto:
+        if self._under_way() >= REBOUND_MAX:
+            return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
+        if not self._takes(request, target):
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
+        candidate = PoolView(self._state, request, self._now).candidate(target)
+        if not self._has_room(candidate):
+            return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
+        rebound = self._compare(request, candidate)
+        if rebound is None:
+            return Veto(MoveRefusal.NOT_OVERDUE, "its first token is not overdue")
+        if rebound.benefit < GAIN_SECONDS_MIN:
+            return Veto(
+                MoveRefusal.NO_GAIN, f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted"
+            )
+        return rebound
+
+    def _in_engines(self) -> list[Request]:
+        """Requests that may be re-bound at all."""
+        return [
+            request
+            for line in self._state.workload.queues.values()
+            for request in line.prefill.values()
+            if _may_go(request)
+        ]
+
+    def _under_way(self) -> int:
+        return sum(bool(r.rebound_from) for line in self._state.workload.queues.values() for r in line.prefill.values())
+
+    def _best(self, request: Request, busy: Collection[InstanceId]) -> Redispatch | None:
+        view = PoolView(self._state, request, self._now)
+        best: Redispatch | None = None
+        for instance in self._state.fleet.ready:
+            if instance in busy or not self._takes(request, instance):
+                continue
+            candidate = view.candidate(instance)
+            rebound = self._compare(request, candidate) if self._has_room(candidate) else None
+            if rebound is not None and rebound.benefit >= (best.benefit if best else GAIN_SECONDS_MIN):
+                best = rebound if best is None or rebound.benefit > best.benefit else best
+        return best
+
+    def _takes(self, request: Request, target: InstanceId) -> bool:
+        fleet = self._state.fleet
+        if target == request.instance or target in request.excluded or target not in fleet.ready:
+            return False
+        if target in fleet.on_trial:
+            return False
+        return fleet[target].can_serve(request) and fleet[target].role == "both"
+
+    def _has_room(self, candidate: ScoredInstance) -> bool:
+        line, window = self._state.workload.queues.get(candidate.instance), self._window
+        if line is None:
+            return True
+        room = line.has_room(candidate.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
+        return room and not line.pending
+
+    def _compare(self, request: Request, candidate: ScoredInstance) -> Redispatch | None:
+        """What starting again at `candidate` gives; None where the request is not overdue."""
+        overdue = self._overdue(request)
+        if overdue is None:
+            return None
+        left, wasted = self._at_source(request)
+        line = self._state.workload.queues.get(candidate.instance)
+        there = candidate.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
+        return Redispatch(candidate, wasted, left + overdue - there - wasted)
+
+    def _overdue(self, request: Request) -> Seconds | None:
+        """By how much its first token is late; None while that is no reason to give up on it."""
+        state, instance = self._state, self._state.fleet.get(request.instance)
+        expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        overdue = self._now - request.granted_at - expected
+        answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
+        return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
+
+    def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
+        """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
+        state, source = self._state, request.instance
+        line = state.workload.queues[source]
+        seconds, tokens = _up_to(line, request)
+        first = next(iter(line.prefill.values()))
+        done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
+        done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
+        left = state.latency.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
+        return left, state.latency.expected_seconds(source, done, done_tokens) if first is request else 0.0
+
+    def _move(self, request: Request, rebound: Redispatch) -> Migration:
+        target, benefit = rebound.candidate.instance, rebound.benefit
+        return Migration(
+            request=request.id,
+            source=request.instance,
+            target=target,
+            benefit=benefit,
+            reason=f"its first token from {request.instance} is overdue; starting again is {benefit:.2f} s sooner",
+            rebind=True,
+        )
+
+
+def _may_go(request: Request) -> bool:
+    """Whether its ingress would follow, and one instance does all of it."""
+    return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
+
+
+def _up_to(line: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
+    """Prefill work inside the engine before the first token of this request, uncorrected, and its uncached tokens."""
+    seconds, tokens = 0.0, 0
+    for known in line.prefill.values():
+        seconds += known.prefill_seconds
+        tokens += known.uncached_tokens
+        if known is request:
+            break
+    return seconds, tokens
