@@ -287,8 +287,8 @@ async def test_a_reader_that_falls_behind_holds_a_bounded_part_and_misses_nothin
         assert isinstance(await anext(slow), LogEntry)
         async with asyncio.timeout(30):
             kept_up = [await anext(fast) for _ in range(written)]
-        (reader,) = [r for r in gc.get_objects() if type(r) is Reader and r._position == 1]
-        waiting = len(reader._buffer)
+        (reader,) = [r for r in gc.get_objects() if type(r) is Reader and r._progress.position == 1]
+        waiting = len(reader._pull.buffer)
         async with asyncio.timeout(30):
             caught_up = [await anext(slow) for _ in range(written - 1)]
 
