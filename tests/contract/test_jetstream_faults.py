@@ -82,7 +82,7 @@ class StagedWire(Connection):
         return
 
     @override
-    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
         self._watchers.append(hear)
         return lambda: None
 

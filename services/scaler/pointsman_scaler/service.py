@@ -112,11 +112,11 @@ class ScalerService:
         return self._leadership.holds
 
     async def run(self) -> None:
-        """Follow the log; ends only by cancellation or failure."""
+        """Follow the log. Never returns."""
         await self._follower.run()
 
     async def act(self) -> None:
-        """Wait for the lease, decide and act while it is ours, and wait again, for ever."""
+        """Wait for the lease, decide and act while it is ours, and wait again. Never returns."""
         while True:
             await self._leadership.obtain(term_of_log=self._term_of_log)
             log.info("scaler_active", policy=self._decider.policy.name, provider=self._runner.provider.name)
@@ -135,7 +135,7 @@ class ScalerService:
         await self._leadership.resign()
 
     async def report(self) -> None:
-        """Keep the gauges up to date, and log each change of size, for ever."""
+        """Update the gauges and log each change of size. Never returns."""
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)

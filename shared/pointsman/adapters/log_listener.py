@@ -5,10 +5,10 @@ class LogListener:
     """Hears nothing. Override what is of interest."""
 
     def connected(self, server: str) -> None:
-        """A connection stands, the first or another."""
+        """Connected, the first time or again."""
 
     def disconnected(self, reason: str) -> None:
-        """It is gone; the adapter tries again for ever."""
+        """The connection is lost; the adapter reconnects."""
 
     def log_ready(self, identity: str) -> None:
         """The pool's stream exists and answers."""

@@ -36,7 +36,7 @@ WINDOW_MAX = 16_384
 MESSAGE_IDS_MAX = 100_000
 """Message ids that the broker remembers."""
 BYTES_MAX = 1024**3
-"""Payload that the broker keeps unless told otherwise; beyond it the oldest entries go."""
+"""Payload that the broker keeps by default; then the oldest entries go."""
 
 Fault = Literal["none", "lose", "duplicate"]
 """What happens to a write: stored, never stored, or stored twice (as after the duplicate window)."""
@@ -73,12 +73,12 @@ class MemoryBroker:
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
     ) -> Link:
         """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
-        hear = listener or LogListener()
-        writes = _Writes(self, clock, name, hear, window_max)
+        reports_to = listener or LogListener()
+        writes = _Writes(self, clock, name, reports_to, window_max)
         self._clients.append(writes)
         return Link(
-            MemoryLog(self, writes, hear),
-            MemoryCommands(self._commands, hear),
+            MemoryLog(self, writes, reports_to),
+            MemoryCommands(self._commands, reports_to),
             self.lease,
             self.checkpoints,
             self.scaler_lease,
@@ -89,7 +89,7 @@ class MemoryBroker:
         return LogExtent(f"memory-{self._life}", self._first, self._first + len(self._entries) - 1)
 
     def disconnect(self) -> None:
-        """Go away: writes are held by the clients, commands find nobody."""
+        """Disconnect: clients hold writes, commands find no responder."""
         self.available = False
 
     def reconnect(self) -> None:
@@ -124,7 +124,7 @@ class MemoryBroker:
         self._wake()
 
     def store_raw(self, subject: str, payload: bytes) -> Sequence:
-        """Store anything, as a stranger with access to the server could."""
+        """Store anything, as any client of the server could."""
         self._entries.append(_Stored(subject, payload))
         if subject == leader_subject(self.pool):
             self._elections.append(self.extent.last)

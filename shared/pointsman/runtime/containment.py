@@ -39,7 +39,7 @@ def contained(step: str) -> Iterator[None]:
     """Ends without an error, also where its body ends with one. `step` names it in log and metric."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - it is counted and logged, and whoever goes on would meet it again
+    except Exception as error:  # noqa: BLE001 - it is counted and logged; the loop goes on
         note_failure(step, error)
 
 
@@ -51,8 +51,7 @@ def note_failure(step: str, error: Exception, **fields: str) -> None:
 
 
 class DeadLetterWatch:
-    """Logs and counts each dead letter of a fold once: as an error where the fold failed, as a warning where the entry is
-    none of ours."""
+    """Reports each dead letter of a fold once: an error where the fold failed, a warning where the entry did not decode."""
 
     def __init__(self) -> None:
         self._letters: DeadLetters | None = None

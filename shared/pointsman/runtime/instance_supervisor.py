@@ -73,7 +73,7 @@ class InstanceSupervisor:
             kill_group(process)
 
     def run(self) -> int:
-        """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
+        """Run the instance until it ends. Returns the engine's exit code, 0 if it was stopped."""
         engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
@@ -116,7 +116,7 @@ class InstanceSupervisor:
         return process
 
     def _is_alone(self) -> bool:
-        """Whether nobody holds the guard: the fleet is gone."""
+        """Whether the guard is unlocked: the fleet is gone."""
         if not self._kept.guard:
             return False
         with contextlib.suppress(OSError):
@@ -130,11 +130,11 @@ def main() -> None:
     Path(kept.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
-        keeper = InstanceSupervisor(kept, sockets)
+        supervisor = InstanceSupervisor(kept, sockets)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: keeper.stop())
-        signal.signal(signal.SIGQUIT, lambda *_: keeper.kill())
-        sys.exit(keeper.run())
+            signal.signal(number, lambda *_: supervisor.stop())
+        signal.signal(signal.SIGQUIT, lambda *_: supervisor.kill())
+        sys.exit(supervisor.run())
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 

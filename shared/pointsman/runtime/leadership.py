@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 LOOKS_PER_LEASE = 8
 LISTENING_SHARE = 0.5
-"""Of the lease: a watcher that did not look for so long begins to count anew."""
+"""Of the lease: a watcher that did not look for so long restarts its count."""
 RENEWALS_PER_LEASE = 4
 ACTING_SHARE = 0.75
 """Of the lease, for which a leader acts after a renewal; the rest is the margin."""
@@ -37,7 +37,7 @@ class Leadership:
         self._newest = Term(0)
         """The latest term that this process knows of, though lease and log may have lost it since."""
         self.leader = ""
-        """Who holds the lease as far as was seen; empty while nobody does."""
+        """The holder as last seen; empty while there is none."""
 
     @property
     def holds(self) -> bool:
@@ -45,7 +45,7 @@ class Leadership:
         return not self._resigned and self._tenure is not None and self._clock.wall() < self._acts_until
 
     async def obtain(self, *, term_of_log: Callable[[], Term | None]) -> None:
-        """Wait until nobody else holds the lease, then take it. `term_of_log`: None while that is not known."""
+        """Wait until the lease is free, then take it. `term_of_log`: None while unknown."""
         seen: Tenure | None = None
         seen_at = looked_at = -self._lease_seconds
         while True:
@@ -99,7 +99,7 @@ class Leadership:
 
     def _is_free(self, found: Tenure | None, known_term: Term, seen_at: Seconds) -> bool:
         if found is None and known_term == 0:
-            return True  # nobody has ever led
+            return True  # there was never a leader
         if found is not None and found.holder in ("", self._name):
             return True
         return self._clock.wall() - seen_at >= self._lease_seconds
@@ -126,15 +126,12 @@ class Leadership:
         except LeaseTakenError:
             return await self._look_again(tenure)
         except StoreUnavailableError:
-            pass  # `holds` runs out by itself; nobody else can take it either
+            pass  # `holds` runs out by itself; no other process can take it either
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """Our count is over, or the record is not what we wrote last: is it still ours?
-
-        An earlier write of ours may have been stored without our hearing of it. A record that is gone was in the memory
-        of a server that was restarted; within our time nobody else can have taken it.
-        """
+        """The lease ran out by our count, or the record is not what we wrote last. Ours is still an earlier write whose answer was
+        lost, or a record that vanished with its server's memory within our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

@@ -59,7 +59,7 @@ class LineWriter:
         return True
 
     def __enter__(self) -> Self:
-        # A daemon: the interpreter would wait for any other thread at its end, also for one that nobody reads.
+        # A daemon: the interpreter would wait for any other thread at its end, also for one that is blocked.
         threading.Thread(target=self._work, name="lines", daemon=True).start()
         return self
 

@@ -37,12 +37,10 @@ async def open_link(
     only_reads: bool = False,
     serves_without: bool = False,
 ) -> AsyncIterator[Link]:
-    """Link this process, known to others as `name`, to the pool's log and commands.
+    """Connect this process, known as `name`; returns at once, connected or not. Never raises for a missing server.
 
-    Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
-    appends are held within their window and commands answer NoResponderError. Leaving writes what is still
-    unconfirmed within a bounded time; the link is not valid after that. Never raises for a missing server. Who
-    `only_reads` makes no log where there is none. Who `serves_without` it is degraded while it is away, and not unready.
+    Until connected `board` shows `nats` or `log`, appends are held within their window, commands raise NoResponderError.
+    `only_reads`: makes no stream. `serves_without`: degraded instead of unready while disconnected.
     """
     telemetry.NATS_CONNECTED.set(0)
     lacks = board.degraded if serves_without else board.missing
@@ -66,10 +64,10 @@ async def open_link(
 
 
 class _TelemetryListener(LogListener):
-    """Turns what the adapter tells into metrics, log lines and readiness."""
+    """Turns the adapter's calls into metrics, log lines and readiness."""
 
     def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
-        """`lacks`: where a part that is away is told."""
+        """`lacks`: called with a part that is missing."""
         self._board = board
         self._lacks = lacks
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The log and the commands of a pool over NATS, on one connection that is made in the background and made again for ever.
+"""The log and the commands of a pool over NATS, on one connection that is made in the background and reconnects.
 
 `client` (nats-py) implements `connection`; on it stand `producer` (events in), `consumer` (events out), `stream` and `direct_stream`
 (calls of the JetStream API), `commands` (request and reply), `lease` and `checkpoints` (buckets beside the log).
@@ -36,18 +36,14 @@ async def connect(
     window: WindowSettings | None = None,
     only_reads: bool = False,
 ) -> AsyncIterator[Link]:
-    """The log of `pool` and its commands, over the nats-server at `url` (several: separated by commas).
-
-    Returns at once and connects in the background, for ever. `name` is who we are to the server and in WritesLost
-    events. `stream` says how the pool's stream is made if this process is the first; where it `only_reads`, none is
-    made. Leaving the context waits at most CLOSE_SECONDS_MAX for unconfirmed writes.
-    """
-    hear = listener or LogListener()
-    connection = NatsConnection(url, name, hear)
+    """Connect to `pool` at `url` (several: comma-separated); returns at once. `name`: in WritesLost events. `stream`: how to make the
+    stream if it is missing, unless `only_reads`. Leaving waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
+    reports_to = listener or LogListener()
+    connection = NatsConnection(url, name, reports_to)
     requests = Requests(connection)
     settings = stream or StreamSettings()
     elections = DirectStream(requests, stream_name(pool))
-    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, hear, name, window)
+    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, reports_to, name, window)
     await requests.open()
     await log.open()
     tasks = [asyncio.create_task(connection.stay_connected())]
@@ -56,7 +52,7 @@ async def connect(
     try:
         yield Link(
             log,
-            JetStreamCommands(connection, requests, hear),
+            JetStreamCommands(connection, requests, reports_to),
             JetStreamLease(requests, pool, replicas=settings.replicas),
             JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
             JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
@@ -70,8 +66,7 @@ async def connect(
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel the tasks until they have ended: a cancellation that meets the very end of an attempt to connect is taken for
-    one more failure by the client (in Python 3.11's `wait_for`), which then goes on."""
+    """Cancel until they have ended: the client takes a cancellation at the end of a connection attempt for a failure (Python 3.11)."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()

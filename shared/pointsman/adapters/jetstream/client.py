@@ -78,10 +78,10 @@ class NatsConnection(Connection):
         return subscription
 
     @override
-    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
         self._count += 1
         key = self._count
-        self._watchers[key] = hear
+        self._watchers[key] = on_change
 
         def forget() -> None:
             self._watchers.pop(key, None)
@@ -146,13 +146,12 @@ class NatsConnection(Connection):
             self._listener.connected(detail)
         else:
             self._listener.disconnected(detail)
-        for hear in list(self._watchers.values()):
-            hear(connected)
+        for on_change in list(self._watchers.values()):
+            on_change(connected)
 
 
 class _TolerantClient(Client):
-    """Delivers messages whose subject or headers are not text: the library would end its reading for good there (seen with
-    one byte 0xff in a subject), and with each new connection again, as the stream keeps the message."""
+    """Delivers messages whose subject or headers are not text; the library would stop reading for good (seen with byte 0xff)."""
 
     @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -213,22 +212,15 @@ class _NatsSubscription(Subscription):
 
 
 def _drop_unsent(client: Client) -> None:
-    """Forget what the client had not yet written to the broken connection.
-
-    It would send that first on the next one, ahead of the older writes that were lost on the way, and so change their
-    order (seen at one crash in ten). Whoever sent it sends it again or has given up; subscriptions are made anew
-    in any case. There is no public way to say this.
-    """
+    """Forget what the client has not sent: it would go first on the next connection, ahead of older writes (seen at one crash in ten).
+    There is no public call."""
     client._pending.clear()  # noqa: SLF001
     client._pending_data_size = 0  # noqa: SLF001
 
 
 async def _round_trip(client: Client) -> None:
-    """Wait until the server has seen what was sent so far: only then do others meet it.
-
-    In a task of its own, which nobody cancels: the answer to a ping that was given up ends the client's reading for good
-    (measured, with a server that stood still), and what it then does not hear it misses for seconds.
-    """
+    """Wait until the server has seen what was sent. In a task that is never cancelled: an answer to an abandoned ping ends the client's
+    reading (measured)."""
     trip = asyncio.create_task(_pinged_twice(client))
     _round_trips.add(trip)
     trip.add_done_callback(_round_trips.discard)
@@ -251,11 +243,8 @@ def _server_of(client: Client) -> str:
 
 
 def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
-    """Run a client's publish to its end here and now, so that a caller need not wait and order is that of the calls.
-
-    With the pending buffer off, all it does is append to what the client's flusher writes next and wake that. Should
-    it want to wait after all, then only for the flusher: the message is in its hands already.
-    """
+    """Run a publish without waiting, so that order is that of the calls. With the pending buffer off it only appends to what the
+    flusher writes next."""
     try:
         publish.send(None)
     except StopIteration:

@@ -24,7 +24,7 @@ from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoRes
 from pointsman.primitives import Seconds
 
 ANSWERS_WAITING_MAX = 65_536
-"""Answers that have arrived and wait for the event loop. More than there are requests under way."""
+"""Answers that have arrived and wait for the event loop. More than there are requests in flight."""
 COMMANDS_WAITING_MAX = 4096
 """Commands that have arrived and wait for a handler. More are dropped: their askers time out and ask again."""
 
@@ -43,8 +43,7 @@ class Requests:
         self._connection.on_change(self._on_change)
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
-        """Raises NoResponderError when nobody listens or there is no connection, CommandTimeoutError when no answer
-        came in time or the connection broke meanwhile."""
+        """Raises NoResponderError, CommandTimeoutError."""
         return (await self.ask_message(subject, payload, timeout, headers)).data
 
     async def ask_message(

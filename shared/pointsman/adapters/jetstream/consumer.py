@@ -25,7 +25,7 @@ PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
 """More than the largest message there can be, which is 8 MB."""
 READ_AHEAD_MAX = 3 * PULL_MESSAGES
-"""Messages asked for or arrived, and not yet taken. A reader that is slow slows nobody else."""
+"""Messages asked for or arrived, and not yet taken. A slow reader does not slow others."""
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25

@@ -36,8 +36,7 @@ REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
 STALLED_SECONDS = 3.0
-"""A write that was sent so long ago to a server that is reached, and sent again since, means that the log is stuck. A
-full disk shows in nothing else: the server answers everything but publishes. Shorter than anyone waits for an append."""
+"""A write sent so long ago, and again since, means that the log is stuck: a full disk fails publishes only."""
 RETRY_SECONDS_MIN = 0.1
 RETRY_SECONDS_MAX = 1.0
 
@@ -69,7 +68,7 @@ _acks = msgspec.json.Decoder(_Ack)
 
 
 class _Write:
-    """One event on its way. `done` is set where somebody waits for its sequence."""
+    """One event on its way. `done`: set where a caller waits for its sequence."""
 
     __slots__ = (
         "done",
@@ -187,10 +186,8 @@ class WriteWindow:
         self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """Write `event` after all that were put before. Never waits; a full window loses it at once.
-
-        Returns the number to `withdraw` it by. `done` gets the stored sequence or a LogUnavailableError.
-        """
+        """Write `event` after all before it; a full window loses it. Returns a number for `withdraw`. `done` gets the sequence or a
+        LogUnavailableError."""
         self._writer.number += 1
         identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
         write = _Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)

@@ -29,8 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTemplate:
-    """How an instance's containers are made. `engine_command` may hold {instance}; both join `network`, where the engine
-    answers under its container's name at `engine_port` and publishes KV events at `kv_port` and `replay_port`."""
+    """`engine_command` may hold {instance}. Both containers join `network`; the engine answers there under its container's name."""
 
     engine_image: str
     engine_command: str

@@ -30,10 +30,7 @@ class KubernetesProvider(InstanceProvider):
     """The pods of one workload in one namespace."""
 
     def __init__(self, kind: Kind, workload: str, namespace: str, *, api_client: Any = None) -> None:
-        """`api_client`: a kubernetes.client.ApiClient; without one, the pod's own service account, else the kubeconfig.
-
-        Raises ProviderError.
-        """
+        """`api_client`: None uses the pod's service account, else the kubeconfig. Raises ProviderError."""
         try:
             from kubernetes import client, config
         except ImportError as error:
@@ -77,7 +74,7 @@ class KubernetesProvider(InstanceProvider):
         return [max(running, key=_ordinal)]
 
     def _pods(self) -> list[Any]:
-        """Those that were not told to end yet."""
+        """Those that are not being deleted."""
         selector = self._scale().status.selector
         listed = self._core.list_namespaced_pod(
             self._namespace, label_selector=selector, _request_timeout=CALL_WALL_SECONDS
@@ -137,7 +134,7 @@ def _load_config(config: Any) -> None:
 
 
 def _connection_error() -> type[Exception]:
-    """What the client lets through when nobody answers."""
+    """The client's error for a connection without an answer."""
     from urllib3.exceptions import HTTPError
 
     return HTTPError

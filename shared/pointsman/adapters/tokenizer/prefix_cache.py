@@ -103,9 +103,8 @@ class PrefixCache:
 
 
 def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pattern[str] | None]:
-    """The special tokens at which text may be cut, and a pattern that finds all added tokens as the backend does:
-    leftmost first, the longest there. Tokens that reach beyond themselves (strip blanks, want word edges) are
-    found but not cut at."""
+    """Special tokens at which text may be cut, and a pattern of all added tokens as the backend finds them (leftmost, longest). Tokens
+    that strip blanks or want word edges are found but not cut at."""
     found_first = [token for token in added if not token.normalized and token.content]
     if any(token.single_word for token in found_first):
         return frozenset(), None
