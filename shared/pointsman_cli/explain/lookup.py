@@ -1,4 +1,4 @@
-"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, the last one, or the slowest. One reading of
+"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, or the slowest. One reading of
 the log, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
@@ -22,8 +22,8 @@ OPEN_MAX = 100_000
 """Requests in flight that are remembered; the oldest are forgotten first."""
 
 HINT = (
-    "The id is the x-request-id of the answer. `--last` takes the last request that ended, `--slowest 10` lists the "
-    "slowest, `pointsman tap --since 1 --until now` shows all."
+    "The id is the x-request-id of the answer. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
+    "shows all."
 )
 
 
@@ -69,18 +69,6 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
         msg = f"{text} begins or ends the ids of {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
         raise HistoryError(msg)
     return next(iter(found))
-
-
-def last_request(entries: Iterable[LogEntry]) -> RequestId:
-    """The one that ended last. Raises HistoryError."""
-    last: RequestId | None = None
-    for entry in entries:
-        if isinstance(entry.event, RequestEnd):
-            last = entry.event.request
-    if last is None:
-        msg = "no request has ended in this log"
-        raise HistoryError(msg)
-    return last
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
