@@ -58,6 +58,7 @@ from pointsman.contracts.fleet import (
     LivenessTimeouts,
     PrefillCost,
 )
+from pointsman.contracts.reasons import CancelCause, MoveCause
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -235,6 +236,7 @@ EVENTS: list[LogEvent] = [
         decode=InstanceId("engine-3"),
         rebound=True,
         wasted=0.5,
+        cause=MoveCause.REBOUND,
     ),
     MigrationRefused(
         at=AT,
@@ -278,7 +280,9 @@ EVENTS: list[LogEvent] = [
         predicted_cached_tokens=64,
     ),
     RequestFailed(at=AT, request=REQUEST, reason="engine went away", status=502, instance=ENGINE),
-    RequestCancelled(at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE),
+    RequestCancelled(
+        at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE, cause=CancelCause.CLIENT_GONE
+    ),
     LeaderElected(
         at=AT,
         term=Term(3),

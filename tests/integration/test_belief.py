@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from pointsman.adapters import zmq_kv_events
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.kv_events import continuity, sockets
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
@@ -28,9 +29,9 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant
 from pointsman.runtime.health import HealthBoard
-from pointsman.state import deliveries, state
+from pointsman.state import deliveries, holdings
 from pointsman.state.fleet import Instance, Knowledge
-from pointsman_scheduler import service as scheduler_service
+from pointsman_scheduler import resync
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
@@ -53,11 +54,11 @@ settles, here 0.2 s and 0.3 s."""
 PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
 """How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
 BOUNDS: list[tuple[object, str, float]] = [
-    (state, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
+    (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
-    (zmq_kv_events, "REPLAY_FRAME_SECONDS", 0.5),
-    (zmq_kv_events, "REPLAY_REST_SECONDS", 0.5),
-    (scheduler_service, "HEALING_WALL_SECONDS", 0.1),
+    (sockets, "REPLAY_FRAME_SECONDS", 0.5),
+    (continuity, "REPLAY_REST_SECONDS", 0.5),
+    (resync, "PERIOD_WALL_SECONDS", 0.1),
 ]
 
 
@@ -132,7 +133,7 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        events = ZmqKvEvents(
+        events = KvEventReader(
             KvEndpoint(self.publisher.endpoint, self.publisher.replay_endpoint), idle_check_seconds=0.2
         )
         link = self.broker.client(self.clock, name="worker")

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.subjects import stream_name
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.embedded_nats import start_nats

@@ -25,7 +25,8 @@ from pointsman.contracts.commands import (
 from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted, RequestMigrated
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import migrate_subject, route_subject
-from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.ports import Commands, EventLog, Link, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.runtime.health import HealthBoard

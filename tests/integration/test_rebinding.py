@@ -15,7 +15,7 @@ from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
-from pointsman.policies.dispatch import rebalancing_policy
+from pointsman.policies.policy_set import rebalancing_policy
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard, HttpServer

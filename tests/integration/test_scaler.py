@@ -21,7 +21,7 @@ from pointsman.contracts.commands import (
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.contracts.subjects import drain_subject, scale_subject
-from pointsman.policies.dispatch import scaling_policy
+from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
 from pointsman.primitives import Epoch, InstanceId
 from pointsman.runtime.health import HealthBoard

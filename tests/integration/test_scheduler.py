@@ -27,8 +27,9 @@ from pointsman.contracts.commands import (
     SentRequest,
 )
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
-from pointsman.contracts.requests import INGRESS_SILENT, RequestAttemptFailed, RequestCancelled
+from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
     cancel_subject,
     fleet_view_subject,
@@ -241,8 +242,8 @@ async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monk
             raise failures[0]
         return events
 
-    def always_fail(self: Dispatcher, now: float, **bounds: float) -> list[LogEvent]:
-        look(self, now, **bounds)
+    def always_fail(self: Dispatcher, timeouts: LivenessTimeouts, now: float) -> list[LogEvent]:
+        look(self, timeouts, now)
         raise failures[1]
 
     monkeypatch.setattr(Dispatcher, "route", route_and_fail)
@@ -327,7 +328,9 @@ async def test_what_a_dead_ingress_had_at_engines_is_ended_and_what_a_living_one
             naming.cancel()
 
         ended = [e for e in await world.events() if isinstance(e, RequestCancelled)]
-        assert [(e.request, e.reason, e.instance) for e in ended] == [("lost", INGRESS_SILENT, "a")]
+        assert [(e.request, e.reason, e.cause, e.instance) for e in ended] == [
+            ("lost", "its ingress is gone, or has it no longer", CancelCause.INGRESS_SILENT, "a")
+        ]
         assert verify(await whole_log(world.client.log)).ok
 
 

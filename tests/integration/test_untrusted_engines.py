@@ -17,8 +17,9 @@ from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -403,7 +404,7 @@ class Worker:
 async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worker]:
     clock, board, broker = ScaledClock(), HealthBoard(), MemoryBroker(PoolName("default"))
     link = broker.client(clock, name="worker")
-    source = ZmqKvEvents(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
+    source = KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
     async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
         engine.answers = dict(PAGES)
         settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=0.05, engine_url=engine.url)

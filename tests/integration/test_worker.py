@@ -16,11 +16,11 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from pointsman.adapters import zmq_kv_events
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
-from pointsman.adapters.memory_log import Fault, MemoryBroker
-from pointsman.adapters.zmq_kv_events import (
+from pointsman.adapters.kv_events import sockets
+from pointsman.adapters.kv_events.codec import decode_batch
+from pointsman.adapters.kv_events.events import (
     Cursor,
     EngineAttached,
     EngineBatch,
@@ -29,10 +29,10 @@ from pointsman.adapters.zmq_kv_events import (
     EngineNoise,
     EngineReplayed,
     EngineRestarted,
-    KvEndpoint,
-    ZmqKvEvents,
-    decode_batch,
 )
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -171,8 +171,8 @@ async def working(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def source_of(publisher: FakePublisher) -> ZmqKvEvents:
-    return ZmqKvEvents(KvEndpoint(publisher.endpoint, publisher.replay_endpoint), idle_check_seconds=0.2)
+def source_of(publisher: FakePublisher) -> KvEventReader:
+    return KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint), idle_check_seconds=0.2)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -190,7 +190,7 @@ def tokens(*bits: int, blocks: int = 1) -> list[int]:
 # The adapter alone
 
 
-async def collected(source: ZmqKvEvents, done: Callable[[list[EngineItem]], bool]) -> list[EngineItem]:
+async def collected(source: KvEventReader, done: Callable[[list[EngineItem]], bool]) -> list[EngineItem]:
     items: list[EngineItem] = []
     async with asyncio.timeout(WAIT_SECONDS_MAX), aclosing(source.items()) as stream:
         async for item in stream:
@@ -355,7 +355,7 @@ async def test_a_broken_connection_to_the_same_engine_loses_nothing() -> None:
 async def test_an_engine_whose_past_could_not_be_had_is_read_after_a_broken_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zmq_kv_events, "REPLAY_FRAME_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "REPLAY_FRAME_SECONDS", 0.1)
     async with FakePublisher() as publisher:
         publisher.answers_replays = False
 

@@ -17,10 +17,12 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.policies.outliers import _Look
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.state import holdings
+from pointsman.state.fleet import Instance
 from pointsman.state.outliers import Record
+from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
-from pointsman.state.state import State
 from pointsman_ingress.placement.routing import Router
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
@@ -137,15 +139,15 @@ def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
     return f"{record.in_a_row} requests failed there" if record.in_a_row else ""
 
 
-def _ignoring_epochs(state: State, instance: InstanceId, _epoch: Epoch) -> object:
-    return state.fleet.get(instance)
+def _ignoring_epochs(parts: StateParts, instance: InstanceId, _epoch: Epoch) -> object:
+    return parts.fleet.get(instance)
 
 
-def _applying_again(state: State, event: Any) -> bool:
-    instance = state._current(event.instance, event.epoch)
+def _applying_again(parts: StateParts, event: Any) -> Instance | None:
+    instance = parts.current(event.instance, event.epoch)
     if instance is not None:
         instance.sequence = event.sequence
-    return instance is not None
+    return instance
 
 
 def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: object) -> None:
@@ -167,8 +169,8 @@ _hear_election = Router._elected
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "strikes"),
     [
-        (State, "_current", _ignoring_epochs, tuple(FAULTS)),
-        (State, "_next_cache_event", _applying_again, tuple(FAULTS)),
+        (StateParts, "current", _ignoring_epochs, tuple(FAULTS)),
+        (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),

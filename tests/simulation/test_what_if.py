@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from pointsman.adapters.zmq_kv_events import EngineAttached, EngineBatch, EngineRestarted, KvEndpoint, ZmqKvEvents
+from pointsman.adapters.kv_events.events import EngineAttached, EngineBatch, EngineRestarted
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Tokens
 from pointsman_worker.translator import BlockTranslator
@@ -47,7 +49,7 @@ async def followed(kv: str, replay: str, *, chain: KeyChain, engine_block_tokens
     cache = EngineCache(chain, engine_block_tokens, BlockTranslator(chain, engine_block_tokens), asyncio.Event())
 
     async def follow() -> None:
-        async with aclosing(ZmqKvEvents(KvEndpoint(kv, replay)).items()) as items:
+        async with aclosing(KvEventReader(KvEndpoint(kv, replay)).items()) as items:
             async for item in items:
                 if isinstance(item, EngineAttached | EngineRestarted):
                     cache.translator = BlockTranslator(chain, engine_block_tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import AttemptFailure, RequestAttemptFailed, RequestFailed
-from pointsman.policies.dispatch import PolicySet, policy_set
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
 from pointsman.state.fleet import Status

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.simulation.replay import BaseState, fold
 from pointsman.state.state import PoolSettings

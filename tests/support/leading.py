@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import Term
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import joined, route

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Term
 from pointsman.state.state import PoolSettings, State

@@ -12,8 +12,9 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted, Setting
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled, RequestFailed
 from pointsman.policies.admission import ADMISSION_POLICIES, AdmissionPolicy
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering import ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES, RoutingPolicy
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
 from pointsman.state.state import PoolSettings, State

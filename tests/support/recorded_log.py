@@ -14,7 +14,15 @@ from typing import Any
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import HandOverRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
-from pointsman.contracts.fleet import FleetEvent, InstanceDraining, InstanceReported, InstanceUndrained, Role
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceDraining,
+    InstanceReported,
+    InstanceUndrained,
+    LivenessTimeouts,
+    Role,
+)
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
@@ -24,7 +32,8 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
@@ -167,12 +176,12 @@ class RecordedFleet:
     def _cancel(self) -> None:
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._decided(self._leader.cancel(request.id, "client_gone", self._now))
+            self._decided(self._leader.cancel(request.id, CancelCause.CLIENT_GONE, self._now))
 
     def _abandon(self) -> None:
         request = self._one(Stage.DECODING)
         if request is not None:
-            self._decided(self._leader.abandon(request.id, "granted long ago and never ended", self._now))
+            self._decided(self._leader.abandon(request.id, CancelCause.NEVER_ENDED, self._now))
 
     def _migrate(self) -> None:
         moves = [
@@ -201,7 +210,9 @@ class RecordedFleet:
         self._decided(self._leader.hand_over(command, self._now))
 
     def _check_silence(self) -> None:
-        events = self._leader.check_liveness(self._now, heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0)
+        events = self._leader.check_liveness(
+            LivenessTimeouts(heard_since=self._now - 8.0, suspect_after=2.0, leave_after=7.0), self._now
+        )
         for line in list(self._state.workload.queues):
             events += self._leader.grant_waiting(line, self._now)
         self._decided(events + self._leader.relocate_pending(self._now))

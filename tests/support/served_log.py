@@ -17,7 +17,8 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Term
 from pointsman.state.engine_profiles import prefill_seconds
@@ -127,7 +128,7 @@ class ServedLog:
         held = self._coming[name]  # first come, first served: by the time it begins, all before it is cached
         hit = next((n for n, key in enumerate(request.keys) if key not in held), len(request.keys))
         held.update(int(key) for key in request.keys)
-        cached = self.state.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
+        cached = self.state.latency.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
         work = prefill_seconds(COST, request.prompt_tokens, cached) * self._pace.get(name, 1.0)
         first_at = max(now, self._free_at[name]) + work
         self._free_at[name] = first_at

@@ -6,8 +6,9 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering import OrderingPolicy
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.primitives import InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State

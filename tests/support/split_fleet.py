@@ -11,8 +11,9 @@ import aiohttp
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName
@@ -143,7 +144,7 @@ async def start_worker(
         settings=WorkerSettings(**told, **place.settings, engine_url=place.url, report_seconds=0.1),
         instance=InstanceId(name),
         engine=engine,
-        events=ZmqKvEvents(KvEndpoint(place.kv, place.replay)),
+        events=KvEventReader(KvEndpoint(place.kv, place.replay)),
     )
     beside = await stack.enter_async_context(Supervisor())  # ends before what it asks is closed
     beside.start(service.run(), name=f"worker-{name}")

@@ -32,7 +32,8 @@ from pointsman.contracts.codec import (
 from pointsman.contracts.commands import CancelRequest, DescribeFleet, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided, WritesLost
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject, subject_of
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term

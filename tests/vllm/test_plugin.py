@@ -21,14 +21,9 @@ from statistics import fmean
 
 import pytest
 
-from pointsman.adapters.zmq_kv_events import (
-    AllBlocksCleared,
-    BlockStored,
-    EngineBatch,
-    EngineHash,
-    KvEndpoint,
-    ZmqKvEvents,
-)
+from pointsman.adapters.kv_events.events import EngineBatch, EngineBlockStored, EngineCacheCleared, EngineHash
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.vllm import RunningEngine
 
@@ -125,8 +120,8 @@ def test_kv_events_tell_a_tree_that_fits_the_cache(engine: str, request: pytest.
     copies: Counter[EngineHash] = Counter()
     removed = 0
     for event in (event for batch in found.batches for event in batch.events):
-        assert not isinstance(event, AllBlocksCleared)
-        if isinstance(event, BlockStored):
+        assert not isinstance(event, EngineCacheCleared)
+        if isinstance(event, EngineBlockStored):
             chain = [event.parent_block_hash, *event.block_hashes]
             parents.update(zip(event.block_hashes, chain, strict=False))
             copies.update(event.block_hashes)
@@ -247,7 +242,7 @@ def share_of_little(found: Findings) -> float:
 async def events_so_far(engine: RunningEngine) -> list[EngineBatch]:
     """All batches since the engine's start, from its replay socket."""
     found = []
-    async with aclosing(ZmqKvEvents(KvEndpoint(engine.kv, engine.replay)).items()) as items:
+    async with aclosing(KvEventReader(KvEndpoint(engine.kv, engine.replay)).items()) as items:
         with contextlib.suppress(TimeoutError):
             while True:
                 item = await asyncio.wait_for(anext(items), QUIET_SECONDS)

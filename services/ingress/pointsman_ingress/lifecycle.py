@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import Counter as Metric
 
 from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
@@ -200,9 +201,11 @@ class RequestLifecycle:
         )
         self._log.append_soon(event)
 
-    def cancelled(self, reason: str) -> None:
-        self._end(reason)
-        event = RequestCancelled(at=self._clock.now(), request=self.request, reason=reason, instance=self.instance)
+    def cancelled(self, cause: CancelCause) -> None:
+        self._end(cause)
+        event = RequestCancelled(
+            at=self._clock.now(), request=self.request, reason=cause.sentence, instance=self.instance, cause=cause
+        )
         self._log.append_soon(event)
 
     def _end(self, reason: str = "") -> None:

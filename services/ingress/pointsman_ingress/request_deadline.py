@@ -5,18 +5,13 @@ is doing at that moment is interrupted there (by cancelling its task) and then e
 """
 
 import asyncio
-from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
+from pointsman.contracts.reasons import CancelCause
 from pointsman.primitives import Seconds
 from pointsman.runtime.health import Receive
 from pointsman.runtime.supervision import Supervisor
-
-
-class Interruption(StrEnum):
-    HUNG_UP = "client_gone"
-    OVERDUE = "timeout"
 
 
 class RequestDeadline:
@@ -26,7 +21,7 @@ class RequestDeadline:
         self._supervisor = supervisor
         self._wall_seconds = wall_seconds
         self._over = False
-        self.interruption: Interruption | None = None
+        self.interruption: CancelCause | None = None
 
     def watch(self, receive: Receive) -> None:
         """Look out for a hang-up from here on; the body must have been read."""
@@ -44,7 +39,7 @@ class RequestDeadline:
         task = asyncio.current_task()
         assert task is not None, "a request is handled in a task"
         self._task = task
-        self._timer = task.get_loop().call_later(self._wall_seconds, self._interrupt, Interruption.OVERDUE)
+        self._timer = task.get_loop().call_later(self._wall_seconds, self._interrupt, CancelCause.TIMEOUT)
         return self
 
     def __exit__(
@@ -56,9 +51,9 @@ class RequestDeadline:
     async def _wait_for_hang_up(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._interrupt(Interruption.HUNG_UP)
+        self._interrupt(CancelCause.CLIENT_GONE)
 
-    def _interrupt(self, interruption: Interruption) -> None:
+    def _interrupt(self, interruption: CancelCause) -> None:
         if not self._over and self.interruption is None:
             self.interruption = interruption
             self._task.cancel()

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
+from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds, Tokens
 from pointsman.runtime.health import Receive, Scope, Send
@@ -66,7 +67,7 @@ from pointsman_ingress.placement.routing import NoPlaceError, Router
 from pointsman_ingress.prompt.keys import Keys
 from pointsman_ingress.prompt.openai_requests import ParsedRequest, Tokenised
 from pointsman_ingress.prompt.tokenization import TokenizeContext
-from pointsman_ingress.request_deadline import Interruption, RequestDeadline
+from pointsman_ingress.request_deadline import RequestDeadline
 from pointsman_ingress.timeouts import FOREVER, FirstByteBounds, FirstByteDeadline
 
 log = structlog.get_logger()
@@ -77,17 +78,8 @@ OUTPUT_TOKENS_MAX: Tokens = 2**31
 CONTEXT_TOKENS_MAX: Tokens = 2**32
 """And what prompt and answer come to then."""
 
-INGRESS_STOPPED = "ingress_stopped"
-"""How a request ends, and what its client is told, where this process stops before it is served."""
-
-NO_INSTANCE = "no_instance"
-"""The scheduler's reason where no instance can take a request."""
-
 UNREACHED_WALL_SECONDS: Seconds = 1.0
 """After so long a worker has told that its engine is gone."""
-
-ALREADY_ENDED = "already_ended"
-"""The scheduler's reason for a request whose end it knows already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +155,7 @@ class Gateway:
             except Refusal as refusal:
                 await call.refuse(refusal)
             except ClientGoneError:
-                call.reason = Interruption.HUNG_UP
+                call.reason = CancelCause.CLIENT_GONE
             except asyncio.CancelledError:
                 if patience.recovered():
                     await self._interrupted(call, life, patience.interruption)
@@ -320,7 +312,7 @@ class Gateway:
     async def _routed(self, life: RequestLifecycle, command: RouteRequest) -> RouteGranted | RouteRejected | None:
         router = life.pool.router
         answer = await _route(router, command)
-        if isinstance(answer, RouteRejected) and answer.reason == ALREADY_ENDED:
+        if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
             # The client's id was used before, in another ingress or another life of this one; or the leader has given this
             # request up meanwhile, as one that its engine has no more.
             life.request = self._ids.fresh()
@@ -427,7 +419,7 @@ class Gateway:
             prefilled = answered
         onward = await life.pool.router.hand_over(grant, life.sent_seconds if split.possible else 0.0)
         if isinstance(onward, RouteRejected):
-            if onward.reason == ALREADY_ENDED:
+            if onward.reason == RejectReason.ALREADY_ENDED:
                 raise self._refused(life, onward)
             life.failed(onward.reason, onward.status)
             raise self._refusal(onward)
@@ -520,22 +512,22 @@ class Gateway:
 
     # Interruptions
 
-    async def _interrupted(self, call: Call, life: RequestLifecycle | None, interruption: Interruption | None) -> None:
+    async def _interrupted(self, call: Call, life: RequestLifecycle | None, interruption: CancelCause | None) -> None:
         call.reason = interruption or ""
-        overdue = interruption is Interruption.OVERDUE
+        overdue = interruption is CancelCause.TIMEOUT
         if life is not None and not life.over:
             await self._end_interrupted(life, overdue=overdue)
         if overdue:
             await call.refuse(given_up(), mid_event=True)
 
     async def _end_interrupted(self, life: RequestLifecycle, *, overdue: bool) -> None:
-        reason = Interruption.OVERDUE if overdue else Interruption.HUNG_UP
-        if life.grant is None and await life.pool.router.withdraw(life.request, reason):
+        cause = CancelCause.TIMEOUT if overdue else CancelCause.CLIENT_GONE
+        if life.grant is None and await life.pool.router.withdraw(life.request, cause):
             life.ended_by_leader()
         elif overdue:
-            life.failed(reason, 408)
+            life.failed(cause.value, 408)
         else:
-            life.cancelled(reason)
+            life.cancelled(cause)
 
     async def _stumbled(self, call: Call, life: RequestLifecycle | None, error: Exception) -> None:
         """A defect of ours. The client and the log are told so."""
@@ -552,10 +544,10 @@ class Gateway:
 
     async def _cut(self, call: Call, life: RequestLifecycle | None) -> None:
         """This process is being stopped, and the time to finish is over (`HttpServer`)."""
-        call.reason = INGRESS_STOPPED
+        call.reason = CancelCause.INGRESS_STOPPED
         if life is not None and not life.over:
-            life.cancelled(INGRESS_STOPPED)
-        await call.refuse(stopped(INGRESS_STOPPED), mid_event=True)
+            life.cancelled(CancelCause.INGRESS_STOPPED)
+        await call.refuse(stopped(CancelCause.INGRESS_STOPPED), mid_event=True)
 
 
 def _leave_slow_engine(life: RequestLifecycle, wall_seconds: Seconds) -> bool:
@@ -566,7 +558,7 @@ def _leave_slow_engine(life: RequestLifecycle, wall_seconds: Seconds) -> bool:
 
 
 def _nobody_is_left(answer: RouteGranted | RouteRejected | None) -> bool:
-    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == NO_INSTANCE)
+    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == RejectReason.NO_INSTANCE)
 
 
 async def _route(router: Router, command: RouteRequest) -> RouteGranted | RouteRejected | None:

@@ -3,7 +3,7 @@
 It changes nothing itself. A plan is one immutable value, made by a policy from the State as of one log entry; the
 leader looks at each of its moves again on what it knows by then, makes or refuses it, and writes that down. So a
 rebalancer that is dead, slow or doubled does no harm. Where it is told to, it also plans to take overdue requests out of their
-engines (`rebalancing.rebinding`); those moves come last in a plan.
+engines (`rebalancing.redispatch`); those moves come last in a plan.
 
 It plans soon after something that may have overloaded an instance, and every so often because time alone does too (an
 engine that stalls, an objective that comes near). After a plan it waits until what the leader knew when it answered has
@@ -23,7 +23,7 @@ from pointsman.contracts.requests import PrefillFinished
 from pointsman.contracts.subjects import migrate_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.off import Off
-from pointsman.policies.rebalancing.rebinding import Rebinding, Window
+from pointsman.policies.rebalancing.redispatch import Redispatching, Window
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
 from pointsman.primitives import PoolName, Seconds, Sequence, Term
 from pointsman.runtime import telemetry
@@ -145,7 +145,7 @@ class RebalancerService:
         plan = self._policy.plan(state, now)
         if self._rebind:
             busy = {migration.target for migration in plan.migrations}
-            rebinds = Rebinding(state, now, self._window).plan(busy=busy)
+            rebinds = Redispatching(state, now, self._window).plan(busy=busy)
             plan = replace(plan, migrations=(*plan.migrations, *rebinds))
         self._plans += bool(plan.migrations)
         return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), cause_at

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from sqlalchemy import (
@@ -44,6 +44,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from pointsman.contracts.decisions import RequestEnd
 from pointsman.primitives import Sequence
 
 metadata = MetaData()
@@ -92,7 +93,7 @@ gaps = Table(
     Column("reason", Text, nullable=False),
 )
 
-ENDS = ("RequestFinished", "RequestFailed", "RequestCancelled", "RequestRejected")
+ENDS = tuple(end.__name__ for end in get_args(RequestEnd))
 
 
 @dataclass(frozen=True, slots=True)

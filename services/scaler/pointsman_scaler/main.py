@@ -6,7 +6,7 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.policies.dispatch import UnknownPolicyError, scaling_policy
+from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.ports import InstanceProvider

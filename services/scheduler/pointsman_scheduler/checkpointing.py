@@ -91,10 +91,7 @@ class Checkpointer:
         self._extent, self._extent_at = beginning.extent, self._clock.wall()
         self._saved, self._saved_at = state.sequence, self._clock.wall()
         async for entry in self._following.entries(beginning):
-            if entry.event is None:
-                state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-            else:
-                state.apply(entry.event, entry.sequence)
+            state.apply_entry(entry)
             self._dead_letters.look(state.dead_letters)
             await self._look_at_log()
             if self._is_due(state):

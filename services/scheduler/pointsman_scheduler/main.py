@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, Link
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link

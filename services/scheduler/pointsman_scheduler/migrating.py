@@ -13,6 +13,7 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import MigrateRequests, MigrationAnswered, MoveAnswered
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
+from pointsman.contracts.reasons import PlanRefusal
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.rebalancing import Migration, MigrationPlan
 from pointsman.primitives import Seconds
@@ -57,11 +58,11 @@ class MigrationHandler:
     def _refusal(self, command: MigrateRequests) -> tuple[str, str]:
         term, as_of = self._dispatcher.term, self._dispatcher.state.sequence
         if command.term != term:
-            return "other_term", f"it was made in term {command.term}, this is term {term}"
+            return PlanRefusal.OTHER_TERM.value, f"it was made in term {command.term}, this is term {term}"
         if as_of - command.as_of > PLAN_BEHIND_EVENTS_MAX:
-            return "too_old", f"it knew the log up to {command.as_of}, this is {as_of}"
+            return PlanRefusal.TOO_OLD.value, f"it knew the log up to {command.as_of}, this is {as_of}"
         if len(command.moves) > PLAN_MOVES_MAX:
-            return "too_long", f"{len(command.moves)} moves are more than {PLAN_MOVES_MAX}"
+            return PlanRefusal.TOO_LONG.value, f"{len(command.moves)} moves are more than {PLAN_MOVES_MAX}"
         return "", ""
 
     def _answer(

@@ -3,7 +3,7 @@ and how far its engine's events were read.
 
 The log holds pool keys only, and an engine's removals name engine hashes. So what joins the two must be kept, or the cache
 is unknown to a new worker as soon as the engine's replay buffer has lost its beginning. The new worker goes on in the same
-epoch if the engine still gives the very batch that was read last (`ZmqKvEvents`): then it is the same engine, and what came
+epoch if the engine still gives the very batch that was read last (`KvEventReader`): then it is the same engine, and what came
 after that batch is replayed.
 
 A file is used once, and only while it is fresh: later another worker may have told of this instance.
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from pointsman.adapters.zmq_kv_events import Cursor
+from pointsman.adapters.kv_events.events import Cursor
 from pointsman.primitives import Epoch, Seconds, Sequence
 from pointsman_worker.translator import HeldBlocks
 

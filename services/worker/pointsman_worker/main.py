@@ -7,7 +7,8 @@ import click
 from pointsman.adapters.calibration_file import Calibration, CalibrationError, read_calibration
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents, rank_endpoint
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint, rank_endpoint
 from pointsman.primitives import InstanceId
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
@@ -43,7 +44,7 @@ def main(settings: WorkerSettings) -> None:
 async def _serve(
     settings: WorkerSettings,
     instance: InstanceId,
-    events: ZmqKvEvents | None,
+    events: KvEventReader | None,
     calibration: Calibration | None,
     supervisor: Supervisor,
 ) -> None:
@@ -75,10 +76,10 @@ async def _serve(
                 await service.leave("worker stopped")
 
 
-def _event_source(settings: WorkerSettings) -> ZmqKvEvents | None:
+def _event_source(settings: WorkerSettings) -> KvEventReader | None:
     if not settings.kv_endpoint:
         return None
     rank = max(0, settings.dp_rank)
-    return ZmqKvEvents(
-        KvEndpoint(rank_endpoint(settings.kv_endpoint, rank), rank_endpoint(settings.kv_replay_endpoint, rank), rank)
+    return KvEventReader(
+        KvEndpoint(rank_endpoint(settings.kv_endpoint, rank), rank_endpoint(settings.kv_replay_endpoint, rank))
     )

@@ -34,7 +34,7 @@ import structlog
 from pointsman.adapters.calibration_file import Calibration
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
-from pointsman.adapters.zmq_kv_events import (
+from pointsman.adapters.kv_events.events import (
     Cursor,
     EngineAttached,
     EngineBatch,

@@ -30,7 +30,13 @@ from typing import Any, Final
 
 import msgspec
 
-from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, EngineHash
+from pointsman.adapters.kv_events.events import (
+    EngineBlockRemoved,
+    EngineBlockStored,
+    EngineCacheCleared,
+    EngineEvent,
+    EngineHash,
+)
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey, Seconds, Tokens
@@ -143,7 +149,7 @@ class _Node:
 class _Parked:
     """A store that waits for its parent, and the removes that already came for it."""
 
-    event: BlockStored
+    event: EngineBlockStored
     since: Seconds = 0.0
     removed: set[int] = field(default_factory=set)
     """Indices into the event's blocks."""
@@ -248,11 +254,11 @@ class BlockTranslator:
         """Take in one event of the engine; never raises for what the engine says. `now` never goes back."""
         self._now = now
         match event:
-            case BlockStored():
+            case EngineBlockStored():
                 self._on_stored(event)
-            case BlockRemoved():
+            case EngineBlockRemoved():
                 self._on_removed(event)
-            case AllBlocksCleared():
+            case EngineCacheCleared():
                 self._on_cleared()
 
     def doubt(self, now: Seconds = 0.0) -> None:
@@ -414,7 +420,7 @@ class BlockTranslator:
 
     # Stores
 
-    def _on_stored(self, event: BlockStored) -> None:
+    def _on_stored(self, event: EngineBlockStored) -> None:
         if not self._counts(event):
             self.tally.passed_over += 1
             return
@@ -441,7 +447,7 @@ class BlockTranslator:
         self.tally.misfits += 1
         self.tally.problem = problem
 
-    def _misfit_of(self, event: BlockStored) -> str:
+    def _misfit_of(self, event: EngineBlockStored) -> str:
         if event.block_size != self._engine_block_tokens:
             return (
                 f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {self._engine_block_tokens}: "
@@ -449,7 +455,7 @@ class BlockTranslator:
             )
         return f"a store of {len(event.block_hashes)} blocks of {event.block_size} tokens has {len(event.token_ids)} tokens"
 
-    def _counts(self, event: BlockStored) -> bool:
+    def _counts(self, event: EngineBlockStored) -> bool:
         """Whether a store says that a prefix is in the device's memory."""
         if not _on_device(event.medium):
             return False
@@ -462,7 +468,7 @@ class BlockTranslator:
         self._several_groups = self._several_groups or not of_ours
         return of_ours
 
-    def _store(self, event: BlockStored, parent: _Node | None) -> None:
+    def _store(self, event: EngineBlockStored, parent: _Node | None) -> None:
         hashes = event.block_hashes
         plain = len(hashes)
         if event.extra_keys is not None:
@@ -517,7 +523,7 @@ class BlockTranslator:
         if self._fading:
             self._expiring.append((now, confirmed))
 
-    def _insert(self, event: BlockStored, parent: _Node | None, plain: int) -> None:
+    def _insert(self, event: EngineBlockStored, parent: _Node | None, plain: int) -> None:
         """Make the nodes of the event's first `plain` blocks that are not there yet. Raises ValueError, having
         changed nothing, when a token id fits no key."""
         width, last_place = self._engine_block_tokens, self._last_place
@@ -580,7 +586,7 @@ class BlockTranslator:
 
     # Removes
 
-    def _on_removed(self, event: BlockRemoved) -> None:
+    def _on_removed(self, event: EngineBlockRemoved) -> None:
         if not _on_device(event.medium) or event.group_idx not in (None, self._group):
             self.tally.passed_over += 1
             return
@@ -674,7 +680,7 @@ class BlockTranslator:
 
     # Orphans
 
-    def _park(self, event: BlockStored) -> None:
+    def _park(self, event: EngineBlockStored) -> None:
         assert event.parent_block_hash is not None
         self._parked_number += 1
         self._parked[self._parked_number] = _Parked(event, self._now)
@@ -687,7 +693,7 @@ class BlockTranslator:
             self.tally.parked_dropped += len(event.block_hashes)
             self.tally.problem = f"{len(event.block_hashes)} blocks follow one that was never stored"
 
-    def _unpark(self, number: int) -> tuple[BlockStored, set[int]]:
+    def _unpark(self, number: int) -> tuple[EngineBlockStored, set[int]]:
         parked = self._parked.pop(number)
         parent = parked.event.parent_block_hash
         assert parent is not None
@@ -736,21 +742,21 @@ def _on_device(medium: str | None) -> bool:
     return medium is None or medium.upper() == DEVICE_MEDIUM
 
 
-def _lora_of(event: BlockStored) -> str:
+def _lora_of(event: EngineBlockStored) -> str:
     """The adapter's name; engines too old to say it give only a number."""
     if event.lora_name:
         return event.lora_name
     return "" if event.lora_id is None else str(event.lora_id)
 
 
-def _salt_of(event: BlockStored) -> str:
+def _salt_of(event: EngineBlockStored) -> str:
     """The cache salt: what remains of the first block's extra keys beside the adapter."""
     extra = event.extra_keys[0] if event.extra_keys else None
     rest = _beyond_lora(event, extra or [])
     return str(rest[0]) if rest else ""
 
 
-def _plain_blocks(event: BlockStored) -> int:
+def _plain_blocks(event: EngineBlockStored) -> int:
     """How many leading blocks are keyed by their tokens, the adapter and, where a prompt starts, a salt alone."""
     starts_prompt = event.parent_block_hash is None
     for index, extra in enumerate(event.extra_keys or ()):
@@ -763,5 +769,5 @@ def _plain_blocks(event: BlockStored) -> int:
     return len(event.block_hashes)
 
 
-def _beyond_lora(event: BlockStored, extra: list[Any]) -> list[Any]:
+def _beyond_lora(event: EngineBlockStored, extra: list[Any]) -> list[Any]:
     return extra[1:] if event.lora_name and extra[:1] == [event.lora_name] else extra

@@ -145,7 +145,7 @@ class FollowAnswered(Command, frozen=True, kw_only=True):
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
-    """`cmd.cancel`: the client has gone."""
+    """`cmd.cancel`: no client waits any more. `reason` is a CancelCause."""
 
     request: RequestId
     reason: Text

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.requests import RequestEvent
+from pointsman.contracts.reasons import MoveCause, recorded_move_cause
+from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
     SPEED_MIN,
@@ -152,6 +153,13 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     rebound: bool = False
     wasted: Seconds = 0.0
     """Where `rebound`: prefill that the engine at `source` is thought to have done for it, in vain now; taken off `benefit`."""
+    cause: MoveCause = MoveCause.UNKNOWN
+    """Derived from `reason` where the event was written without it."""
+
+    def __post_init__(self) -> None:
+        if not self.cause:
+            cause = recorded_move_cause(self.reason, self.source, rebound=self.rebound)
+            msgspec.structs.force_setattr(self, "cause", cause)
 
 
 class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
@@ -183,6 +191,10 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     excluded: Annotated[list[InstanceId], Listed] = []
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     """Who was weighed to decode it, where prefill and decode are split."""
+
+
+RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
+"""The four ends of a request: each that arrived has exactly one."""
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):

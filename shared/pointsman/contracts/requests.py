@@ -6,8 +6,11 @@ Subject `pm.<pool>.request.<id>`. Every request that arrives has exactly one end
 
 from typing import Literal
 
+import msgspec
+
 from pointsman.contracts.block_keys import check_packed
 from pointsman.contracts.envelope import Event
+from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
 from pointsman.primitives import (
     Count,
     InstanceId,
@@ -118,15 +121,14 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True):
     instance: InstanceId = InstanceId("")
 
 
-INGRESS_SILENT = "its ingress is gone, or has it no longer"
-ENGINE_IDLE = "its engine says that nothing runs there"
-NEVER_ENDED = "granted long ago and never ended"
-GIVEN_UP = (INGRESS_SILENT, ENGINE_IDLE, NEVER_ENDED)
-"""Why the leader cancels a request that nobody else ends."""
-
-
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
-    """The client went away, or nobody waits for the answer any more."""
+    """The client went away, or no process waits for the answer any more. `reason` is for people."""
 
     reason: Text
     instance: InstanceId = InstanceId("")
+    cause: CancelCause = CancelCause.UNKNOWN
+    """Derived from `reason` where the event was written without it."""
+
+    def __post_init__(self) -> None:
+        if not self.cause:
+            msgspec.structs.force_setattr(self, "cause", recorded_cancel_cause(self.reason))

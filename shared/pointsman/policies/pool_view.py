@@ -24,7 +24,7 @@ _NOTHING_LEARNED = Correction()
 M = TypeVar("M", bound=Tracker)
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
     """One instance that could take the request. Seconds include the learned correction."""
 
     instance: InstanceId
@@ -46,7 +46,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     def predicted_ttft(self) -> Seconds:
         return self.queue_seconds + self.prefill_seconds + self.transfer_seconds
 
-    def as_candidate(self) -> Candidate:
+    def recorded(self) -> Candidate:
         return Candidate(
             instance=self.instance,
             hit_blocks=self.hit_blocks,
@@ -110,9 +110,9 @@ class PoolView:
         return self._state.settings.block_tokens
 
     @cached_property
-    def options(self) -> list[Option]:
+    def candidates(self) -> list[ScoredInstance]:
         """All eligible instances, in the order of `eligible`."""
-        return [self.option(instance) for instance in self.eligible]
+        return [self.candidate(instance) for instance in self.eligible]
 
     @cached_property
     def affinity_key(self) -> BlockKey | None:
@@ -140,19 +140,19 @@ class PoolView:
         """What the instance has before it: to be read only."""
         return self._state.workload.queues.get(instance_id, _EMPTY_LINE)
 
-    def option(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> Option:
+    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.cached_tokens(instance, hit_blocks, prompt_tokens)
+        cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
-        work = state.prefill_seconds(instance, prompt_tokens, cached)
+        work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         line = self.line(instance_id)
         queued, queued_tokens = line.work_ahead(self.now)
-        correction = state.corrections.get(instance_id, _NOTHING_LEARNED)
-        return Option(
+        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
+        return ScoredInstance(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
@@ -166,11 +166,11 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
-    def familiar(self, equals: list[Option]) -> Option:
-        """Of options that are equal to the policy: the one that served this conversation last, else the first."""
+    def familiar(self, equals: list[ScoredInstance]) -> ScoredInstance:
+        """Of candidates that are equal to the policy: the one that served this conversation last, else the first."""
         if len(equals) > 1:
             last = self.last_instance
-            return next((option for option in equals if option.instance == last), equals[0])
+            return next((candidate for candidate in equals if candidate.instance == last), equals[0])
         return equals[0]
 
     @cached_property

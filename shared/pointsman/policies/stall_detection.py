@@ -14,7 +14,7 @@ STALL_SECONDS = 3.0
 """T of the paper, in engine time."""
 
 FORSAKEN_SECONDS = 10.0
-"""Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.rebinding`), unless
+"""Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.redispatch`), unless
 it gives a first token before. After that it is tried again."""
 
 

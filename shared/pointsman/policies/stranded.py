@@ -26,7 +26,7 @@ def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Req
         line = state.workload.queues.get(instance.id)
         if line is None or not _says_idle(instance, now, idle_after):
             continue
-        factor = state.correction(instance.id)
+        factor = state.latency.correction(instance.id)
         for request in [*line.prefill.values(), *line.decoding.values()]:
             waited = now - max(instance.idle_since, request.granted_at)
             due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor

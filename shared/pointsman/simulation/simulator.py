@@ -34,7 +34,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported, Role
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, SessionId, Tenant, Term, Tokens
@@ -44,6 +45,7 @@ from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
 from pointsman.state.fleet import Instance
+from pointsman.state.latency_model import LatencyModel
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 
@@ -149,16 +151,18 @@ def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror:
     return _Simulation(scenario, requests, mirror).run()
 
 
-class _NoisyState(State):
-    """A State whose cost model is wrong for a share of the prompts, always in the same way for the same length."""
+class _NoisyLatency(LatencyModel):
+    """A cost model that is wrong for a share of the prompts, always in the same way for the same length."""
 
-    scenario: Scenario
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario.block_tokens)
+        self._scenario = scenario
 
     @override
     def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
-        share, size = self.scenario.estimate_error
+        share, size = self._scenario.estimate_error
         seconds = super().prefill_seconds(instance, prompt_tokens, cached_tokens)
-        draw = uniform(self.scenario.seed, "estimate", str(prompt_tokens))
+        draw = uniform(self._scenario.seed, "estimate", str(prompt_tokens))
         if draw >= share:
             return seconds
         return seconds * (1 + size if draw < share / 2 else 1 - size)
@@ -197,7 +201,7 @@ class _Simulation:
         self._state = self._new_state()
         self._seen = self._new_state() if scenario.load_lag_s > 0 else self._state
         self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
-        self._dispatcher = Dispatcher(self._state, self._policies, term=Term(1), seen=self._seen)
+        self._dispatcher = Dispatcher(self._state, self._policies, term=Term(1), policy_state=self._seen)
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._engines: dict[InstanceId, _Engine] = {}
         self._agenda: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []
@@ -271,11 +275,8 @@ class _Simulation:
             hot_share=scenario.hot_share,
             cold_share=scenario.cold_share,
         )
-        if not scenario.estimate_error[0]:
-            return State(settings, self._policies.trackers())
-        noisy = _NoisyState(settings, self._policies.trackers())
-        noisy.scenario = scenario
-        return noisy
+        latency = _NoisyLatency(scenario) if scenario.estimate_error[0] else None
+        return State(settings, self._policies.trackers(), latency=latency)
 
     # The fleet
 

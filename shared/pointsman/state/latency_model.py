@@ -1,36 +1,32 @@
-"""How long prefills take on one instance: the cost model, corrected by what was observed, and a second opinion.
+"""How long prefills take: the cost model of an instance, corrected by what was observed.
 
-The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). What it leaves out (decode steps in between, a
-slow machine, a wrong profile) is learned as one factor: seconds that prefills took over seconds that were predicted,
-both sums fading, so that long prefills weigh more than short ones.
-
-The polynomial may also be wrong from prompt to prompt. Tokens cannot be: so the seconds per uncached token are
-learned as well, and both opinions are weighed by how far off each has been. Where the polynomial is right the
-second opinion has no say.
-
-How wrong the two together were is kept for people to see; nothing is decided by it.
+The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). Two estimates are learned from each prefill and
+weighed by their past errors: a factor on the polynomial (observed over predicted seconds, fading sums), and seconds per
+uncached token. Where the polynomial is right, the second has no weight.
 """
 
 from dataclasses import dataclass, field
 from statistics import median
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman.state.fleet import Instance
 
 FADE = 0.97
-"""Weight that the sums keep at each observation: about the last 30 prefills count."""
+"""Weight that the sums keep at each observation: about the last 30 prefills."""
 
 PRIOR_SECONDS = 2.0
-"""The polynomial counts like this many observed seconds until real ones come in."""
+"""Weight of the uncorrected polynomial, in observed seconds."""
 
 CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
 ERRORS_MAX = 100
 TRUST_POWER = 2
-"""How sharply the worse opinion loses its say: the weights are squared errors to this power, inverted."""
+"""Weights are the inverse of squared errors to this power."""
 
 
 @dataclass(slots=True)
 class Correction:
-    """What one instance has taught. Sums fade."""
+    """What was learned of one instance. Sums fade."""
 
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS
@@ -39,29 +35,29 @@ class Correction:
     cost_errors: float = 0.0
     """Squared errors of the corrected cost model, square seconds."""
     token_errors: float = 0.0
-    """Squared errors of seconds by tokens."""
+    """Squared errors of the estimate by tokens."""
     errors: list[float] = field(default_factory=list)
-    """How far off each of the last ERRORS_MAX predictions was, as a share of what was observed."""
+    """Relative error of each of the last ERRORS_MAX predictions; for display only."""
     factor: float = 1.0
-    """The correction of the cost model. This and the next follow from the sums; every prediction asks for them."""
+    """Of the cost model. This and the next are derived from the sums, since every prediction needs them."""
     token_share: float = 0.0
-    """The say of the second opinion."""
+    """Weight of the estimate by tokens."""
 
     @property
     def error(self) -> float | None:
-        """Median absolute error of the last predictions, as a share; None before there was one."""
+        """Median relative error of the last predictions; None before there was one."""
         return median(self.errors) if self.errors else None
 
     def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
-        """What `work` seconds by the cost model, for so many uncached tokens, will really take."""
+        """Expected seconds of `work` by the cost model, for so many uncached tokens."""
         corrected = work * self.factor
         if not self.token_share:
             return corrected
         return corrected + self.token_share * (tokens * self.token_seconds / self.tokens - corrected)
 
     def learn(self, *, predicted: Seconds, observed: Seconds, tokens: Tokens = 0) -> None:
-        """Take in one prefill: the cost model's work inside the engine when it was granted, its own included, the
-        uncached tokens of that work, and the seconds it took."""
+        """Learn from one prefill. `predicted`: work by the cost model inside the engine when it was granted, its own
+        included; `tokens`: uncached tokens of that work."""
         if predicted <= 0 or observed < 0:
             return
         if observed > 0:
@@ -73,7 +69,7 @@ class Correction:
             by_tokens = tokens * self.token_seconds / self.tokens
             self.token_errors = FADE * self.token_errors + (observed - by_tokens) ** 2
         else:
-            self.token_errors = self.cost_errors  # the first prefill says nothing about tokens: as far off as the other
+            self.token_errors = self.cost_errors  # nothing is known of tokens yet
         self.observed = FADE * self.observed + observed
         self.predicted = FADE * self.predicted + predicted
         self.token_seconds = FADE * self.token_seconds + observed
@@ -86,3 +82,44 @@ class Correction:
         if not self.tokens or not against_cost:
             return 0.0
         return against_cost / (against_cost + self.token_errors**TRUST_POWER)
+
+
+class LatencyModel:
+    """Prefill arithmetic of all instances."""
+
+    def __init__(self, block_tokens: Tokens) -> None:
+        self._block_tokens = block_tokens
+        self.corrections: dict[InstanceId, Correction] = {}
+
+    def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
+        """Prompt tokens that a hit saves: whole engine blocks, and never the last token, which is always computed."""
+        if not hit_blocks:
+            return 0
+        usable = (prompt_tokens - 1) // instance.engine_block_tokens * instance.engine_block_tokens
+        return max(0, min(hit_blocks * self._block_tokens, usable))
+
+    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
+        """Prefill work by the instance's cost model, uncorrected."""
+        return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
+
+    def expected_seconds(self, instance: InstanceId, work: Seconds, tokens: Tokens) -> Seconds:
+        """Expected seconds of prefill `work` by the cost model, for so many uncached tokens."""
+        correction = self.corrections.get(instance)
+        return correction.seconds(work, tokens) if correction else work
+
+    def correction(self, instance: InstanceId) -> float:
+        """Factor on the cost model; 1 where nothing was learned."""
+        correction = self.corrections.get(instance)
+        return correction.factor if correction else 1.0
+
+    def prediction_error(self, instance: InstanceId) -> float | None:
+        """Median relative error of the last predictions; None before there was one."""
+        correction = self.corrections.get(instance)
+        return correction.error if correction else None
+
+    def learn(self, instance: InstanceId, *, predicted: Seconds, observed: Seconds, tokens: Tokens) -> None:
+        correction = self.corrections.setdefault(instance, Correction())
+        correction.learn(predicted=predicted, observed=observed, tokens=tokens)
+
+    def forget(self, instance: InstanceId) -> None:
+        self.corrections.pop(instance, None)

@@ -1,21 +1,22 @@
-"""Blocks that an instance is about to hold, because a request with them was placed there.
+"""Promised blocks: those that an instance will hold soon, because a request with them was placed there.
 
-A burst of equal prompts arrives faster than the engine can report what it stored; counting placed prompts as
-held keeps the burst together. A promise ends when the cache events confirm it, when the request fails or moves,
-or when its time is up. Each promise covers a prompt from its first block, so an instance's promised blocks are
-closed under ancestors and a binary search over them is exact.
+Keeps a burst of equal prompts together, which arrives faster than engines report. A promise covers a prompt from its
+first block, so the promised blocks of an instance are closed under ancestors and a binary search over them is exact.
+When promises are made and released is decided by `holdings` and `lifecycle`.
 """
 
-from collections import Counter
+from collections import Counter, deque
 
-from pointsman.primitives import BlockKey, InstanceId
+from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
 
 
 class Speculation:
-    """Promised blocks for each instance, counted, since several requests may promise the same block."""
+    """Promised blocks of each instance, counted: several requests may promise the same block."""
 
     def __init__(self) -> None:
         self._promised: dict[InstanceId, Counter[BlockKey]] = {}
+        self.unconfirmed: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
+        """Promises of computed prompts with their deadlines, the earliest first."""
 
     def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         """Count a prompt's whole blocks as held by the instance."""
@@ -23,7 +24,7 @@ class Speculation:
             self._promised.setdefault(instance, Counter()).update(keys)
 
     def release(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """Take back one promise of these keys. Of an instance that was dropped meanwhile: no-op."""
+        """Release one promise of these keys. No-op for an instance that was dropped."""
         promised = self._promised.get(instance)
         if promised is None:
             return

@@ -48,7 +48,7 @@ class Balance(Examiner):
     def _look(self, now: Seconds, state: State) -> None:
         lines = state.workload.queues
         queues = {
-            name: state.expected_seconds(name, *lines.get(name, _EMPTY_QUEUE).work_ahead(now))
+            name: state.latency.expected_seconds(name, *lines.get(name, _EMPTY_QUEUE).work_ahead(now))
             for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):

@@ -200,7 +200,7 @@ class Predictions(Examiner):
                 biased[name] = (
                     f"{name}: {abs(bias):.2f} s too {how} on average, real mean {real:.2f} s, {record.errors.seen:,} answers"
                 )
-                off = state.prediction_error(name)
+                off = state.latency.prediction_error(name)
                 biased[name] += f"; the newest prefills alone off by {off:.0%} (median)" if off is not None else ""
         if biased:
             yield self.warning(

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    ENGINE_IDLE,
-    GIVEN_UP,
-    INGRESS_SILENT,
-    NEVER_ENDED,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -34,9 +31,9 @@ REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
 ADVICE = {
-    INGRESS_SILENT: "The ingress died, stood still or lost its way to NATS. Its log, or its machine's, says why.",
-    ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that still stands.",
-    NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
+    CancelCause.INGRESS_SILENT: "The ingress died, stood still or lost its way to NATS. Its log, or its machine's, says why.",
+    CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that still stands.",
+    CancelCause.NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
 }
 
 
@@ -57,12 +54,12 @@ class Requests(Examiner):
         self._cancelled: Counter[str] = Counter()
         self._ingress: dict[RequestId, str] = {}
         """Of requests that have no end yet."""
-        self._given_up: dict[str, Counter[str]] = {reason: Counter() for reason in GIVEN_UP}
-        """Requests that the leader gave up, by reason and ingress or instance."""
-        self._doubted: dict[RequestId, str] = {}
-        """Those, with the reason; their ingress may be alive."""
-        self._ended_after_all: Counter[str] = Counter()
-        """Of those, how many their ingress ended, by reason."""
+        self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
+        """Requests that the leader gave up, by cause and ingress or instance."""
+        self._doubted: dict[RequestId, CancelCause] = {}
+        """Those, with the cause; their ingress may be alive."""
+        self._ended_after_all: Counter[CancelCause] = Counter()
+        """Of those, how many their ingress ended, by cause."""
         self._twice: list[str] = []
         self._second_ends = 0
         self._alone = 0
@@ -80,7 +77,7 @@ class Requests(Examiner):
             case _:
                 pass
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected, state: State) -> None:
+    def _end(self, event: RequestEnd, state: State) -> None:
         earlier = state.workload.end_of(event.request)
         ingress = self._ingress.pop(event.request, "")
         if earlier is not None and event.request not in state.workload.requests:
@@ -102,9 +99,10 @@ class Requests(Examiner):
                 self._rejected[event.reason] += 1
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
-                if event.stamp is not None and event.reason in self._given_up:
-                    self._doubted[event.request] = event.reason
-                    self._given_up[event.reason][event.instance if event.reason == ENGINE_IDLE else ingress] += 1
+                if event.stamp is not None and event.cause in self._given_up:
+                    self._doubted[event.request] = event.cause
+                    at_engine = event.cause is CancelCause.ENGINE_IDLE
+                    self._given_up[event.cause][event.instance if at_engine else ingress] += 1
                 else:
                     self._cancelled[event.reason] += 1
 
@@ -129,19 +127,21 @@ class Requests(Examiner):
 
     def _lost(self) -> Iterator[Finding]:
         """Requests that the leader gave up."""
-        for reason, of in self._given_up.items():
+        for cause, of in self._given_up.items():
             if not of:
                 continue
-            where = "at" if reason == ENGINE_IDLE else "of"
+            where = "at" if cause is CancelCause.ENGINE_IDLE else "of"
             evidence = [
                 f"{count:,} {where} {name or 'an ingress without a name'}" for name, count in of.most_common(SHOWN_MAX)
             ]
-            if alive := self._ended_after_all[reason]:
+            if alive := self._ended_after_all[cause]:
                 why = (
-                    "their ingress had only stood still" if reason == INGRESS_SILENT else "their ingress still had them"
+                    "their ingress had only stood still"
+                    if cause is CancelCause.INGRESS_SILENT
+                    else "their ingress still had them"
                 )
                 evidence.append(f"{alive:,} of them ended after all: {why}")
-            yield self.warning(f"{of.total():,} requests were given up: {reason}", evidence, ADVICE[reason])
+            yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)

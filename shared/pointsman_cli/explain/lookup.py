@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import (
     RequestArrived,
     RequestEvent,
@@ -13,7 +13,6 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
-from pointsman_cli.explain.values import RequestEnd
 from pointsman_cli.history.errors import HistoryError
 
 CANDIDATES_MAX = 100

@@ -6,7 +6,7 @@ In: a log that can be read again, and the request's id. Out: a `RequestTimeline`
 from collections.abc import Callable, Iterable
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted
+from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestEnd, RequestGranted
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -20,7 +20,7 @@ from pointsman.primitives import RequestId, Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
-from pointsman_cli.explain.values import MoveRefused, RequestEnd, RequestTimeline
+from pointsman_cli.explain.values import MoveRefused, RequestTimeline
 
 
 def timeline_of(

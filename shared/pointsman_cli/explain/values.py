@@ -3,19 +3,16 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
-from pointsman.contracts.decisions import RequestRejected, Settings
+from pointsman.contracts.decisions import RequestEnd, Settings
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
-    RequestCancelled,
-    RequestFailed,
     RequestFinished,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
 
-RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
 NOT_KNOWN = "not known"
 """Status of an instance that joined before a log of which nothing earlier is known."""
 

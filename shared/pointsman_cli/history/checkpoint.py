@@ -7,7 +7,7 @@ from contextlib import closing
 import msgspec
 
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
-from pointsman.policies.dispatch import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest

@@ -54,7 +54,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "decoding": len(line.decoding),
         "pending_tokens": line.pending_tokens,
         "prefill_tokens": line.prefill_tokens,
-        "queue_seconds": state.expected_seconds(instance.id, *line.work_ahead(now)),
+        "queue_seconds": state.latency.expected_seconds(instance.id, *line.work_ahead(now)),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
         "promised_blocks": state.speculation.blocks(instance.id),
@@ -62,7 +62,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "kv_usage": instance.kv_usage,
         "engine_running": instance.running,
         "engine_waiting": instance.waiting,
-        "correction": state.correction(instance.id),
+        "correction": state.latency.correction(instance.id),
     }
 
 

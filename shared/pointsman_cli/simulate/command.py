@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from pointsman.policies.dispatch import UnknownPolicyError
+from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Failure, Scenario

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from pointsman.contracts.codec import short_reason
 from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.dispatch import UnknownPolicyError
 from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown

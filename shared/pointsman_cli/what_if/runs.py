@@ -7,7 +7,7 @@ from statistics import median
 from typing_extensions import override
 
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.policies.dispatch import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
+from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.simulation.outcome import Outcome

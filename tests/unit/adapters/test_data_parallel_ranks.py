@@ -3,7 +3,7 @@
 import pytest
 
 from pointsman.adapters.http_engine import cache_size, load_in
-from pointsman.adapters.zmq_kv_events import rank_endpoint
+from pointsman.adapters.kv_events.sockets import rank_endpoint
 from pointsman_worker.settings import WorkerSettings, instance_of
 
 METRICS = """\

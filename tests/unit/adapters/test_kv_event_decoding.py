@@ -5,14 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.adapters.zmq_kv_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    EngineBatch,
-    decode_batch,
-    dialled,
-)
+from pointsman.adapters.kv_events.codec import decode_batch
+from pointsman.adapters.kv_events.events import EngineBatch, EngineBlockRemoved, EngineBlockStored, EngineCacheCleared
+from pointsman.adapters.kv_events.sockets import dialled
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -42,9 +37,9 @@ def test_both_forms_say_the_same(form: Any) -> None:
     batch = decoded(form(STORED), form(REMOVED), form(CLEARED))
 
     stored, removed, cleared = batch.events
-    assert isinstance(stored, BlockStored)
-    assert isinstance(removed, BlockRemoved)
-    assert isinstance(cleared, AllBlocksCleared)
+    assert isinstance(stored, EngineBlockStored)
+    assert isinstance(removed, EngineBlockRemoved)
+    assert isinstance(cleared, EngineCacheCleared)
     assert (stored.block_hashes, stored.parent_block_hash, stored.token_ids) == ([11, 12], 10, [1, 2, 3, 4])
     assert (stored.lora_name, stored.extra_keys, stored.kv_cache_spec_kind) == (
         "poet",
@@ -58,7 +53,7 @@ def test_both_forms_say_the_same(form: Any) -> None:
 def test_hashes_may_be_bytes() -> None:
     batch = decoded(STORED | {"block_hashes": [b"a" * 32, b"b" * 32], "parent_block_hash": b"r" * 32})
 
-    assert isinstance(batch.events[0], BlockStored)
+    assert isinstance(batch.events[0], EngineBlockStored)
     assert batch.events[0].block_hashes == [b"a" * 32, b"b" * 32]
 
 

@@ -15,15 +15,15 @@ from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
-    INGRESS_SILENT,
     PrefillFinished,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from pointsman_cli.doctor.samples import Heavy, Sample
@@ -137,7 +137,11 @@ def _given_up(entries: Entries, *, also_ended: bool) -> Entries:
     assert isinstance(event, RequestFinished)
     stamp = Stamp(term=Term(1), number=10_000, as_of=0)
     cancelled = RequestCancelled(
-        at=event.at - 0.01, stamp=stamp, request=event.request, reason=INGRESS_SILENT, instance=event.instance
+        at=event.at - 0.01,
+        stamp=stamp,
+        request=event.request,
+        reason=CancelCause.INGRESS_SILENT.sentence,
+        instance=event.instance,
     )
     entry = LogEntry(0, subject_of(PoolName("default"), cancelled), encode(cancelled), cancelled)
     place = entries.index(end)
@@ -149,7 +153,7 @@ def test_requests_of_an_ingress_that_is_gone_are_told_with_its_name(healthy: Ent
 
     told = next(f for f in findings if "given up" in f["what"])
     assert (told["severity"], told["area"]) == ("warning", "requests")
-    assert INGRESS_SILENT in told["what"]
+    assert CancelCause.INGRESS_SILENT.sentence in told["what"]
     assert "ingress" in told["evidence"][0]
 
 

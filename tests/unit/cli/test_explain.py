@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings

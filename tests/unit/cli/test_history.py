@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.simulation.replay import fold, verify
 from pointsman_cli.history.bundle import write_bundle

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from pointsman.policies.dispatch import UnknownPolicyError
+from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.simulation.goodput import Goodput, RatePoint
 from pointsman.simulation.metrics import summarise
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow

@@ -16,8 +16,9 @@ from pointsman.policies.admission import AdmissionPolicy
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
 from pointsman.policies.admission.predicted_ttft_fair import PredictedTtftFair
 from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.policies.routing.round_robin import RoundRobin

@@ -12,7 +12,9 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.fleet import DecodeCost, InstanceDraining
-from pointsman.policies.dispatch import Dispatcher, policy_set, scaling_policy
+from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
@@ -105,7 +107,7 @@ def test_prefill_is_booked_on_one_and_decode_on_the_other() -> None:
     assert lines[InstanceId("p1")].requests == 0
     assert lines[InstanceId("p1")].prefill_seconds == 0.0
     assert (len(lines[InstanceId("d1")].decoding), len(lines[InstanceId("d1")].expected)) == (1, 0)
-    assert dispatcher.state.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
+    assert dispatcher.state.latency.correction(InstanceId("p1")) > 1.0  # 0.257 s were predicted
 
     dispatcher.state.apply(first_token("r", "d1", at=0.6))
     assert request.stage is Stage.DECODING
@@ -127,7 +129,7 @@ def test_an_end_before_the_hand_over_frees_who_expected_it() -> None:
     dispatcher = pool()
     ask(dispatcher, "r", prompt(1))
 
-    dispatcher.abandon(RequestId("r"), "client_gone", 1.0)
+    dispatcher.abandon(RequestId("r"), CancelCause.CLIENT_GONE, 1.0)
 
     assert not dispatcher.state.workload.queues[InstanceId("d1")].expected
 

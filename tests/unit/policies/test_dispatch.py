@@ -6,9 +6,11 @@ import msgspec
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
-from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected
+from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, LivenessTimeouts
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import InstanceId, RequestId
 from tests.support.events import BLOCK, finished, first_token, reported, route
 from tests.support.leading import leader_of
@@ -45,7 +47,7 @@ def test_what_a_cancelled_request_held_back_is_granted_in_the_same_turn() -> Non
     for name, blocks in (("first", MIDDLE), ("large", LARGE), ("small", SMALL)):
         arrives(dispatcher, name, blocks)
 
-    events = dispatcher.cancel(RequestId("large"), "client_gone", 1.0)
+    events = dispatcher.cancel(RequestId("large"), CancelCause.CLIENT_GONE, 1.0)
 
     assert [type(event) for event in events] == [RequestCancelled, RequestGranted]
     assert granted(events) == ["small"]
@@ -56,7 +58,7 @@ def test_what_an_abandoned_request_kept_from_others_is_granted_in_the_same_turn(
     arrives(dispatcher, "first", MIDDLE)
     arrives(dispatcher, "large", LARGE)
 
-    events = dispatcher.abandon(RequestId("first"), "granted long ago", 1.0)
+    events = dispatcher.abandon(RequestId("first"), CancelCause.NEVER_ENDED, 1.0)
 
     assert granted(events) == ["large"]
     assert isinstance(events[0], RequestCancelled)
@@ -138,10 +140,10 @@ def test_of_those_who_wait_pending_max_is_the_most() -> None:
 
 def test_a_cancel_that_comes_before_its_request_is_remembered_and_a_second_one_changes_nothing() -> None:
     dispatcher = leader()
-    first = dispatcher.cancel(RequestId("early"), "client_gone", 0.0)
+    first = dispatcher.cancel(RequestId("early"), CancelCause.CLIENT_GONE, 0.0)
 
     assert [type(event) for event in first] == [RequestCancelled]
-    assert dispatcher.cancel(RequestId("early"), "client_gone", 0.1) == []
+    assert dispatcher.cancel(RequestId("early"), CancelCause.CLIENT_GONE, 0.1) == []
     assert arrives(dispatcher, "early", SMALL, 0.2) == []
 
 
@@ -149,7 +151,7 @@ def test_a_request_inside_an_engine_is_not_cancelled_by_the_leader() -> None:
     dispatcher = leader()
     arrives(dispatcher, "inside", SMALL)
 
-    assert dispatcher.cancel(RequestId("inside"), "client_gone", 1.0) == []
+    assert dispatcher.cancel(RequestId("inside"), CancelCause.CLIENT_GONE, 1.0) == []
 
 
 def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
@@ -157,7 +159,9 @@ def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:
 
     def look(now: float, heard_since: float = 0.0) -> list[LogEvent]:
         dispatcher.state.apply(reported("b", 0, [], at=now))
-        return dispatcher.check_liveness(now, heard_since=heard_since, suspect_after=3.0, leave_after=30.0)
+        return dispatcher.check_liveness(
+            LivenessTimeouts(heard_since=heard_since, suspect_after=3.0, leave_after=30.0), now
+        )
 
     assert look(3.0) == []
     assert look(29.0, heard_since=28.0) == []  # nobody was there to hear before
@@ -178,7 +182,7 @@ def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_a
     dispatcher.state.apply(msgspec.structs.replace(reported("a", 0, [], at=1.0), back_within=10.0))
 
     def look(now: float) -> list[LogEvent]:
-        return dispatcher.check_liveness(now, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+        return dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), now)
 
     assert look(11.0) == []
     assert [type(event) for event in look(11.5)] == [InstanceSuspected]
@@ -192,7 +196,7 @@ def test_who_has_said_that_it_is_restarted_is_suspected_only_after_the_time_it_a
 def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -> None:
     dispatcher = leader("a", "b")
     dispatcher.state.apply(reported("b", 0, [], at=10.0))
-    dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0)
+    dispatcher.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), 10.0)
 
     def placed(name: str) -> str:
         return next(e.instance for e in arrives(dispatcher, name, SMALL, 10.0) if isinstance(e, RequestPlaced))

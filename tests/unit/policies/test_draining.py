@@ -12,8 +12,9 @@ from pointsman.contracts.decisions import (
     ScaleDecided,
 )
 from pointsman.contracts.envelope import Event
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
-from pointsman.policies.dispatch import Dispatcher, PolicySet, policy_set
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained, LivenessTimeouts
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.simulation.replay import verify
 from pointsman.state.state import PoolSettings, State
@@ -192,7 +193,11 @@ def test_arrivals_wait_whatever_the_reason_why_nobody_is_ready_and_are_placed_wh
         case "draining":
             leader.decides(leader.dispatcher.drain(A, "asked", 1.0, leaving=False))
         case "suspected":
-            leader.decides(leader.dispatcher.check_liveness(10.0, heard_since=0.0, suspect_after=3.0, leave_after=30.0))
+            leader.decides(
+                leader.dispatcher.check_liveness(
+                    LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=30.0), 10.0
+                )
+            )
         case _:
             leader.happens(InstanceLeft(at=1.0, instance=A, epoch=Epoch(1), reason="asked"))
     held = leader.arrives("r1", 10.0)

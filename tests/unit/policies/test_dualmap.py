@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.dualmap import DualMap
 from pointsman.primitives import BlockKey, InstanceId

@@ -12,7 +12,8 @@ from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.subjects import route_subject
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard

@@ -11,7 +11,8 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import follow_subject
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term

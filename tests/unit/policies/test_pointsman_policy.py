@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import home_among, ring_candidates
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, InstanceId, Term
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, joined, stored
@@ -25,7 +26,7 @@ def pool(*instances: str, stale: bool = False, **own: float) -> Dispatcher:
     for instance in instances:
         state.apply(joined(instance))
         seen.apply(joined(instance))
-    return Dispatcher(state, policies, term=Term(1), seen=seen if stale else None)
+    return Dispatcher(state, policies, term=Term(1), policy_state=seen if stale else None)
 
 
 def occupy(dispatcher: Dispatcher, instance: str, seconds: float, *, requests: int = 1) -> None:
@@ -198,8 +199,8 @@ def test_a_stale_view_keeps_in_mind_who_holds_half_of_the_prompt() -> None:
     near = {c.instance for c in place(pool(*FLEET, stale=True), "r", prompt(), now=10.0).candidates}
     far = next(instance for instance in FLEET if instance not in near)
     half, less = pool(*FLEET, stale=True), pool(*FLEET, stale=True)
-    half._seen.apply(stored(far, 1, prompt()[:9]))
-    less._seen.apply(stored(far, 1, prompt()[:7]))
+    half.policy_state.apply(stored(far, 1, prompt()[:9]))
+    less.policy_state.apply(stored(far, 1, prompt()[:7]))
 
     placed = place(half, "r", prompt(), now=10.0)
 

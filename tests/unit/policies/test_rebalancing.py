@@ -11,10 +11,12 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
+from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
@@ -41,8 +43,8 @@ class WhereTheSessionSays(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        option = view.option(InstanceId(view.request.session))
-        return Choice(option, "told so", [option])
+        candidate = view.candidate(InstanceId(view.request.session))
+        return Choice(candidate, "told so", [candidate])
 
 
 def pool(instances: tuple[str, ...] = FLEET, *, window_tokens: int = 1) -> Dispatcher:
@@ -78,7 +80,7 @@ def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
     """The slow twin of a prediction: first tokens one after the other, in seconds from now."""
     ends = {}
     for instance, line in state.workload.queues.items():
-        seconds = state.expected_seconds(instance, *line.engine_left(now))
+        seconds = state.latency.expected_seconds(instance, *line.engine_left(now))
         seconds -= sum(request.prefill_seconds for request in line.prefill.values())
         seconds += stalled_seconds(line, now)
         for request in (*line.prefill.values(), *line.pending.values()):
@@ -334,7 +336,7 @@ def test_stale_items_of_a_plan_are_passed_over() -> None:
     crowd(dispatcher, "a", 12)
     plan = GlobalBenefit().plan(dispatcher.state, 0.0)
     ended, drained = plan.migrations[0], next(m for m in plan.migrations if m.target != plan.migrations[0].target)
-    dispatcher.cancel(ended.request, "gone", 0.1)
+    dispatcher.cancel(ended.request, CancelCause.CLIENT_GONE, 0.1)
     dispatcher.state.apply(InstanceDraining(at=0.1, instance=drained.target, epoch=Epoch(1)))
     unknown = Migration(RequestId("nobody"), InstanceId("a"), InstanceId("b"), 1.0, "")
     elsewhere = replace(plan.migrations[-1], source=InstanceId("c"))

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.fleet import InstanceDraining
-from pointsman.policies.dispatch import Dispatcher, UnknownPolicyError, policy_set
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import candidate_pair
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from tests.support.events import finished, first_token, reported, route, stored

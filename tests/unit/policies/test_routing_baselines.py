@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
+from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestFinished
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing import RoutingPolicy
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.cache_affinity import CacheAffinity
@@ -135,11 +137,11 @@ def test_whatever_happens_nothing_weighs_on_an_instance_once_all_requests_ended(
             again = route(request, prompt(number % 3, 300), attempt=known.attempt + 1, excluded=[known.instance])
             dispatcher.route(again, now)
         elif known and what == "cancel":
-            dispatcher.abandon(request, "test", now)
+            dispatcher.abandon(request, CancelCause.NEVER_ENDED, now)
         elif known:
             answer(dispatcher, request, known.instance, at=now)
     for request in list(state.workload.requests):
-        dispatcher.abandon(request, "the end", now)
+        dispatcher.abandon(request, CancelCause.NEVER_ENDED, now)
 
     load, active = state.tracker(DecayedLoad), state.tracker(ActiveBlocks)
     window = state.tracker(WindowedLoad)
@@ -377,7 +379,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
         place(dispatcher, f"w{number}", prompt(1000 * (number + 1), 300), now=3.0)
     waiting = next(r for line in dispatcher.state.workload.queues.values() for r in line.pending.values())
     before = deficits.tokens_left(client, waiting.instance)
-    dispatcher.cancel(waiting.id, "the client went away", 4.0)
+    dispatcher.cancel(waiting.id, CancelCause.CLIENT_GONE, 4.0)
 
     assert spent == 1000 - 257 - 100
     assert deficits.tokens_left(client, waiting.instance) == before + waiting.uncached_tokens

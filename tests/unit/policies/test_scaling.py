@@ -8,8 +8,9 @@ import pytest
 from pointsman.contracts.decisions import RequestRejected, ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, Role
 from pointsman.policies.admission.admit_all import AdmitAll
-from pointsman.policies.dispatch import Dispatcher, PolicySet, UnknownPolicyError, scaling_policy
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, scaling_policy
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
 from pointsman.policies.scaling.schedule import parse_cron

@@ -9,7 +9,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.adapters.memory_stores import MemoryCheckpoints
-from pointsman.policies.dispatch import policy_set
+from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.checkpoint_fingerprint import entry_digest

@@ -41,12 +41,12 @@ def test_the_random_logs_reach_every_part_of_a_state() -> None:
     assert state.index._detached_total or state.index._children
     assert state.speculation._promised
     assert state.workload._ended
-    assert state.corrections
+    assert state.latency.corrections
     assert state.hotness._window
-    assert state._promises
+    assert state.speculation.unconfirmed
     assert state.term > 1
     empty = fresh_state()
-    for memory, untouched in zip(state._trackers, empty._trackers, strict=True):
+    for memory, untouched in zip(state.trackers, empty.trackers, strict=True):
         assert vars(memory).keys() == vars(untouched).keys()
         assert repr(vars(memory)) != repr(vars(untouched)), type(memory).__name__
 

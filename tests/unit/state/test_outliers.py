@@ -6,8 +6,9 @@ import pytest
 
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceReported, InstanceUnejected
-from pointsman.contracts.requests import ENGINE_IDLE, RequestAttemptFailed, RequestCancelled
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set, recorded_policy_set
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set, recorded_policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import verify
@@ -185,7 +186,7 @@ def test_a_request_that_the_leader_gave_up_before_its_ingress_tells_of_the_failu
     for _ in range(20):
         request, instance = pool.asks()
         if instance == A:
-            pool.decides(pool.dispatcher.abandon(RequestId(request), ENGINE_IDLE, pool.now + 3.2))
+            pool.decides(pool.dispatcher.abandon(RequestId(request), CancelCause.ENGINE_IDLE, pool.now + 3.2))
             pool.now += 5.0
             pool.fails(request, A, "first_byte_timeout")
             pool.now -= 4.0

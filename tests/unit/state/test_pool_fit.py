@@ -18,7 +18,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
-from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term

@@ -10,12 +10,15 @@ from pointsman.contracts.cache import CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
-from pointsman.policies.dispatch import Dispatcher, policy_set
+from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
 from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge, NoDemand
-from pointsman.state.state import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS, PoolSettings, State
+from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
+from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
 
@@ -158,7 +161,7 @@ def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
     dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=1), term=Term(1))
     dispatcher.route(route("running", [9]), now=0.0)
     dispatcher.route(route("waiting", [1, 2]), now=0.0)
-    dispatcher.cancel(RequestId("waiting"), "gone", now=0.1)
+    dispatcher.cancel(RequestId("waiting"), CancelCause.CLIENT_GONE, now=0.1)
 
     assert state.hits(keys(1, 2)) == {}
     assert state.hits(keys(9)) == {A: 1}
@@ -200,7 +203,7 @@ def test_slow_prefills_teach_a_correction_of_the_prediction() -> None:
         now += 2 * 0.065
         state.apply(first_token(f"r{number}", "a", at=now))
 
-    assert 1.7 < state.correction(A) < 2.1
+    assert 1.7 < state.latency.correction(A) < 2.1
 
 
 def test_a_request_is_pending_then_in_prefill_then_decoding() -> None:
@@ -227,7 +230,7 @@ def test_a_prefill_that_nobody_sees_end_leaves_the_window_when_it_must_be_over()
 
     assert early == []
     assert [type(event).__name__ for event in late] == ["PrefillFinished", "RequestGranted"]
-    assert state.correction(A) == 1.0
+    assert state.latency.correction(A) == 1.0
 
 
 def test_an_answer_that_is_not_streamed_may_be_tried_elsewhere_though_its_prefill_was_assumed_over() -> None:
@@ -287,11 +290,11 @@ def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
 def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:
     state = state_with(joined("a"))
     dispatcher = Dispatcher(state, policy_set(), term=Term(1))
-    (ended,) = dispatcher.cancel(RequestId("r"), "client_gone", 0.0)
+    (ended,) = dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 0.0)
 
     assert type(ended).__name__ == "RequestCancelled"
     assert dispatcher.route(route("r", [1]), 1.0) == []
-    assert dispatcher.cancel(RequestId("r"), "client_gone", 2.0) == []
+    assert dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 2.0) == []
 
 
 def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:
@@ -535,7 +538,7 @@ def test_a_hit_saves_whole_blocks_of_the_engine_and_never_the_last_token() -> No
     instance = state_with(joined("a")).fleet[A]
 
     def saved(hit_blocks: int, prompt_tokens: int) -> int:
-        return state_with(joined("a")).cached_tokens(instance, hit_blocks, prompt_tokens)
+        return state_with(joined("a")).latency.cached_tokens(instance, hit_blocks, prompt_tokens)
 
     assert [saved(2, 129), saved(2, 128), saved(3, 200), saved(0, 200), saved(1, 1)] == [128, 64, 192, 0, 0]
 

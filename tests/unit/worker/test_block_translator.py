@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.adapters.zmq_kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineEvent, decode_batch
+from pointsman.adapters.kv_events.codec import decode_batch
+from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockStored, EngineCacheCleared, EngineEvent
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
@@ -32,10 +33,10 @@ def engine_hash(prefix: Prefix) -> int:
     return hash(prefix) & (1 << 64) - 1
 
 
-def stored(prefix: Prefix, first: int = 0, **fields: Any) -> BlockStored:
+def stored(prefix: Prefix, first: int = 0, **fields: Any) -> EngineBlockStored:
     """The blocks of `prefix` from block `first` on."""
     ends = range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)
-    event = BlockStored(
+    event = EngineBlockStored(
         block_hashes=[engine_hash(prefix[:end]) for end in ends],
         parent_block_hash=engine_hash(prefix[: first * WIDTH]) if first else None,
         token_ids=list(prefix[first * WIDTH :]),
@@ -47,8 +48,8 @@ def stored(prefix: Prefix, first: int = 0, **fields: Any) -> BlockStored:
     return event
 
 
-def removed(*prefixes: Prefix, **fields: Any) -> BlockRemoved:
-    return BlockRemoved(block_hashes=[engine_hash(prefix) for prefix in prefixes], **fields)
+def removed(*prefixes: Prefix, **fields: Any) -> EngineBlockRemoved:
+    return EngineBlockRemoved(block_hashes=[engine_hash(prefix) for prefix in prefixes], **fields)
 
 
 def prompt(blocks: int, *, start: int = 1) -> Prefix:
@@ -183,7 +184,7 @@ def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int
             translator.apply(removed(prefix))
             twin.apply_removed(prefix)
         elif step == "clear":
-            translator.apply(AllBlocksCleared())
+            translator.apply(EngineCacheCleared())
             twin.apply_cleared()
         elif step == "snapshot":
             runs = translator.take_snapshot()
@@ -359,7 +360,7 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
             for first, last in ((0, len(hashes) // 2), (len(hashes) // 2, len(hashes))):  # as prefills come in chunks
                 if first < last:
                     translator.apply(
-                        BlockStored(
+                        EngineBlockStored(
                             block_hashes=hashes[first:last],
                             parent_block_hash=hashes[first - 1] if first else None,
                             token_ids=tokens[first * width : last * width],
@@ -408,14 +409,16 @@ def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: floa
 
 @pytest.mark.parametrize("fading", [False, True])
 def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: bool) -> None:
-    def lie(engine_hash: int, parent: int | None) -> BlockStored:
-        return BlockStored(block_hashes=[engine_hash], parent_block_hash=parent, token_ids=[1, 2], block_size=WIDTH)
+    def lie(engine_hash: int, parent: int | None) -> EngineBlockStored:
+        return EngineBlockStored(
+            block_hashes=[engine_hash], parent_block_hash=parent, token_ids=[1, 2], block_size=WIDTH
+        )
 
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.fade(0.0, fading=fading)
     translator.apply(lie(1, None), now=0.0)
     translator.apply(lie(2, 1), now=0.0)
-    translator.apply(BlockRemoved(block_hashes=[1]), now=0.0)
+    translator.apply(EngineBlockRemoved(block_hashes=[1]), now=0.0)
     translator.apply(lie(1, 2), now=0.0)
     translator.apply(lie(3, 1), now=20.0)
 
@@ -524,7 +527,7 @@ def test_what_was_removed_or_cleared_takes_no_room() -> None:
     for _ in range(2):
         translator.apply(removed(prompt(2)))
     translator.apply(stored(prompt(1, start=50)))
-    translator.apply(AllBlocksCleared())
+    translator.apply(EngineCacheCleared())
     translator.apply(stored(prompt(2, start=90)))
 
     assert translator.blocks_over == 0
@@ -554,7 +557,7 @@ def test_a_dropped_store_says_why() -> None:
 
 def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
     tokens, width = 16 * 70_000, 16
-    event = BlockStored(
+    event = EngineBlockStored(
         block_hashes=list(range(70_000)), parent_block_hash=None, token_ids=[7] * tokens, block_size=width
     )
     batch = decode_batch(0, msgspec.msgpack.encode([0.0, [event], 0]))
@@ -588,7 +591,7 @@ def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them
         translator.apply(stored(block, block_hashes=[name]))
     held = []
     for name in (1, 2, 3):
-        translator.apply(BlockRemoved(block_hashes=[name]))
+        translator.apply(EngineBlockRemoved(block_hashes=[name]))
         held.append(len(translator.held_keys()))
 
     assert held == [1, 1, 0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.contracts.reasons import reject_answer
 from pointsman.primitives import Seconds, Tokens
 
 _TYPES = {
@@ -24,9 +25,6 @@ _TYPES = {
     502: "upstream_error",
     503: "service_unavailable_error",
 }
-
-IN_VAIN = frozenset({"slo_unreachable"})
-"""Reasons for which the same request would be refused again, whenever it comes."""
 
 DO_NOT_RETRY = (b"x-should-retry", b"false")
 """Official OpenAI clients ask again by themselves after 408, 429 and 5xx, but for answers that say this."""
@@ -42,13 +40,6 @@ RETRY_REFUSED_WALL_SECONDS: Seconds = 2.0
 
 NAMES_MAX = 20
 """Models that are named to a client that asked for another."""
-
-_ADVICE = {
-    "slo_ttft": "Ask again later, or with a longer objective (x-slo-ttft-ms).",
-    "slo_unreachable": "Ask with a longer objective (x-slo-ttft-ms) or a shorter prompt.",
-    "slo_tpot": "Ask again later, or with a longer objective (x-slo-tpot-ms).",
-}
-"""What to do about a reason of the scheduler's, where it is more than to wait."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -207,8 +198,9 @@ def no_place() -> Refusal:
 def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> Refusal:
     """What the scheduler refused, with its own status and reason."""
     found = detail or "the request was refused"
-    message = f"{found[:1].upper()}{found[1:]}. {_ADVICE.get(reason, 'Ask again later.')}"
-    if reason in IN_VAIN:
+    answer = reject_answer(reason)
+    message = f"{found[:1].upper()}{found[1:]}. {answer.advice}"
+    if not answer.retryable:
         return Refusal(status, reason, message, headers=(DO_NOT_RETRY, (REASON_HEADER, reason.encode())))
     return _try_later(status, reason, message, retry_after_wall)
 

@@ -26,6 +26,7 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
 )
+from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
@@ -52,9 +53,6 @@ HAND_OVER_WALL_SECONDS: Seconds = 0.5
 """How long the leader may take to say where a prefilled request goes on."""
 
 HAND_OVER_TRIES = 2
-UNKNOWN_REQUEST = "unknown_request"
-"""What a leader says of a prefill that it does not know."""
-
 CANCEL_WALL_SECONDS: Seconds = 1.0
 """How long a cancellation waits for its answer."""
 
@@ -159,7 +157,7 @@ class Router:
                 break
             except CommandTimeoutError:
                 continue
-            if isinstance(answer, RouteRejected) and answer.reason == UNKNOWN_REQUEST:
+            if isinstance(answer, RouteRejected) and answer.reason == RejectReason.UNKNOWN_REQUEST:
                 break
             if isinstance(answer, RouteGranted | RouteRejected) and answer.term >= self._term:
                 return answer
@@ -175,11 +173,11 @@ class Router:
         self._under_way.tell(planned)
         return planned
 
-    async def withdraw(self, request: RequestId, reason: str) -> bool:
+    async def withdraw(self, request: RequestId, cause: CancelCause) -> bool:
         """Tell the scheduler that nobody waits any more. True when it writes the request's end; False when the end
         is the caller's to write. A scheduler that is too slow to answer ends the request all the same: it misses
         the repetitions."""
-        command = CancelRequest(request=request, reason=reason)
+        command = CancelRequest(request=request, reason=cause.value)
         try:
             answer = await self._commands.request(self._cancel_subject, command, timeout=CANCEL_WALL_SECONDS)
         except NoResponderError:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pointsman.contracts.decisions import Settings
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
@@ -15,7 +16,7 @@ from pointsman.state.trackers.base import Tracker
 class Refusal:
     """Why a request is not admitted, and when asking again may help (engine seconds)."""
 
-    reason: str
+    reason: RejectReason
     detail: str
     retry_after: Seconds
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -40,37 +41,39 @@ class PredictedTtft(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        if choice.option.predicted_ttft > view.budget:
-            return too_late(view, choice.option)
-        if self.tpot_check and (tpot := excessive_tpot(view, choice.option)):
-            return too_slow(view, choice.option, tpot)
+        if choice.chosen.predicted_ttft > view.budget:
+            return too_late(view, choice.chosen)
+        if self.tpot_check and (tpot := excessive_tpot(view, choice.chosen)):
+            return too_slow(view, choice.chosen, tpot)
         return choice
 
 
-def excessive_tpot(view: PoolView, option: Option) -> Seconds | None:
+def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
     """The seconds per token to expect there, if they exceed the objective; None if not, or nobody can tell."""
     if view.request.max_output_tokens <= 1:
         return None
-    tpot = view.tracker(DecodeLoad).predicted_tpot(option.instance, view.now)
+    tpot = view.tracker(DecodeLoad).predicted_tpot(candidate.instance, view.now)
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 
-def too_late(view: PoolView, option: Option) -> Refusal:
+def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
     """The refusal of a request that would be late on this instance."""
     detail = (
-        f"predicted time to first token is {option.predicted_ttft:.2f} s on {option.instance}, "
+        f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
     )
-    alone = min(other.prefill_seconds for other in (option, *view.options))
+    alone = min(other.prefill_seconds for other in (candidate, *view.candidates))
     if alone > view.request.slo_ttft:
-        return Refusal("slo_unreachable", f"{detail}; the prompt alone takes longer", alone)
-    return Refusal("slo_ttft", detail, max(0.0, min(option.predicted_ttft - view.budget, option.queue_seconds)))
+        return Refusal(RejectReason.SLO_UNREACHABLE, f"{detail}; the prompt alone takes longer", alone)
+    return Refusal(
+        RejectReason.SLO_TTFT, detail, max(0.0, min(candidate.predicted_ttft - view.budget, candidate.queue_seconds))
+    )
 
 
-def too_slow(view: PoolView, option: Option, tpot: Seconds) -> Refusal:
+def too_slow(view: PoolView, candidate: ScoredInstance, tpot: Seconds) -> Refusal:
     """The refusal of a request whose answer would come too slowly from this instance."""
     detail = (
-        f"predicted time per output token is {tpot * 1000:.0f} ms on {option.instance}, "
+        f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"
     )
-    return Refusal("slo_tpot", detail, DECODE_RETRY_SECONDS)
+    return Refusal(RejectReason.SLO_TPOT, detail, DECODE_RETRY_SECONDS)

@@ -39,9 +39,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.state.trackers.attainment import Attainment, Tally
 from pointsman.state.trackers.base import Tracker
@@ -82,7 +83,7 @@ class PredictedTtftFair(AdmissionPolicy):
             return admitted
         spare = self.spare * view.request.slo_ttft
         fair = choice_or_soonest(view, choice, check_tpot=self.tpot_check, price=price, spare=spare)
-        return fair if isinstance(fair, Choice) else _keep_back(view, admitted.option, price)
+        return fair if isinstance(fair, Choice) else _keep_back(view, admitted.chosen, price)
 
     def price(self, view: PoolView) -> float:
         """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
@@ -97,10 +98,12 @@ def _gap(groups: Iterable[Tally], own: Tally) -> float:
     return max(group.owed for group in groups) - own.owed
 
 
-def _keep_back(view: PoolView, option: Option, price: float) -> Refusal:
+def _keep_back(view: PoolView, candidate: ScoredInstance, price: float) -> Refusal:
     detail = (
-        f"predicted time to first token is {option.predicted_ttft:.2f} s on {option.instance}; of the "
+        f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}; of the "
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
-        f"behind a queue, {price:.1f} times its prefill of {option.prefill_seconds:.2f} s must fit in"
+        f"behind a queue, {price:.1f} times its prefill of {candidate.prefill_seconds:.2f} s must fit in"
     )
-    return Refusal("held_back", detail, min(priced_ttft(option, price) - view.budget, option.queue_seconds))
+    return Refusal(
+        RejectReason.HELD_BACK, detail, min(priced_ttft(candidate, price) - view.budget, candidate.queue_seconds)
+    )

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -42,34 +42,36 @@ class PredictedTtftGlobal(AdmissionPolicy):
 def choice_or_soonest(
     view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: Seconds = 0.0
 ) -> Choice | Refusal:
-    """The choice if it meets both objectives, else the soonest option that does, else why not even that one does.
+    """The choice if it meets both objectives, else the soonest candidate that does, else why not even that one does.
 
     `price`: how many times its own prefill must fit in behind a queue of more than `spare`. Behind less, once is enough.
     """
 
-    def meets(option: Option) -> bool:
+    def meets(candidate: ScoredInstance) -> bool:
         return (
-            option.predicted_ttft <= view.budget
-            and (option.queue_seconds <= spare or priced_ttft(option, price) <= view.budget)
-            and not (check_tpot and excessive_tpot(view, option))
+            candidate.predicted_ttft <= view.budget
+            and (candidate.queue_seconds <= spare or priced_ttft(candidate, price) <= view.budget)
+            and not (check_tpot and excessive_tpot(view, candidate))
         )
 
-    if meets(choice.option):
+    if meets(choice.chosen):
         return choice
-    able = [option for option in view.options if meets(option)]
+    able = [candidate for candidate in view.candidates if meets(candidate)]
     if able:
         soonest = _soonest(able, price)
-        return Choice(soonest, f"{choice.option.instance} would miss the objective: first token soonest", view.options)
-    soonest = _soonest(view.options)
+        return Choice(
+            soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.candidates
+        )
+    soonest = _soonest(view.candidates)
     tpot = excessive_tpot(view, soonest) if check_tpot and soonest.predicted_ttft <= view.budget else None
     return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
-def priced_ttft(option: Option, price: float) -> Seconds:
+def priced_ttft(candidate: ScoredInstance, price: float) -> Seconds:
     """When its first token would come if its own prefill took `price` times as long."""
-    return option.queue_seconds + price * option.prefill_seconds
+    return candidate.queue_seconds + price * candidate.prefill_seconds
 
 
-def _soonest(options: list[Option], price: float = 1.0) -> Option:
+def _soonest(candidates: list[ScoredInstance], price: float = 1.0) -> ScoredInstance:
     """By (priced) first token; of equals the one with more cached tokens, then the first."""
-    return min(options, key=lambda option: (priced_ttft(option, price), -option.cached_tokens))
+    return min(candidates, key=lambda candidate: (priced_ttft(candidate, price), -candidate.cached_tokens))

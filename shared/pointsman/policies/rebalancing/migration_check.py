@@ -12,7 +12,8 @@ estimates a queue as first come, first served.
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.contracts.reasons import MoveRefusal
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import InstanceId, RequestId, Seconds
@@ -26,13 +27,13 @@ ROUNDING_SECONDS: Seconds = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Veto:
-    """Why a move is not made. `reason` is one of a few words (docs/events.md), `detail` is for people."""
+    """Why a move is not made. `detail` is for people."""
 
-    reason: str
+    reason: MoveRefusal
     detail: str
 
 
-class Recheck:
+class MigrationCheck:
     """One plan, looked at again move by move, each after the one before was made or refused."""
 
     def __init__(self, state: State, now: Seconds) -> None:
@@ -40,31 +41,31 @@ class Recheck:
         self._now = now
         self._queues: dict[InstanceId, _Queue] = {}
 
-    def judge(self, migration: Migration) -> Option | Veto:
+    def judge(self, migration: Migration) -> ScoredInstance | Veto:
         """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Veto("not_waiting", "it has ended")
+            return Veto(MoveRefusal.NOT_WAITING, "it has ended")
         if request.stage is not Stage.PENDING:
-            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Veto("elsewhere", f"it waits for {request.instance}")
+            return Veto(MoveRefusal.ELSEWHERE, f"it waits for {request.instance}")
         if migration.target not in self._state.fleet.ready_for(request):
-            return Veto("target_unavailable", f"{migration.target} takes no such requests")
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{migration.target} takes no such requests")
         if migration.target in self._state.fleet.on_trial:
-            return Veto("target_unavailable", f"{migration.target} is half-open after its ejection")
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{migration.target} is half-open after its ejection")
         if migration.target in request.excluded:
-            return Veto("target_unavailable", f"{migration.target} has failed it before")
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{migration.target} has failed it before")
         return self._compare(request, migration)
 
-    def _compare(self, request: Request, migration: Migration) -> Option | Veto:
+    def _compare(self, request: Request, migration: Migration) -> ScoredInstance | Veto:
         queue = self._queue(migration.source)
-        offered = PoolView(self._state, request, self._now).option(migration.target)
+        offered = PoolView(self._state, request, self._now).candidate(migration.target)
         there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now
         if there > left + ROUNDING_SECONDS:
-            return Veto("target_late", f"first token there in {there:.2f} s, {left:.2f} s are left")
+            return Veto(MoveRefusal.TARGET_LATE, f"first token there in {there:.2f} s, {left:.2f} s are left")
         if there >= here or migration.target == migration.source:
-            return Veto("no_gain", f"first token there in {there:.2f} s, here in {here:.2f} s")
+            return Veto(MoveRefusal.NO_GAIN, f"first token there in {there:.2f} s, here in {here:.2f} s")
         queue.give(request.id)
         return offered
 
@@ -79,7 +80,7 @@ class _Queue:
     """When each request of a queue is expected to have its first token, seconds from now."""
 
     def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
-        line, expected = state.workload.queues[source], state.expected_seconds
+        line, expected = state.workload.queues[source], state.latency.expected_seconds
         self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in line.pending.values()}
         begins = expected(source, *line.engine_left(now)) + stalled_seconds(line, now, after=0.0)
         if source not in state.fleet.ready:

@@ -95,7 +95,7 @@ class MigrationPlanner:
                 return
         if not stalled and instance.id not in self._state.fleet.on_trial:
             self.targets[instance.id] = Target(
-                instance, self._state.expected_seconds(instance.id, *line.work_ahead(now))
+                instance, self._state.latency.expected_seconds(instance.id, *line.work_ahead(now))
             )
 
     def _sort_out(self, instance: Instance, now: Seconds) -> None:
@@ -185,8 +185,10 @@ class MigrationPlanner:
             return known
         hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
         tokens = waiting.request.prompt_tokens
-        cached = state.cached_tokens(instance, hit, tokens) if hit else 0
-        work = state.expected_seconds(instance.id, state.prefill_seconds(instance, tokens, cached), tokens - cached)
+        cached = state.latency.cached_tokens(instance, hit, tokens) if hit else 0
+        work = state.latency.expected_seconds(
+            instance.id, state.latency.prefill_seconds(instance, tokens, cached), tokens - cached
+        )
         waiting.work[instance.id] = work
         return work
 
@@ -246,7 +248,7 @@ def _source(
     leaves: bool = False,
 ) -> _Source:
     requests = list(line.pending.values())
-    expected = state.expected_seconds
+    expected = state.latency.expected_seconds
     work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
     limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]
     return _Source(

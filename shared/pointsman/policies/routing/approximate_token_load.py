@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,24 @@ class ApproximateTokenLoad(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
+        candidates = candidates_of(view)
         enough = self.hit_share_min * view.request.prompt_tokens
-        sticky = [option for option in options if option.cached_tokens >= enough]
+        sticky = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
         if not sticky:
-            return Choice(_lightest(view, options), "no instance holds enough of the prompt: least token load", options)
-        if _soonest(sticky) - _soonest(options) > self.penalty_s:
-            return Choice(_lightest(view, options), "its holders are saturated: least token load", options)
-        return Choice(_lightest(view, sticky), f"least token load of {len(sticky)} that hold most of it", options)
+            return Choice(
+                _lightest(view, candidates), "no instance holds enough of the prompt: least token load", candidates
+            )
+        if _soonest(sticky) - _soonest(candidates) > self.penalty_s:
+            return Choice(_lightest(view, candidates), "its holders are saturated: least token load", candidates)
+        return Choice(_lightest(view, sticky), f"least token load of {len(sticky)} that hold most of it", candidates)
 
 
-def _soonest(options: list[Option]) -> float:
-    return min(option.predicted_ttft for option in options)
+def _soonest(candidates: list[ScoredInstance]) -> float:
+    return min(candidate.predicted_ttft for candidate in candidates)
 
 
-def _lightest(view: PoolView, options: list[Option]) -> Option:
-    least = min((option.load_tokens, option.requests) for option in options)
-    return view.familiar([option for option in options if (option.load_tokens, option.requests) == least])
+def _lightest(view: PoolView, candidates: list[ScoredInstance]) -> ScoredInstance:
+    least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
+    return view.familiar(
+        [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+    )

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.primitives import InstanceId
 from pointsman.state.trackers.base import Tracker
 
@@ -17,11 +17,11 @@ class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One option of those that were considered, and why."""
+    """The instance chosen among those considered, and why."""
 
-    option: Option
+    chosen: ScoredInstance
     reason: str
-    considered: list[Option]
+    considered: list[ScoredInstance]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _needs(view: PoolView) -> str:
     return f" with room for {request.context_tokens} tokens" if view.some_ready and request.context_tokens else ""
 
 
-def options_of(view: PoolView) -> list[Option]:
-    """All options. Raises NoInstance where there is none."""
+def candidates_of(view: PoolView) -> list[ScoredInstance]:
+    """All candidates. Raises NoInstance where there is none."""
     require_eligible(view)
-    return view.options
+    return view.candidates

@@ -27,10 +27,10 @@ class CacheAffinity(RoutingPolicy):
         instances = require_eligible(view)
         home = _home(view)
         if home is None:
-            stray = view.option(instances[pick(len(instances), 0, view.request.id)])
+            stray = view.candidate(instances[pick(len(instances), 0, view.request.id)])
             return Choice(stray, "no whole block, so no prefix: by request id", [stray])
-        option = view.option(home)
-        return Choice(option, "the home of its prefix", [option])
+        candidate = view.candidate(home)
+        return Choice(candidate, "the home of its prefix", [candidate])
 
 
 def _home(view: PoolView) -> InstanceId | None:

@@ -21,8 +21,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.deficits import Deficits
 
@@ -48,17 +48,17 @@ class D2Lpm(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
+        candidates = candidates_of(view)
         client, deficits = view.request.tenant, view.tracker(Deficits)
-        needed = [deficits.quanta_needed(client, option.instance) for option in options]
+        needed = [deficits.quanta_needed(client, candidate.instance) for candidate in candidates]
         fewest = min(needed)
-        affordable = [option for option, quanta in zip(options, needed, strict=True) if quanta == fewest]
-        longest = max(option.cached_tokens for option in affordable)
-        chosen = _least_loaded(view, [option for option in affordable if option.cached_tokens == longest])
+        affordable = [candidate for candidate, quanta in zip(candidates, needed, strict=True) if quanta == fewest]
+        longest = max(candidate.cached_tokens for candidate in affordable)
+        chosen = _least_loaded(view, [candidate for candidate in affordable if candidate.cached_tokens == longest])
         refilled = "after a refill" if fewest else "with tokens left"
-        return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", options)
+        return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", candidates)
 
 
-def _least_loaded(view: PoolView, equals: list[Option]) -> Option:
-    least = min(option.load_tokens for option in equals)
-    return view.familiar([option for option in equals if option.load_tokens == least])
+def _least_loaded(view: PoolView, equals: list[ScoredInstance]) -> ScoredInstance:
+    least = min(candidate.load_tokens for candidate in equals)
+    return view.familiar([candidate for candidate in equals if candidate.load_tokens == least])

@@ -23,7 +23,7 @@ import msgspec
 from typing_extensions import override
 
 from pointsman.policies.hash_ring import candidate_pair
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId
@@ -58,52 +58,56 @@ class DualMap(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         pair = candidate_pair(require_eligible(view), view.ring_key)
-        options = [self._option(view, instance) for instance in pair]
-        if len(options) == 1:
-            return Choice(options[0], "the only instance", options)
+        candidates = [self._option(view, instance) for instance in pair]
+        if len(candidates) == 1:
+            return Choice(candidates[0], "the only instance", candidates)
         match self.ablation:
             case "cache-affinity":
-                return Choice(_affine_first(options)[0], "the longer hit of the pair", options)
+                return Choice(_affine_first(candidates)[0], "the longer hit of the pair", candidates)
             case "least-loaded":
-                return _less_loaded(view, options, "the less loaded of the pair")
+                return _less_loaded(view, candidates, "the less loaded of the pair")
             case "min-ttft":
-                soonest = min(_affine_first(options), key=lambda option: option.predicted_ttft)
-                return Choice(soonest, "first token soonest of the pair", options)
+                soonest = min(_affine_first(candidates), key=lambda candidate: candidate.predicted_ttft)
+                return Choice(soonest, "first token soonest of the pair", candidates)
             case _:
-                return self._of_two(view, options)
+                return self._of_two(view, candidates)
 
-    def _option(self, view: PoolView, instance: InstanceId) -> Option:
-        """The option, with the time that the instance has been stalled in its queue."""
-        option = view.option(instance)
+    def _option(self, view: PoolView, instance: InstanceId) -> ScoredInstance:
+        """The candidate, with the time that the instance has been stalled in its queue."""
+        candidate = view.candidate(instance)
         if self.stall_seconds <= 0:
-            return option
+            return candidate
         stalled = stalled_seconds(view.line(instance), view.now, after=self.stall_seconds)
-        return msgspec.structs.replace(option, queue_seconds=option.queue_seconds + stalled) if stalled else option
+        return (
+            msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + stalled)
+            if stalled
+            else candidate
+        )
 
-    def _of_two(self, view: PoolView, options: list[Option]) -> Choice:
-        affine, other = _affine_first(options)
+    def _of_two(self, view: PoolView, candidates: list[ScoredInstance]) -> Choice:
+        affine, other = _affine_first(candidates)
         if affine.cached_tokens == other.cached_tokens:
-            return _less_loaded(view, options, "equal hits: the less loaded candidate")
+            return _less_loaded(view, candidates, "equal hits: the less loaded candidate")
         limit = self.ttft_slo_threshold * view.budget
         if affine.predicted_ttft <= limit:
-            return Choice(affine, f"holds {affine.cached_tokens} tokens of the prompt and meets the SLO", options)
+            return Choice(affine, f"holds {affine.cached_tokens} tokens of the prompt and meets the SLO", candidates)
         if other.predicted_ttft <= limit:
-            return Choice(other, f"{affine.instance} holds more but would miss the SLO", options)
+            return Choice(other, f"{affine.instance} holds more but would miss the SLO", candidates)
         if self.both_over == "affine":
-            return Choice(affine, "both candidates would miss the SLO: the longer hit wastes least", options)
-        return Choice(min(options, key=_load), "both candidates would miss the SLO: the less loaded", options)
+            return Choice(affine, "both candidates would miss the SLO: the longer hit wastes least", candidates)
+        return Choice(min(candidates, key=_load), "both candidates would miss the SLO: the less loaded", candidates)
 
 
-def _affine_first(options: list[Option]) -> list[Option]:
+def _affine_first(candidates: list[ScoredInstance]) -> list[ScoredInstance]:
     """The longer hit first; equal hits in the order of the pair."""
-    return sorted(options, key=lambda option: -option.cached_tokens)
+    return sorted(candidates, key=lambda candidate: -candidate.cached_tokens)
 
 
-def _less_loaded(view: PoolView, options: list[Option], reason: str) -> Choice:
-    least = min(_load(option) for option in options)
-    equals = [option for option in options if _load(option) == least]
-    return Choice(view.familiar(equals), reason, options)
+def _less_loaded(view: PoolView, candidates: list[ScoredInstance], reason: str) -> Choice:
+    least = min(_load(candidate) for candidate in candidates)
+    equals = [candidate for candidate in candidates if _load(candidate) == least]
+    return Choice(view.familiar(equals), reason, candidates)
 
 
-def _load(option: Option) -> tuple[int, int]:
-    return option.load_tokens, option.requests
+def _load(candidate: ScoredInstance) -> tuple[int, int]:
+    return candidate.load_tokens, candidate.requests

@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.policies.seeded_random import uniform
 from pointsman.state.trackers.active_blocks import ActiveBlocks
 from pointsman.state.trackers.base import Tracker
@@ -39,23 +39,25 @@ class DynamoCost(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
-        costs = self._costs(view, options)
+        candidates = candidates_of(view)
+        costs = self._costs(view, candidates)
         if self.temperature > 0:
-            chosen = self._by_chance(view, options, costs)
-            return Choice(chosen, f"by chance, weighted by cost at temperature {self.temperature:g}", options)
+            chosen = self._by_chance(view, candidates, costs)
+            return Choice(chosen, f"by chance, weighted by cost at temperature {self.temperature:g}", candidates)
         least = min(costs)
-        equals = [option for option, cost in zip(options, costs, strict=True) if cost == least]
-        return Choice(view.familiar(equals), f"least cost, {least:.1f} blocks", options)
+        equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
+        return Choice(view.familiar(equals), f"least cost, {least:.1f} blocks", candidates)
 
-    def _costs(self, view: PoolView, options: list[Option]) -> list[float]:
+    def _costs(self, view: PoolView, candidates: list[ScoredInstance]) -> list[float]:
         active = view.tracker(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
         weight = self.overlap_weight / view.block_tokens
-        return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in options]
+        return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in candidates]
 
-    def _by_chance(self, view: PoolView, options: list[Option], costs: list[float]) -> Option:
+    def _by_chance(self, view: PoolView, candidates: list[ScoredInstance], costs: list[float]) -> ScoredInstance:
         least, most = min(costs), max(costs)
         spread = (most - least or 1.0) * self.temperature
         heights = list(accumulate(exp((least - cost) / spread) for cost in costs))
         mark = uniform(self.seed, view.request.id) * heights[-1]
-        return next((option for option, top in zip(options, heights, strict=True) if mark < top), options[-1])
+        return next(
+            (candidate for candidate, top in zip(candidates, heights, strict=True) if mark < top), candidates[-1]
+        )

@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
@@ -49,16 +49,16 @@ class Lbgr(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
+        candidates = candidates_of(view)
         load, residuals = view.tracker(DecayedLoad), view.tracker(Residuals)
-        scores = [(_score(load, residuals, option, view.now), option) for option in options]
+        scores = [(_score(load, residuals, candidate, view.now), candidate) for candidate in candidates]
         least = min(score for score, _ in scores)
-        chosen = view.familiar([option for score, option in scores if score == least])
-        return Choice(chosen, f"least load, prefill and learned residual, {least:.3f} s", options)
+        chosen = view.familiar([candidate for score, candidate in scores if score == least])
+        return Choice(chosen, f"least load, prefill and learned residual, {least:.3f} s", candidates)
 
 
-def _score(load: DecayedLoad, residuals: Residuals, option: Option, now: Seconds) -> Seconds:
+def _score(load: DecayedLoad, residuals: Residuals, candidate: ScoredInstance, now: Seconds) -> Seconds:
     """Uncorrected seconds throughout: the residual learns what the correction would."""
-    uncached, cached = option.uncached_tokens, option.cached_tokens
-    residual = residuals.seconds(option.instance, uncached=uncached, cached=cached, now=now)
-    return load.seconds(option.instance, now) + option.work_seconds + residual
+    uncached, cached = candidate.uncached_tokens, candidate.cached_tokens
+    residual = residuals.seconds(candidate.instance, uncached=uncached, cached=cached, now=now)
+    return load.seconds(candidate.instance, now) + candidate.work_seconds + residual

@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LeastLoaded(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
-        least = min((option.load_tokens, option.requests) for option in options)
-        equals = [option for option in options if (option.load_tokens, option.requests) == least]
-        return Choice(view.familiar(equals), f"least loaded, {least[0]} tokens to prefill", options)
+        candidates = candidates_of(view)
+        least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
+        equals = [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+        return Choice(view.familiar(equals), f"least loaded, {least[0]} tokens to prefill", candidates)

@@ -5,7 +5,7 @@ shared tier exists, the transfer of a prefix that another instance holds. As in 
 where the best holder has more than `kvcache_balancing_threshold` times what the instance has itself; it is taken
 where it is quicker than computing (its section 6.2).
 
-A transferred prefix counts as held in the `Option`: its hit and cached tokens are the best holder's, its prefill
+A transferred prefix counts as held in the `ScoredInstance`: its hit and cached tokens are the best holder's, its prefill
 (seconds, work and uncached tokens) is only what is then left to compute, so that nothing is booked on the engine that
 the engine will not do; the transfer, which leaves the engine free, counts as part of the queue time.
 
@@ -20,8 +20,8 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class MinTtft(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        held = options_of(view)
-        options = self._with_transfers(view, held) if self.transfer_tokens_per_s > 0 else held
-        soonest = min(option.predicted_ttft for option in options)
+        held = candidates_of(view)
+        candidates = self._with_transfers(view, held) if self.transfer_tokens_per_s > 0 else held
+        soonest = min(candidate.predicted_ttft for candidate in candidates)
         near = [
-            (own, option)
-            for own, option in zip(held, options, strict=True)
-            if option.predicted_ttft <= soonest + self.tie_seconds
+            (own, candidate)
+            for own, candidate in zip(held, candidates, strict=True)
+            if candidate.predicted_ttft <= soonest + self.tie_seconds
         ]
         most = max(own.cached_tokens for own, _ in near)
-        chosen = view.familiar([option for own, option in near if own.cached_tokens == most])
+        chosen = view.familiar([candidate for own, candidate in near if own.cached_tokens == most])
         transferred = chosen.cached_tokens - most
         how = f", {transferred} tokens of it transferred" if transferred else ""
-        return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s{how}", options)
+        return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s{how}", candidates)
 
-    def _with_transfers(self, view: PoolView, held: list[Option]) -> list[Option]:
-        """Each option, or what it becomes by fetching the longest prefix that anyone holds, where that is sooner."""
-        best = max(held, key=lambda option: option.cached_tokens)
+    def _with_transfers(self, view: PoolView, held: list[ScoredInstance]) -> list[ScoredInstance]:
+        """Each candidate, or what it becomes by fetching the longest prefix that anyone holds, where that is sooner."""
+        best = max(held, key=lambda candidate: candidate.cached_tokens)
         return [
             self._sooner(view, own, best)
             if best.cached_tokens > self.kvcache_balancing_threshold * own.cached_tokens
@@ -63,8 +63,8 @@ class MinTtft(RoutingPolicy):
             for own in held
         ]
 
-    def _sooner(self, view: PoolView, own: Option, best: Option) -> Option:
-        fetched = view.option(own.instance, hit_blocks=best.hit_blocks)
+    def _sooner(self, view: PoolView, own: ScoredInstance, best: ScoredInstance) -> ScoredInstance:
+        fetched = view.candidate(own.instance, hit_blocks=best.hit_blocks)
         transfer_seconds = (fetched.cached_tokens - own.cached_tokens) / self.transfer_tokens_per_s
         fetched = msgspec.structs.replace(fetched, queue_seconds=fetched.queue_seconds + transfer_seconds)
         return fetched if fetched.predicted_ttft < own.predicted_ttft else own

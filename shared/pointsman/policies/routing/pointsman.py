@@ -39,8 +39,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.hash_ring import home_among, ring_candidates
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -60,97 +60,103 @@ class Pointsman(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
-        considered = self._trusted(view, options) if view.staleness > self.stale_after_s else options
-        if min(option.prefill_seconds for option in considered) > view.budget:
+        candidates = candidates_of(view)
+        considered = self._trusted(view, candidates) if view.staleness > self.stale_after_s else candidates
+        if min(candidate.prefill_seconds for candidate in considered) > view.budget:
             return self._cheapest(view, considered, considered)
-        punctual = [option for option in considered if option.predicted_ttft <= view.budget]
+        punctual = [candidate for candidate in considered if candidate.predicted_ttft <= view.budget]
         if not punctual:
             late = self._late(view, considered, "late everywhere")
             return self._rescue(view, considered, late) or late
         detour = self._cheapest(view, punctual, considered)
-        if considered is options and max(map(_queue, options)) <= self.calm_queue * view.budget:
-            direct = self._cheapest(view, options, options)
-            if self._displaced(detour, direct, view, options, self.calm_pressure_power) > self.calm_displaced_max:
+        if considered is candidates and max(map(_queue, candidates)) <= self.calm_queue * view.budget:
+            direct = self._cheapest(view, candidates, candidates)
+            if self._displaced(detour, direct, view, candidates, self.calm_pressure_power) > self.calm_displaced_max:
                 return direct
         late = self._late(view, considered, "on time only at the cost of others")
-        queue = late.option.queue_seconds
+        queue = late.chosen.queue_seconds
         felt = (view.budget / queue) ** self.pressure_power if queue > view.budget else 1.0
-        displaced = self._displaced(detour, late, view, options, self.pressure_power, felt=felt)
+        displaced = self._displaced(detour, late, view, candidates, self.pressure_power, felt=felt)
         return late if displaced > self.displaced_max else detour
 
-    def _cheapest(self, view: PoolView, candidates: list[Option], considered: list[Option]) -> Choice:
-        costs = [_cost(option) for option in candidates]
+    def _cheapest(self, view: PoolView, candidates: list[ScoredInstance], considered: list[ScoredInstance]) -> Choice:
+        costs = [_cost(candidate) for candidate in candidates]
         least = min(costs)
-        equals = [option for option, cost in zip(candidates, costs, strict=True) if cost == least]
+        equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
         chosen = _spread(view, equals)
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
         return Choice(chosen, reason, considered)
 
     def _displaced(
-        self, detour: Choice, instead: Choice, view: PoolView, options: list[Option], power: float, felt: float = 1.0
+        self,
+        detour: Choice,
+        instead: Choice,
+        view: PoolView,
+        candidates: list[ScoredInstance],
+        power: float,
+        felt: float = 1.0,
     ) -> float:
         """How many requests the work that a detour adds displaces, given the slack where it would be done. `felt`: how
         much of the work that it saves elsewhere would have delayed them."""
-        if detour.option.prefill_seconds <= instead.option.prefill_seconds:
+        if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return 0.0
-        extra = detour.option.prefill_seconds - felt * instead.option.prefill_seconds
-        short = [option for option in options if option.queue_seconds <= view.budget]
-        waiting = sum(option.waiting for option in short)
-        work = sum(option.queue_seconds for option in short)
+        extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
+        short = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
+        waiting = sum(candidate.waiting for candidate in short)
+        work = sum(candidate.queue_seconds for candidate in short)
         if not waiting or not work:
             return 0.0
-        pressure = (detour.option.queue_seconds + detour.option.prefill_seconds / 2) / view.budget
+        pressure = (detour.chosen.queue_seconds + detour.chosen.prefill_seconds / 2) / view.budget
         displaced: float = extra * waiting / work * pressure**power
         return displaced
 
-    def _rescue(self, view: PoolView, options: list[Option], late: Choice) -> Choice | None:
+    def _rescue(self, view: PoolView, candidates: list[ScoredInstance], late: Choice) -> Choice | None:
         """Where to compute what only the queues of the late hold, for all who come with that prefix; None where others
         hold it too, or it displaces too many."""
         enough = self.late_hit_share * view.request.prompt_tokens
-        holders = [option for option in options if option.cached_tokens >= enough]
+        holders = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
         if not holders or min(map(_queue, holders)) <= self.calm_queue * view.budget:
             return None
-        near = [option for option in options if option.queue_seconds <= view.budget]
+        near = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
         if not near:
             return None
-        rescue = self._cheapest(view, near, options)
-        displaced = self._displaced(rescue, late, view, options, self.pressure_power, felt=0.0)
+        rescue = self._cheapest(view, near, candidates)
+        displaced = self._displaced(rescue, late, view, candidates, self.pressure_power, felt=0.0)
         if displaced > self.displaced_max:
             return None
-        return Choice(rescue.option, "held only where the late wait: computed again for all who share it", options)
+        return Choice(rescue.chosen, "held only where the late wait: computed again for all who share it", candidates)
 
-    def _trusted(self, view: PoolView, options: list[Option]) -> list[Option]:
+    def _trusted(self, view: PoolView, candidates: list[ScoredInstance]) -> list[ScoredInstance]:
         """What may be chosen from while the load is not fresh."""
         near = ring_candidates(view.eligible, view.ring_key, self.stale_candidates)
         enough = self.stale_hit_share * view.request.prompt_tokens
-        holder = max(options, key=lambda option: option.cached_tokens)
-        return [o for o in options if o.instance in near or (o is holder and o.cached_tokens >= enough)]
+        holder = max(candidates, key=lambda candidate: candidate.cached_tokens)
+        return [o for o in candidates if o.instance in near or (o is holder and o.cached_tokens >= enough)]
 
-    def _late(self, view: PoolView, options: list[Option], reason: str) -> Choice:
-        bounded = [option for option in options if option.queue_seconds <= self.late_queue_max_s]
+    def _late(self, view: PoolView, candidates: list[ScoredInstance], reason: str) -> Choice:
+        bounded = [candidate for candidate in candidates if candidate.queue_seconds <= self.late_queue_max_s]
         if not bounded:
-            return Choice(min(options, key=_queue), f"{reason}, and every queue is long: the shortest", options)
+            return Choice(min(candidates, key=_queue), f"{reason}, and every queue is long: the shortest", candidates)
         enough = self.late_hit_share * view.request.prompt_tokens
-        warm = [option for option in bounded if option.cached_tokens >= enough]
-        return Choice(max(warm or bounded, key=_queue), f"{reason}: where it delays nobody who is on time", options)
+        warm = [candidate for candidate in bounded if candidate.cached_tokens >= enough]
+        return Choice(max(warm or bounded, key=_queue), f"{reason}: where it delays nobody who is on time", candidates)
 
 
-def _cost(option: Option) -> float:
+def _cost(candidate: ScoredInstance) -> float:
     """Growth of half the sum of squared queues, square seconds."""
-    return (option.queue_seconds + option.prefill_seconds / 2) * option.prefill_seconds
+    return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
-def _queue(option: Option) -> float:
-    return option.queue_seconds
+def _queue(candidate: ScoredInstance) -> float:
+    return candidate.queue_seconds
 
 
-def _spread(view: PoolView, equals: list[Option]) -> Option:
+def _spread(view: PoolView, equals: list[ScoredInstance]) -> ScoredInstance:
     """Of equals: who served this conversation last, else where the prefix belongs."""
     if len(equals) == 1:
         return equals[0]
-    known = next((option for option in equals if option.instance == view.last_instance), None)
+    known = next((candidate for candidate in equals if candidate.instance == view.last_instance), None)
     if known is not None:
         return known
-    home = home_among([option.instance for option in equals], view.ring_key)
-    return next(option for option in equals if option.instance == home)
+    home = home_among([candidate.instance for candidate in equals], view.ring_key)
+    return next(candidate for candidate in equals if candidate.instance == home)

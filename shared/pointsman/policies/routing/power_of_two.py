@@ -27,10 +27,10 @@ class PowerOfTwo(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = [view.option(instance) for instance in self._drawn(view)]
-        least = min((option.load_tokens, option.requests) for option in options)
-        equals = [option for option in options if (option.load_tokens, option.requests) == least]
-        return Choice(view.familiar(equals), f"the less loaded of {len(options)} by chance", options)
+        candidates = [view.candidate(instance) for instance in self._drawn(view)]
+        least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
+        equals = [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]
+        return Choice(view.familiar(equals), f"the less loaded of {len(candidates)} by chance", candidates)
 
     def _drawn(self, view: PoolView) -> list[InstanceId]:
         """Two distinct instances, or the only one."""

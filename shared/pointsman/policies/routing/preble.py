@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import Option, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.windowed_load import WindowedLoad
@@ -43,21 +43,21 @@ class Preble(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
+        candidates = candidates_of(view)
         load = view.tracker(WindowedLoad)
-        longest = max(option.cached_tokens for option in options)
+        longest = max(candidate.cached_tokens for candidate in candidates)
         if longest > self.exploit_share * view.request.prompt_tokens:
-            costs = [(load.seconds(o.instance), o) for o in options if o.cached_tokens == longest]
-            return Choice(_cheapest(view, costs), f"exploit: {longest} tokens of the prompt are cached", options)
-        costs = [(_exploration_seconds(load, option), option) for option in options]
-        return Choice(_cheapest(view, costs), "explore: least windowed load, eviction and prefill", options)
+            costs = [(load.seconds(o.instance), o) for o in candidates if o.cached_tokens == longest]
+            return Choice(_cheapest(view, costs), f"exploit: {longest} tokens of the prompt are cached", candidates)
+        costs = [(_exploration_seconds(load, candidate), candidate) for candidate in candidates]
+        return Choice(_cheapest(view, costs), "explore: least windowed load, eviction and prefill", candidates)
 
 
-def _exploration_seconds(load: WindowedLoad, option: Option) -> Seconds:
-    evicting = load.hit_share(option.instance) * option.work_seconds
-    return load.seconds(option.instance) + evicting + option.work_seconds
+def _exploration_seconds(load: WindowedLoad, candidate: ScoredInstance) -> Seconds:
+    evicting = load.hit_share(candidate.instance) * candidate.work_seconds
+    return load.seconds(candidate.instance) + evicting + candidate.work_seconds
 
 
-def _cheapest(view: PoolView, costs: list[tuple[Seconds, Option]]) -> Option:
+def _cheapest(view: PoolView, costs: list[tuple[Seconds, ScoredInstance]]) -> ScoredInstance:
     least = min(cost for cost, _ in costs)
-    return view.familiar([option for cost, option in costs if cost == least])
+    return view.familiar([candidate for cost, candidate in costs if cost == least])

@@ -25,5 +25,5 @@ class RandomChoice(RoutingPolicy):
     @override
     def choose(self, view: PoolView) -> Choice:
         instances = require_eligible(view)
-        option = view.option(instances[pick(len(instances), self.seed, view.request.id)])
-        return Choice(option, "by chance", [option])
+        candidate = view.candidate(instances[pick(len(instances), self.seed, view.request.id)])
+        return Choice(candidate, "by chance", [candidate])

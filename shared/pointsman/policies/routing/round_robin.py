@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,5 @@ class RoundRobin(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
-        return Choice(options[view.placements % len(options)], "its turn", options)
+        candidates = candidates_of(view)
+        return Choice(candidates[view.placements % len(candidates)], "its turn", candidates)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.pool_view import PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, options_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class StickyLeastLoaded(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        options = options_of(view)
-        least = min(options, key=lambda option: (option.load_tokens, option.requests, -option.cached_tokens))
-        most_cached = max(option.cached_tokens for option in options)
+        candidates = candidates_of(view)
+        least = min(
+            candidates, key=lambda candidate: (candidate.load_tokens, candidate.requests, -candidate.cached_tokens)
+        )
+        most_cached = max(candidate.cached_tokens for candidate in candidates)
         if most_cached < self.hit_share_min * view.request.prompt_tokens or most_cached == 0:
-            return Choice(least, "no instance holds enough of the prompt: least loaded", options)
-        holders = [option for option in options if option.cached_tokens == most_cached]
-        lightest = min(option.load_tokens for option in holders)
-        sticky = view.familiar([option for option in holders if option.load_tokens == lightest])
+            return Choice(least, "no instance holds enough of the prompt: least loaded", candidates)
+        holders = [candidate for candidate in candidates if candidate.cached_tokens == most_cached]
+        lightest = min(candidate.load_tokens for candidate in holders)
+        sticky = view.familiar([candidate for candidate in holders if candidate.load_tokens == lightest])
         if sticky.load_tokens - least.load_tokens > self.imbalance_tokens_max:
-            return Choice(least, f"{sticky.instance} holds more but is too busy: least loaded", options)
-        return Choice(sticky, f"holds {most_cached} tokens of the prompt", options)
+            return Choice(least, f"{sticky.instance} holds more but is too busy: least loaded", candidates)
+        return Choice(sticky, f"holds {most_cached} tokens of the prompt", candidates)

@@ -9,7 +9,7 @@ from pointsman.state.trackers.service_window import Prefill
 
 def prefill_demand(state: State, prefills: Iterable[Prefill]) -> Seconds:
     """Seconds of prefill that these requests take, as their instances have taught us to expect."""
-    return sum(state.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
+    return sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
 
 
 def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:
@@ -41,10 +41,10 @@ def attainment_without(state: State, prefills: Iterable[Prefill], gone: Instance
             here = _shortest(free) if known is None or _too_late(free[known], prefill) else known
             if here != known:
                 tokens = prefill.prompt_tokens
-                work = state.prefill_seconds(state.fleet[here], tokens, 0)
+                work = state.latency.prefill_seconds(state.fleet[here], tokens, 0)
                 if prefill.prefix is not None:
                     homes[prefill.prefix] = here
-        free[here] = max(prefill.at, free[here]) + state.expected_seconds(here, work, tokens)
+        free[here] = max(prefill.at, free[here]) + state.latency.expected_seconds(here, work, tokens)
         on_time += free[here] - prefill.arrived_at <= prefill.slo_ttft
     return on_time / total if total else 1.0
 

@@ -89,7 +89,7 @@ class SloAttainment(ScalingPolicy):
         lines, ready = state.workload.queues, state.fleet.ready
         if not waiting or not ready or not all(instance in lines for instance in ready):
             return ""
-        shortest = min(state.expected_seconds(instance, *lines[instance].work_ahead(now)) for instance in ready)
+        shortest = min(state.latency.expected_seconds(instance, *lines[instance].work_ahead(now)) for instance in ready)
         objective = waiting[-1].slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {objective:g} s" if shortest > objective else ""
 

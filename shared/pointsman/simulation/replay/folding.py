@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.contracts.decisions import LeaderElected, Settings
 from pointsman.contracts.fleet import InstanceJoined
-from pointsman.policies.dispatch import PolicySet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
 from pointsman.primitives import SPEED_MIN, Sequence
 from pointsman.state.state import PoolSettings, State

@@ -152,7 +152,7 @@ def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
         "pending_tokens": line.pending_tokens,
         "prefill_tokens": line.prefill_tokens,
         "queue_seconds": line.queue_seconds(now),
-        "correction": state.correction(instance_id),
+        "correction": state.latency.correction(instance_id),
         "blocks": state.index.blocks(instance_id),
         "heard_at": instance.heard_at,
     }

@@ -40,14 +40,10 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
-from pointsman.policies.dispatch import (
-    Dispatcher,
-    PolicySet,
-    UnknownPolicyError,
-    reason_to_relocate,
-    recorded_policy_set,
-)
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, recorded_policy_set
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence, Term
@@ -238,7 +234,7 @@ class _Tenure:
         self._summary = summary
         self._verdict = verdict
         self._watch = watch
-        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_record=self._compare)
+        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_decision=self._compare)
         self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
         self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
@@ -326,19 +322,13 @@ class _Tenure:
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
                 end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
-                end(event.request, event.reason, now)
-            case RequestMigrated() if event.reason == reason_to_relocate(event.source):
+                end(event.request, event.cause, now, reason=event.reason)
+            case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)
             case RequestMigrated() | MigrationRefused():
                 dispatcher.migrate(self._plan(event), now)
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
-                patience = event.patience
-                dispatcher.check_liveness(
-                    now,
-                    heard_since=patience.heard_since,
-                    suspect_after=patience.suspect_after,
-                    leave_after=patience.leave_after,
-                )
+                dispatcher.check_liveness(event.patience, now)
             case InstanceDraining():
                 dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
             case InstanceUndrained():
@@ -384,7 +374,7 @@ class _Tenure:
                 continue  # what was re-bound is granted before the next move is looked at
             if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
                 break
-            if event.reason == reason_to_relocate(event.source):
+            if isinstance(event, RequestMigrated) and event.cause is MoveCause.RELOCATED:
                 break
             rebind = event.rebound if isinstance(event, RequestMigrated) else event.rebind
             moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason, rebind))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import Seconds, Tenant, Tokens
 from pointsman.state.trackers.base import Tracker
@@ -37,7 +38,6 @@ OUTCOMES_TO_BEGIN = 50
 LEVEL_OUTCOMES = 20
 """Outcomes after which the tenants' fair share is worked out again."""
 
-UNREACHABLE = "slo_unreachable"
 """The reason of refusals that are no outcomes."""
 
 
@@ -110,7 +110,7 @@ class Attainment(Tracker):
 
     @override
     def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != UNREACHABLE:
+        if reason != RejectReason.SLO_UNREACHABLE:
             self._take_in(request, on_time=False)
 
     @override

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.attainment import UNREACHABLE
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -114,7 +114,7 @@ class ServiceWindow(Tracker):
 
     @override
     def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != UNREACHABLE:
+        if reason != RejectReason.SLO_UNREACHABLE:
             self._take_in(Outcome(at, on_time=False, refused=True))
 
     @override

@@ -22,7 +22,8 @@ from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.requests import RequestArrived
-from pointsman.policies.dispatch import Dispatcher, policy_set, rebalancing_policy
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.policies.rebalancing import REBALANCING_POLICIES, MigrationPlan
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
@@ -114,7 +115,7 @@ def _wait(state: State, request: RequestId, keys: list[BlockKey], name: Instance
         )
     )  # fmt: skip
     uncached = QUESTION_BLOCKS * BLOCK_TOKENS
-    work = state.prefill_seconds(state.fleet[name], tokens, tokens - uncached)
+    work = state.latency.prefill_seconds(state.fleet[name], tokens, tokens - uncached)
     state.apply(
         RequestPlaced(
             at=0.0, request=request, instance=name, hit_blocks=len(keys) - QUESTION_BLOCKS, uncached_tokens=uncached,

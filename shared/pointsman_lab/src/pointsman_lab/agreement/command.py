@@ -20,8 +20,8 @@ from rich.text import Text
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.dispatch import UnknownPolicyError, policy_set
 from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 from pointsman.simulation import workload
 from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate

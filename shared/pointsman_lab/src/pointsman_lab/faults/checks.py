@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
-from pointsman.contracts.requests import GIVEN_UP, RequestArrived, RequestCancelled, RequestFailed, RequestFinished
+from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, RequestRejected, WritesLost
+from pointsman.contracts.reasons import GIVEN_UP
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey
 from pointsman.simulation.replay import verify
 from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
@@ -21,7 +22,6 @@ from pointsman_lab.faults.schedule import GENTLE
 
 Check = Callable[[Evidence], Iterator[str]]
 
-ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 SHOWN_MAX = 5
 DROPPED_SECONDS_MAX = 1.0
 """So soon after its ingress was killed a client must notice."""
@@ -240,7 +240,7 @@ def _ends(evidence: Evidence) -> dict[str, list[str]]:
     for entry in evidence.entries:
         if _is_given_up(entry.event):
             given_up[entry.event.request] = type(entry.event).__name__
-        elif isinstance(entry.event, ENDS):
+        elif isinstance(entry.event, RequestEnd):
             ends[entry.event.request].append(type(entry.event).__name__)
     for request, end in given_up.items():
         ends[request] = ends[request] or [end]
@@ -248,7 +248,7 @@ def _ends(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def _is_given_up(event: LogEvent | None) -> TypeGuard[RequestCancelled]:
-    return isinstance(event, RequestCancelled) and event.stamp is not None and event.reason in GIVEN_UP
+    return isinstance(event, RequestCancelled) and event.stamp is not None and event.cause in GIVEN_UP
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:

@@ -34,6 +34,7 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import MoveRefusal, RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
 from pointsman_lab.torture.ejections import EjectionRules
@@ -53,7 +54,7 @@ AGEING = 0.05
 """Of `shortest_prefill`: prefill seconds for which a second of age counts."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 
-LATE = ("slo_ttft", "slo_unreachable")
+LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 def audit(
@@ -311,15 +312,20 @@ class _Term:
                 yield f"it is refused as late, and would be on time everywhere: {budget} s are left"
             elif self._bounds.admission != "predicted_ttft" and len(late) < len(event.candidates):
                 yield f"it is refused as late, and would be on time somewhere: {budget} s are left"
-            if event.reason == "slo_unreachable" and any(
+            if event.reason == RejectReason.SLO_UNREACHABLE and any(
                 c.prefill_seconds <= request.slo_ttft + lost for c in event.candidates
             ):
                 yield f"its objective of {request.slo_ttft + lost} s is called out of reach, and is not"
-        elif event.reason == "queue_full" and self._full_line_allows():
+        elif event.reason == RejectReason.QUEUE_FULL and self._full_line_allows():
             yield f"the line is called full with {self._waiting()} of {self._bounds.pending_max}"
-        elif event.reason == "no_instance" and any(self._model.instances[i].role == "both" for i in able):
+        elif event.reason == RejectReason.NO_INSTANCE and any(self._model.instances[i].role == "both" for i in able):
             yield f"nobody is said to take it, and {able} would"
-        elif event.reason == "no_instance" and not able and not excluded and self._would_be_held(request, event.at):
+        elif (
+            event.reason == RejectReason.NO_INSTANCE
+            and not able
+            and not excluded
+            and self._would_be_held(request, event.at)
+        ):
             yield f"nobody takes it, and it is not held, {event.at - request.arrived_at:.2f} s after it came"
 
     def _granted(self, event: RequestGranted) -> Iterator[str]:
@@ -422,30 +428,36 @@ class _Term:
         request = model.requests.get(event.request)
         stage = PREFILL if event.rebind else PENDING
         waits = request is not None and request.stage == stage
-        if event.reason == "not_waiting":
+        if event.reason == MoveRefusal.NOT_WAITING:
             if waits:
                 yield f"{event.request} is said not to wait, and does, at {request.instance if request else ''}"
             return
-        if event.reason in ("rebind_off", "rebound_before"):
-            if event.reason == "rebind_off" and self._bounds.rebind:
+        if event.reason in (MoveRefusal.REBIND_OFF, MoveRefusal.REBOUND_BEFORE):
+            if event.reason == MoveRefusal.REBIND_OFF and self._bounds.rebind:
                 yield "re-binding is on"
-            if event.reason == "rebound_before" and (request is None or not request.rebound_from):
+            if event.reason == MoveRefusal.REBOUND_BEFORE and (request is None or not request.rebound_from):
                 yield f"{event.request} was never re-bound"
             return
         if request is None or not waits:
             yield f"{event.request} is refused as {event.reason}, and does not wait"
             return
         there = event.instance in model.ready(request, request.excluded)
-        if event.reason == "elsewhere" and request.instance == event.source:
+        if event.reason == MoveRefusal.ELSEWHERE and request.instance == event.source:
             yield f"{event.request} is at {event.source}"
-        elif event.reason == "target_unavailable" and there and model.instances[event.instance].role == "both":
+        elif (
+            event.reason == MoveRefusal.TARGET_UNAVAILABLE and there and model.instances[event.instance].role == "both"
+        ):
             if event.instance != event.source:
                 yield f"{event.instance} takes {event.request}"
-        elif event.reason in ("target_late", "target_full", "no_gain", "not_overdue") and not there:
+        elif (
+            event.reason
+            in (MoveRefusal.TARGET_LATE, MoveRefusal.TARGET_FULL, MoveRefusal.NO_GAIN, MoveRefusal.NOT_OVERDUE)
+            and not there
+        ):
             yield f"{event.instance} is weighed, and does not take {event.request}"
-        elif event.reason == "too_many_rebound" and self._under_way() < REBOUND_MAX:
+        elif event.reason == MoveRefusal.TOO_MANY_REBOUND and self._under_way() < REBOUND_MAX:
             yield f"{self._under_way()} are re-bound"
-        elif event.reason == "target_late":
+        elif event.reason == MoveRefusal.TARGET_LATE:
             uncached = model.uncached(
                 request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
             )

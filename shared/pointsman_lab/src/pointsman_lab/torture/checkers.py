@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 
 from pointsman.contracts.decisions import (
     LeaderElected,
+    RequestEnd,
     RequestRejected,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
+from pointsman.contracts.reasons import GIVEN_UP, RejectReason
 from pointsman.contracts.requests import (
-    GIVEN_UP,
     RequestArrived,
     RequestCancelled,
-    RequestFailed,
-    RequestFinished,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tokens
@@ -35,7 +34,6 @@ from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.reference_model import ReferenceModel
 from pointsman_scheduler import policy_config
 
-ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
@@ -60,7 +58,7 @@ def one_end_a_request(world: Cluster) -> Iterator[str]:
             continue
         if isinstance(event, RequestArrived):
             arrived[event.request] = None
-        elif isinstance(event, ENDS) and not stored.echo:
+        elif isinstance(event, RequestEnd) and not stored.echo:
             ends[event.request].append(stored)
     endless = [request for request in arrived if not ends[request]]
     if endless:
@@ -82,7 +80,7 @@ def _unheard(ends: list[Stored]) -> bool:
 
 def _left_behind(ends: list[Stored]) -> bool:
     """One end by a leader who had given up on the ingress, one by that ingress, which was only cut off."""
-    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.reason in GIVEN_UP]
+    given_up = [s for s in ends if isinstance(s.event, RequestCancelled) and s.event.cause in GIVEN_UP]
     return len(ends) == 2 and len(given_up) == 1
 
 
@@ -99,7 +97,7 @@ def one_id_a_rejection(world: Cluster) -> Iterator[str]:
         if stored.stamp is None or stored.stamp.term < newest or stored.echo:
             continue
         if isinstance(event, RequestRejected):
-            if not (event.reason == "no_instance" and event.excluded):
+            if not (event.reason == RejectReason.NO_INSTANCE and event.excluded):
                 rejected.setdefault(event.request, stored.sequence)
         elif isinstance(event, RequestArrived):
             what = (event.ingress, event.arrived_at, event.keys, event.prompt_tokens, event.max_output_tokens)

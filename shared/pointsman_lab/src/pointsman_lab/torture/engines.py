@@ -1,7 +1,7 @@
 """Simulated engines whose KV events travel through memory: the engine model, its HTTP side, and a truth to check by.
 
 An engine is the one of `pointsman-engine-sim`, without its sockets. The worker reads it through its own
-`ZmqKvEvents`, which is given sockets that lose batches, break and answer with holes.
+`KvEventReader`, which is given sockets that lose batches, break and answer with holes.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ import aiohttp
 from typing_extensions import override
 
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
-from pointsman.adapters.tokenizer import Tokenizer
-from pointsman.adapters.zmq_kv_events import (
+from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
+from pointsman.adapters.kv_events.sockets import (
     RECEIVE_QUEUE_MAX,
     REPLAY_FRAME_SECONDS,
-    SEQUENCE_BYTES,
     EngineSockets,
     LiveSocket,
     ReplayError,
     ReplaySocket,
 )
+from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens

@@ -11,7 +11,7 @@ from pointsman_lab.torture.engines import MISDEEDS, Lies, Misdeed
 from pointsman_lab.torture.network import CALM, Link, LinkConditions
 from pointsman_lab.torture.plan import BAD_SECONDS, FAULTS_BEGIN, FAULTS_SECONDS
 from pointsman_lab.torture.processes import EngineProcess, Life, Process, SchedulerProcess
-from pointsman_scheduler.service import WAITING
+from pointsman_scheduler.waiters import UNGRANTED
 
 STEPS_BEFORE_KILL_MAX = 12
 """Turns of the loop by which a kill is put off, so that it can come between any two steps."""
@@ -249,7 +249,7 @@ class FaultInjector:
             return
         others = [s for s in self.world.schedulers if s is not leader and s.life is not None and s.service.leading]
         waiting = any(
-            request.stage in WAITING for s in others for request in s.service.state.workload.requests.values()
+            request.stage in UNGRANTED for s in others for request in s.service.state.workload.requests.values()
         )
         if waiting or self.world.loop.time() > deadline:
             self.world.note(f"{leader.name} goes on")

@@ -58,16 +58,16 @@ STATE_TESTS = (
     "scaling",
     "fencing",
     "rebalancing",
-    "rebinding",
-    "pairing",
+    "redispatch",
+    "decode_placement",
 )
 DISPATCH_TESTS = (
     "dispatch",
     "draining",
     "fencing",
-    "pairing",
+    "decode_placement",
     "rebalancing",
-    "rebinding",
+    "redispatch",
     "routing",
     "scaling",
     "admission",
@@ -76,7 +76,11 @@ POLICIES_OF_MEMORIES = ("fairness", "ordering", "routing_baselines", "admission"
 
 SHARED = "shared/pointsman/"
 TARGETS: dict[str, tuple[str, ...]] = {
-    SHARED + "policies/dispatch.py": DISPATCH_TESTS,
+    SHARED + "policies/dispatch/placement.py": DISPATCH_TESTS,
+    SHARED + "policies/dispatch/granting.py": DISPATCH_TESTS,
+    SHARED + "policies/dispatch/migrations.py": DISPATCH_TESTS,
+    SHARED + "policies/dispatch/splitting.py": DISPATCH_TESTS,
+    SHARED + "policies/dispatch/fleet_care.py": DISPATCH_TESTS,
     SHARED + "state/state.py": STATE_TESTS,
     SHARED + "state/workload.py": STATE_TESTS,
     SHARED + "state/fleet.py": STATE_TESTS,
@@ -89,7 +93,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     SHARED + "state/scaling.py": STATE_TESTS,
     SHARED + "state/checkpoint.py": (*STATE_TESTS, "kept_checkpoints", "following"),
     SHARED + "state/trackers/attainment.py": POLICIES_OF_MEMORIES,
-    SHARED + "state/trackers/decode_load.py": (*POLICIES_OF_MEMORIES, "pairing"),
+    SHARED + "state/trackers/decode_load.py": (*POLICIES_OF_MEMORIES, "decode_placement"),
     "services/worker/pointsman_worker/translator.py": ("block_translator",),
 }
 """By file: its unit tests (`tests/unit/test_<name>.py`). The trackers of other policies are left out."""

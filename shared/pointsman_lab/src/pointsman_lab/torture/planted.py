@@ -12,7 +12,7 @@ from pointsman_lab.torture.mutation import LIBRARIES, Mutant, Outcome, judge
 
 SEEDS = (*range(1, 21), 33, 60, 82)
 """The last three have one bad engine: slow, hanging, answering 500."""
-DISPATCH = "shared/pointsman/policies/dispatch.py"
+DISPATCH = "shared/pointsman/policies/dispatch/"
 STATE = "shared/pointsman/state/state.py"
 WORKLOAD = "shared/pointsman/state/workload.py"
 FLEET = "shared/pointsman/state/fleet.py"
@@ -33,9 +33,9 @@ class Defect:
 DEFECTS = (
     Defect(
         "an engine that failed may be tried again",
-        DISPATCH,
-        "return PoolView(self._seen, request, now, excluded=excluded)\n",
-        "return PoolView(self._seen, request, now)\n",
+        DISPATCH + "placement.py",
+        "return PoolView(known, request, turn.now, excluded=excluded)\n",
+        "return PoolView(known, request, turn.now)\n",
     ),
     Defect(
         "a window is kept after a cancel",
@@ -45,9 +45,9 @@ DEFECTS = (
     ),
     Defect(
         "a cancel grants nothing to those who wait",
-        DISPATCH,
-        "        self._grant_next(freed, turn)\n",
-        "",
+        DISPATCH + "granting.py",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        grant_next(turn, instance)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n",
     ),
     Defect(
         "a gap leaves `exact`",
@@ -93,9 +93,9 @@ DEFECTS = (
     ),
     Defect(
         "what waits at a draining instance is granted there",
-        DISPATCH,
-        "        return turn.events + self.relocate_pending(now)\n\n    def undrain",
-        "        return turn.events\n\n    def undrain",
+        DISPATCH + "fleet_care.py",
+        "    relocate_pending(turn)\n\n\ndef undrain",
+        "\n\ndef undrain",
     ),
     Defect(
         "a draining instance takes requests",
@@ -135,7 +135,7 @@ DEFECTS = (
     ),
     Defect(
         "a re-bound request may be re-bound again",
-        "shared/pointsman/policies/rebalancing/rebinding.py",
+        "shared/pointsman/policies/rebalancing/redispatch.py",
         "return request.rebind and not request.rebound_from and",
         "return True and",
     ),
@@ -244,7 +244,7 @@ DEFECTS = (
 )
 
 TESTS_ELSEWHERE = {
-    "shared/pointsman/policies/rebalancing/rebinding.py": ("rebinding", "rebalancing"),
+    "shared/pointsman/policies/rebalancing/redispatch.py": ("rebinding", "rebalancing"),
     "shared/pointsman/policies/rebalancing/migration_planner.py": ("rebalancing",),
     "shared/pointsman/policies/pool_view.py": ("routing", "admission"),
     OUTLIERS: ("outliers",),

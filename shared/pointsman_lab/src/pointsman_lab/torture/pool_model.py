@@ -16,6 +16,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
+    RequestEnd,
     RequestGranted,
     RequestHandedOver,
     RequestMigrated,
@@ -63,7 +64,6 @@ FORSAKEN_SECONDS: Seconds = 10.0
 NOBODY = InstanceId("")
 NO_LIFE = Epoch(-1)
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
-ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 
 
 @dataclass(eq=False)
@@ -787,7 +787,7 @@ class PoolModel:
         self._next_turn(request)
         self._promise(request)
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled | RequestRejected) -> None:
+    def _end(self, event: RequestEnd) -> None:
         self.ended.add(event.request)
         if not isinstance(event, RequestFinished):
             self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))

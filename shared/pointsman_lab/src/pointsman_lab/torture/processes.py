@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.zmq_kv_events import KvEndpoint, ZmqKvEvents
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
-from pointsman.policies.dispatch import scaling_policy
+from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, Seconds
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard
@@ -263,7 +264,9 @@ class WorkerProcess(Process):
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
-            events=ZmqKvEvents(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
+            events=KvEventReader(
+                KvEndpoint("memory", "memory" if host.replays else ""), sockets=lambda _endpoint: MemorySockets(host)
+            ),
         )
         supervisor.start(service.run(), name="worker")
         try:

@@ -132,7 +132,7 @@ class ReferenceModel:
             "seconds left in the engine": (line.engine_left(now)[0], model.engine_work(instance, now)[0]),
             "tokens left in the engine": (line.engine_left(now)[1], model.engine_work(instance, now)[1]),
             "expected seconds": (
-                self._state.expected_seconds(instance, *line.work_ahead(now)),
+                self._state.latency.expected_seconds(instance, *line.work_ahead(now)),
                 model.queued(instance, now),
             ),
         }

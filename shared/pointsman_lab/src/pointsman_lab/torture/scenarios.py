@@ -15,6 +15,7 @@ from pointsman.contracts.fleet import (
     InstanceSuspected,
     InstanceUnejected,
 )
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_lab.torture.cluster import Cluster
@@ -101,7 +102,7 @@ def clients_notice_nothing(world: Cluster) -> Iterator[str]:
         return
     resets = any(host.last_misdeed == "resets" for host in world.hosts.values())
     for order in world.traffic.orders:
-        late = order.code in ("slo_ttft", "slo_unreachable")
+        late = order.code in (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
         fine = order.outcome in ("answered", "hung up") or (order.outcome == "broken off" and resets) or late
         if not fine:
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"

@@ -10,10 +10,17 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestMigrated
 from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
 from pointsman.contracts.requests import PrefillFinished
-from pointsman.policies.dispatch import Dispatcher, policy_set
-from pointsman.policies.rebalancing import rebinding
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import policy_set
+from pointsman.policies.rebalancing import redispatch
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
-from pointsman.policies.rebalancing.rebinding import GAIN_SECONDS_MIN, OVERDUE_SECONDS, REBOUND_MAX, Rebinding, Window
+from pointsman.policies.rebalancing.redispatch import (
+    GAIN_SECONDS_MIN,
+    OVERDUE_SECONDS,
+    REBOUND_MAX,
+    Redispatching,
+    Window,
+)
 from pointsman.policies.stall_detection import FORSAKEN_SECONDS, stalled_seconds
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId
@@ -45,7 +52,7 @@ def known(dispatcher: Dispatcher, request: str) -> Request:
 
 
 def planned(dispatcher: Dispatcher, now: float) -> list[Migration]:
-    return Rebinding(dispatcher.state, now, Window()).plan()
+    return Redispatching(dispatcher.state, now, Window()).plan()
 
 
 def carried_out(dispatcher: Dispatcher, now: float, *moves: Migration) -> list[LogEvent]:
@@ -291,8 +298,8 @@ class RebindingFleet(RecordedFleet):
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is asked to be re-bound seems worth it."""
-    monkeypatch.setattr(rebinding, "OVERDUE_SECONDS", -100.0)
-    monkeypatch.setattr(rebinding, "GAIN_SECONDS_MIN", -100.0)
+    monkeypatch.setattr(redispatch, "OVERDUE_SECONDS", -100.0)
+    monkeypatch.setattr(redispatch, "GAIN_SECONDS_MIN", -100.0)
 
 
 def recorded(seed: int, *, rebind: bool = True) -> tuple[list[LogEntry], list[RequestMigrated]]:

@@ -19,7 +19,8 @@ both are let be.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pointsman.policies.pool_view import Option, PoolView
+from pointsman.contracts.reasons import MoveRefusal
+from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
@@ -43,15 +44,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebound:
+class Redispatch:
     """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
 
-    option: Option
+    candidate: ScoredInstance
     wasted: Seconds
     benefit: Seconds
 
 
-class Rebinding:
+class Redispatching:
     """Who should be re-bound, on one State at one moment."""
 
     def __init__(self, state: State, now: Seconds, window: Window) -> None:
@@ -68,37 +69,39 @@ class Rebinding:
         moves: dict[InstanceId, Migration] = {}
         for request, rebound in offers:
             if len(moves) < room:
-                moves.setdefault(rebound.option.instance, self._move(request, rebound))
+                moves.setdefault(rebound.candidate.instance, self._move(request, rebound))
         return list(moves.values())
 
-    def judge(self, migration: Migration) -> Rebound | Veto:
+    def judge(self, migration: Migration) -> Redispatch | Veto:
         """What starting again gives now, or why the request should stay."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
-            return Veto("not_waiting", "it has ended")
+            return Veto(MoveRefusal.NOT_WAITING, "it has ended")
         if request.rebound_from:
-            return Veto("rebound_before", f"it was taken out of {request.rebound_from} before")
+            return Veto(MoveRefusal.REBOUND_BEFORE, f"it was taken out of {request.rebound_from} before")
         if request.stage is not Stage.PREFILL:
-            return Veto("not_waiting", f"it is {request.stage} at {request.instance}")
+            return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
-            return Veto("elsewhere", f"it is in {request.instance}")
+            return Veto(MoveRefusal.ELSEWHERE, f"it is in {request.instance}")
         if not _may_go(request):
-            return Veto("bound", "its ingress does not ask where it is to go")
+            return Veto(MoveRefusal.BOUND, "its ingress does not ask where it is to go")
         return self._judge_target(request, migration.target)
 
-    def _judge_target(self, request: Request, target: InstanceId) -> Rebound | Veto:
+    def _judge_target(self, request: Request, target: InstanceId) -> Redispatch | Veto:
         if self._under_way() >= REBOUND_MAX:
-            return Veto("too_many_rebound", f"{REBOUND_MAX} are under way")
+            return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
-            return Veto("target_unavailable", f"{target} does not take it")
-        option = PoolView(self._state, request, self._now).option(target)
-        if not self._has_room(option):
-            return Veto("target_full", f"{target} could not begin it at once")
-        rebound = self._compare(request, option)
+            return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
+        candidate = PoolView(self._state, request, self._now).candidate(target)
+        if not self._has_room(candidate):
+            return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
+        rebound = self._compare(request, candidate)
         if rebound is None:
-            return Veto("not_overdue", "its first token is not overdue")
+            return Veto(MoveRefusal.NOT_OVERDUE, "its first token is not overdue")
         if rebound.benefit < GAIN_SECONDS_MIN:
-            return Veto("no_gain", f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted")
+            return Veto(
+                MoveRefusal.NO_GAIN, f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted"
+            )
         return rebound
 
     def _in_engines(self) -> list[Request]:
@@ -113,14 +116,14 @@ class Rebinding:
     def _under_way(self) -> int:
         return sum(bool(r.rebound_from) for line in self._state.workload.queues.values() for r in line.prefill.values())
 
-    def _best(self, request: Request, busy: Collection[InstanceId]) -> Rebound | None:
+    def _best(self, request: Request, busy: Collection[InstanceId]) -> Redispatch | None:
         view = PoolView(self._state, request, self._now)
-        best: Rebound | None = None
+        best: Redispatch | None = None
         for instance in self._state.fleet.ready:
             if instance in busy or not self._takes(request, instance):
                 continue
-            option = view.option(instance)
-            rebound = self._compare(request, option) if self._has_room(option) else None
+            candidate = view.candidate(instance)
+            rebound = self._compare(request, candidate) if self._has_room(candidate) else None
             if rebound is not None and rebound.benefit >= (best.benefit if best else GAIN_SECONDS_MIN):
                 best = rebound if best is None or rebound.benefit > best.benefit else best
         return best
@@ -133,27 +136,27 @@ class Rebinding:
             return False
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
-    def _has_room(self, option: Option) -> bool:
-        line, window = self._state.workload.queues.get(option.instance), self._window
+    def _has_room(self, candidate: ScoredInstance) -> bool:
+        line, window = self._state.workload.queues.get(candidate.instance), self._window
         if line is None:
             return True
-        room = line.has_room(option.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
+        room = line.has_room(candidate.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
         return room and not line.pending
 
-    def _compare(self, request: Request, option: Option) -> Rebound | None:
-        """What starting again at `option` gives; None where the request is not overdue."""
+    def _compare(self, request: Request, candidate: ScoredInstance) -> Redispatch | None:
+        """What starting again at `candidate` gives; None where the request is not overdue."""
         overdue = self._overdue(request)
         if overdue is None:
             return None
         left, wasted = self._at_source(request)
-        line = self._state.workload.queues.get(option.instance)
-        there = option.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
-        return Rebound(option, wasted, left + overdue - there - wasted)
+        line = self._state.workload.queues.get(candidate.instance)
+        there = candidate.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
+        return Redispatch(candidate, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> Seconds | None:
         """By how much its first token is late; None while that is no reason to give up on it."""
         state, instance = self._state, self._state.fleet.get(request.instance)
-        expected = state.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
         overdue = self._now - request.granted_at - expected
         answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
@@ -166,11 +169,11 @@ class Rebinding:
         first = next(iter(line.prefill.values()))
         done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
         done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
-        left = state.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
-        return left, state.expected_seconds(source, done, done_tokens) if first is request else 0.0
+        left = state.latency.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
+        return left, state.latency.expected_seconds(source, done, done_tokens) if first is request else 0.0
 
-    def _move(self, request: Request, rebound: Rebound) -> Migration:
-        target, benefit = rebound.option.instance, rebound.benefit
+    def _move(self, request: Request, rebound: Redispatch) -> Migration:
+        target, benefit = rebound.candidate.instance, rebound.benefit
         return Migration(
             request=request.id,
             source=request.instance,

@@ -1,0 +1,110 @@
+"""Reads one engine's KV events: feeds sockets into Continuity and decodes what comes out. Out: EngineItems, for ever."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+
+from pointsman.adapters.kv_events.codec import decode_batch
+from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
+from pointsman.adapters.kv_events.events import Cursor, EngineItem
+from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, ReplayError, ReplaySocket, ZmqSockets
+from pointsman.primitives import Seconds
+
+CONNECT_SECONDS_MAX = 5.0
+MESSAGES_PER_TURN_MAX = 16
+"""Messages taken before other tasks of the process get their turn."""
+
+
+class KvEventReader:
+    """One engine's events, of one data-parallel rank: iterate `items` once."""
+
+    def __init__(
+        self,
+        endpoint: KvEndpoint,
+        *,
+        idle_check_seconds: Seconds = 2.0,
+        sockets: Callable[[KvEndpoint], EngineSockets] = ZmqSockets,
+    ) -> None:
+        """`idle_check_seconds`: after this long a silence the replay socket is asked."""
+        self._endpoint = endpoint
+        self._idle_check_seconds = idle_check_seconds
+        self._open_sockets = sockets
+        self._continuity = Continuity(replays=self.replays)
+
+    @property
+    def replays(self) -> bool:
+        """Whether there is a replay socket."""
+        return bool(self._endpoint.replay)
+
+    @property
+    def certain(self) -> bool:
+        """Whether everything missed so far was recovered, or will be as soon as it is noticed."""
+        return self._continuity.certain
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Of the last batch that was given out; None before the first."""
+        return self._continuity.cursor
+
+    async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
+        """EngineAttached, then batches in order, with gaps and restarts where they happened; or EngineResumed and what came
+        `after` that batch, if the engine still has it. Close it (`aclosing`) to close the sockets."""
+        sockets, continuity = self._open_sockets(self._endpoint), self._continuity
+        live = sockets.live
+        try:
+            await live.connected(CONNECT_SECONDS_MAX)
+            continuity.start(after)
+            async for item in self._settled(sockets.replay):
+                yield item
+            silent = False
+            for turn in itertools.count():
+                if turn % MESSAGES_PER_TURN_MAX == 0:
+                    await asyncio.sleep(0)
+                if live.interrupted() and continuity.interrupted():
+                    live.discard()
+                continuity.check(silent=silent, now=_now())
+                async for item in self._settled(sockets.replay):
+                    yield item
+                frames = live.receive()
+                if frames is not None:
+                    continuity.received(frames)
+                    async for item in self._settled(sockets.replay):
+                        yield item
+                silent = frames is None and not await live.arrival(self._idle_check_seconds)
+        finally:
+            sockets.close()
+
+    async def _settled(self, replay: ReplaySocket | None) -> AsyncGenerator[EngineItem, None]:
+        """What is ready, asking the replay socket until nothing is left to ask."""
+        continuity = self._continuity
+        while True:
+            for item in self._ready():
+                yield item
+            start = continuity.question(_now())
+            if start is None:
+                break
+            assert replay is not None
+            try:
+                async with aclosing(replay.batches(start)) as batches:
+                    async for sequence, payload in batches:
+                        wanted = continuity.replayed(sequence, payload)
+                        for item in self._ready():
+                            yield item
+                        if not wanted:
+                            break
+            except ReplayError:
+                continuity.answer_failed()
+            else:
+                continuity.answer_ended()
+        for item in self._ready():
+            yield item
+
+    def _ready(self) -> Iterator[EngineItem]:
+        while (item := self._continuity.next_item()) is not None:
+            yield decode_batch(item.sequence, item.payload) if isinstance(item, RawBatch) else item
+
+
+def _now() -> Seconds:
+    """Monotonic seconds of the running loop."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,220 @@
+"""The two ZMQ connections to one engine: the PUB subscription and the replay socket. Frames in and out, nothing decoded.
+
+The Protocols are the seam: the laboratory plugs in sockets in memory.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+from typing_extensions import override
+
+from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
+from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
+from pointsman.primitives import Seconds, Sequence
+
+RECEIVE_QUEUE_MAX = 100_000
+"""Batches that wait inside ZMQ; as many as vLLM's publisher keeps."""
+REPLAY_FRAME_SECONDS = 2.0
+"""Longest wait for the next frame of a replay; vLLM polls its replay socket every 0.1 s."""
+REPLAY_SECONDS_MAX = 30.0
+REPLAY_BATCHES_MAX = 1_000_000
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 10_000
+END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEndpoint:
+    """Where one data-parallel rank of an engine publishes. Without `replay` nothing missed can be recovered."""
+
+    publish: str
+    replay: str = ""
+
+
+def dialled(endpoint: str) -> str:
+    """The address to dial for an endpoint as the engine's own configuration writes it: `*` means this machine."""
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:"):
+        if endpoint.startswith(wildcard):
+            return "tcp://127.0.0.1:" + endpoint.removeprefix(wildcard)
+    return endpoint
+
+
+def rank_endpoint(endpoint: str, dp_rank: int) -> str:
+    """The endpoint of a data-parallel rank, given that of rank 0: each rank takes the next port. Raises ValueError for an
+    endpoint without a port, where vLLM has no ranks."""
+    if not endpoint or dp_rank == 0:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        msg = f"{endpoint!r} has no port, so rank {dp_rank} has no endpoint: engines with ranks publish on tcp://"
+        raise ValueError(msg)
+    return f"{address}:{int(port) + dp_rank}"
+
+
+class ReplayError(Exception):
+    """The replay socket did not answer as it should, within its bounds."""
+
+
+class LiveSocket(Protocol):
+    """The subscription."""
+
+    async def connected(self, seconds: Seconds) -> None:
+        """Wait for the first connection, at most `seconds`; it does not count as an interruption."""
+        ...
+
+    def interrupted(self) -> bool:
+        """Whether the connection broke or came up since the last call."""
+        ...
+
+    async def arrival(self, seconds: Seconds) -> bool:
+        """Wait until a message can be received, at most `seconds`."""
+        ...
+
+    def receive(self) -> list[bytes] | None:
+        """The frames of the next message, if one is here."""
+        ...
+
+    def discard(self) -> None:
+        """Drop the messages that are here."""
+        ...
+
+
+class ReplaySocket(Protocol):
+    """Asks one engine for past batches."""
+
+    def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        """Sequence and payload of each batch from `start` on that the engine still has. Raises ReplayError."""
+        ...
+
+
+class EngineSockets(Protocol):
+    """Both connections. `replay` is None where the engine has no replay socket."""
+
+    live: LiveSocket
+    replay: ReplaySocket | None
+
+    def close(self) -> None: ...
+
+
+class ZmqSockets(EngineSockets):
+    """Both sockets and their ZMQ context."""
+
+    def __init__(self, endpoint: KvEndpoint) -> None:
+        self._context = zmq.asyncio.Context()
+        self.live = ZmqLiveSocket(self._context, dialled(endpoint.publish))
+        self.replay = ZmqReplaySocket(self._context, dialled(endpoint.replay)) if endpoint.replay else None
+
+    @override
+    def close(self) -> None:
+        self.live.close()
+        self._context.destroy(linger=0)
+
+
+class ZmqLiveSocket(LiveSocket):
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._socket = context.socket(zmq.SUB)
+        _set_bounds(self._socket)
+        for option, value in (
+            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 1_000),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.subscribe(b"")
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(events)
+        self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        self._connections: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
+        self._socket.connect(address)
+
+    @override
+    async def connected(self, seconds: Seconds) -> None:
+        await self._monitor.poll(int(seconds * 1000))
+        self.interrupted()
+
+    @override
+    def interrupted(self) -> bool:
+        interrupted = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._connections.recv_multipart(zmq.NOBLOCK)
+                interrupted = True
+        return interrupted
+
+    @override
+    async def arrival(self, seconds: Seconds) -> bool:
+        return bool(await self._socket.poll(int(seconds * 1000)))
+
+    @override
+    def receive(self) -> list[bytes] | None:
+        try:
+            return self._queue.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    @override
+    def discard(self) -> None:
+        for _ in range(RECEIVE_QUEUE_MAX):
+            if self.receive() is None:
+                return
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+
+class ZmqReplaySocket(ReplaySocket):
+    """Each question has its own connection, so a late answer cannot meet a new question."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._context = context
+        self._address = address
+
+    @override
+    async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
+        deadline = _now() + REPLAY_SECONDS_MAX
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            _set_bounds(socket)
+            socket.connect(self._address)
+            await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+            for _ in range(REPLAY_BATCHES_MAX):
+                sequence, payload = await _next_batch(socket, deadline)
+                if sequence == END_OF_REPLAY:
+                    return
+                yield int.from_bytes(sequence, "big"), payload
+            msg = f"more than {REPLAY_BATCHES_MAX} batches"
+            raise ReplayError(msg)
+        finally:
+            socket.close(linger=0)
+
+
+async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[bytes, bytes]:
+    """Sequence and payload come last; what precedes them (delimiter, topic) differs between versions."""
+    seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
+    if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
+        msg = "no answer in time"
+        raise ReplayError(msg)
+    frames = await socket.recv_multipart()
+    if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
+        msg = f"an answer of {len(frames)} frames without a sequence"
+        raise ReplayError(msg)
+    return frames[-2], frames[-1]
+
+
+def _now() -> Seconds:
+    """Monotonic seconds of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+def _set_bounds(socket: zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)

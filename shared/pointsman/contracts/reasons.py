@@ -1,0 +1,173 @@
+"""Why a request is rejected, cancelled or moved, and why a move is refused: codes for programs, with what follows from them.
+
+In: nothing. Out: enumerations whose values are the strings on the wire, the HTTP answer of each rejection, and the causes
+of events written before they carried one. Human sentences stay beside the codes; no code may branch on a sentence.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Self
+
+from typing_extensions import override
+
+from pointsman.primitives import InstanceId
+
+
+class RejectReason(StrEnum):
+    """Of a RequestRejected, a HandOverRefused and a RouteRejected."""
+
+    SLO_TTFT = "slo_ttft"
+    SLO_UNREACHABLE = "slo_unreachable"
+    SLO_TPOT = "slo_tpot"
+    HELD_BACK = "held_back"
+    QUEUE_FULL = "queue_full"
+    NO_INSTANCE = "no_instance"
+    ALREADY_ENDED = "already_ended"
+    UNKNOWN_REQUEST = "unknown_request"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectAnswer:
+    """What a client gets for a reason. `retryable`: whether the same request may succeed later."""
+
+    status: int
+    advice: str
+    retryable: bool = True
+
+
+_LATER = RejectAnswer(HTTPStatus.TOO_MANY_REQUESTS.value, "Ask again later.")
+_UNAVAILABLE = RejectAnswer(HTTPStatus.SERVICE_UNAVAILABLE.value, "Ask again later.")
+
+REJECT_ANSWERS = {
+    RejectReason.SLO_TTFT: RejectAnswer(
+        HTTPStatus.TOO_MANY_REQUESTS.value, "Ask again later, or with a longer objective (x-slo-ttft-ms)."
+    ),
+    RejectReason.SLO_UNREACHABLE: RejectAnswer(
+        HTTPStatus.TOO_MANY_REQUESTS.value,
+        "Ask with a longer objective (x-slo-ttft-ms) or a shorter prompt.",
+        retryable=False,
+    ),
+    RejectReason.SLO_TPOT: RejectAnswer(
+        HTTPStatus.TOO_MANY_REQUESTS.value, "Ask again later, or with a longer objective (x-slo-tpot-ms)."
+    ),
+    RejectReason.HELD_BACK: _LATER,
+    RejectReason.QUEUE_FULL: _LATER,
+    RejectReason.NO_INSTANCE: _UNAVAILABLE,
+    RejectReason.ALREADY_ENDED: _UNAVAILABLE,
+    RejectReason.UNKNOWN_REQUEST: _LATER,
+}
+
+
+def reject_answer(reason: str) -> RejectAnswer:
+    """The answer for a reason as it stands on the wire; a reason of a newer version may be retried later."""
+    try:
+        return REJECT_ANSWERS[RejectReason(reason)]
+    except ValueError:
+        return _LATER
+
+
+class CancelCause(StrEnum):
+    """Of a RequestCancelled."""
+
+    UNKNOWN = ""
+    """Of a newer version, or of a command without one."""
+    CLIENT_GONE = "client_gone"
+    TIMEOUT = "timeout"
+    INGRESS_STOPPED = "ingress_stopped"
+    INGRESS_SILENT = "ingress_silent"
+    """No `cmd.route` and no `cmd.follow` names the request any more."""
+    ENGINE_IDLE = "engine_idle"
+    """The engine reports that it runs nothing, and the state has the request there."""
+    NEVER_ENDED = "never_ended"
+    """Granted longer ago than any request may take."""
+    GRANT_UNHEARD = "grant_unheard"
+    """Granted to an instance that has left, and the ingress still asks for a place."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> Self:
+        return cls("")
+
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES.get(self, self.value)
+
+
+_SENTENCES = {
+    CancelCause.INGRESS_SILENT: "its ingress is gone, or has it no longer",
+    CancelCause.ENGINE_IDLE: "its engine says that nothing runs there",
+    CancelCause.NEVER_ENDED: "granted long ago and never ended",
+}
+GIVEN_UP = frozenset(_SENTENCES)
+"""Why the leader cancels a request that has no other process to end it."""
+
+
+def grant_unheard(instance: InstanceId) -> str:
+    """The sentence of CancelCause.GRANT_UNHEARD."""
+    return f"its grant to {instance} was not heard of"
+
+
+class MoveCause(StrEnum):
+    """Of a RequestMigrated."""
+
+    UNKNOWN = ""
+    RELOCATED = "relocated"
+    """The instance takes no requests any more."""
+    PLANNED = "planned"
+    """A rebalancer moved a waiting request."""
+    REBOUND = "rebound"
+    """A rebalancer took the request out of an engine."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> Self:
+        return cls("")
+
+
+def relocated(source: InstanceId) -> str:
+    """The sentence of MoveCause.RELOCATED."""
+    return f"{source} takes no requests any more"
+
+
+class MoveRefusal(StrEnum):
+    """Of a MigrationRefused, and of a move in a MigrationAnswered."""
+
+    REBIND_OFF = "rebind_off"
+    NOT_WAITING = "not_waiting"
+    ELSEWHERE = "elsewhere"
+    TARGET_UNAVAILABLE = "target_unavailable"
+    TARGET_LATE = "target_late"
+    TARGET_FULL = "target_full"
+    NO_GAIN = "no_gain"
+    NOT_OVERDUE = "not_overdue"
+    REBOUND_BEFORE = "rebound_before"
+    BOUND = "bound"
+    TOO_MANY_REBOUND = "too_many_rebound"
+
+
+class PlanRefusal(StrEnum):
+    """Of a MigrationAnswered whose whole plan is refused."""
+
+    OTHER_TERM = "other_term"
+    TOO_OLD = "too_old"
+    TOO_LONG = "too_long"
+
+
+# Events written before `cause` was a field
+
+_CANCEL_CAUSES = {sentence: cause for cause, sentence in _SENTENCES.items()}
+
+
+def recorded_cancel_cause(reason: str) -> CancelCause:
+    """The cause of a RequestCancelled that has none, from its sentence or code."""
+    if reason.startswith("its grant to ") and reason.endswith(" was not heard of"):
+        return CancelCause.GRANT_UNHEARD
+    return _CANCEL_CAUSES.get(reason) or CancelCause(reason)
+
+
+def recorded_move_cause(reason: str, source: InstanceId, *, rebound: bool) -> MoveCause:
+    """The cause of a RequestMigrated that has none."""
+    if rebound:
+        return MoveCause.REBOUND
+    return MoveCause.RELOCATED if reason == relocated(source) else MoveCause.PLANNED

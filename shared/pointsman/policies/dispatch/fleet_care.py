@@ -1,0 +1,102 @@
+"""Decisions about instances: silent ones are suspected and removed, failing ones ejected, others drained on request."""
+
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
+from pointsman.policies.dispatch.migrations import relocate_pending
+from pointsman.policies.dispatch.turn import Turn
+from pointsman.policies.outliers import Ejection
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance, Status
+
+
+def check_liveness(turn: Turn, timeouts: LivenessTimeouts) -> None:
+    """Suspect instances whose worker is silent, and remove those that are silent for long."""
+    for instance in turn.state.fleet.instances:
+        silent = turn.now - max(instance.heard_at, timeouts.heard_since)
+        if silent > timeouts.leave_after:
+            _remove(turn, instance, silent, timeouts)
+        elif silent > timeouts.suspect_after and turn.now > instance.excused_until:
+            _suspect(turn, instance, silent, timeouts)
+
+
+def eject_outliers(turn: Turn) -> None:
+    """Eject instances that fail requests or are far slower than others, take back those whose time is over, and move what
+    waits for one that takes no requests now."""
+    while (found := turn.policies.outliers.next(turn.state, turn.now)) is not None:
+        name, epoch = found.instance.id, found.instance.epoch
+        if isinstance(found, Ejection):
+            turn.decide(
+                InstanceEjected(
+                    at=turn.now,
+                    stamp=turn.stamp,
+                    instance=name,
+                    epoch=epoch,
+                    cause=found.cause,
+                    detail=found.detail,
+                    seconds=found.seconds,
+                    number=found.number,
+                )
+            )
+        else:
+            turn.decide(
+                InstanceUnejected(at=turn.now, stamp=turn.stamp, instance=name, epoch=epoch, half_open=found.half_open)
+            )
+    if turn.events:
+        relocate_pending(turn)
+
+
+def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool) -> None:
+    """Place nothing there any more, and move what waits for it. No decision where that is so already."""
+    known = turn.state.fleet.get(instance)
+    if known is None or (known.draining and known.leaving == leaving):
+        return
+    turn.decide(
+        InstanceDraining(
+            at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving
+        )
+    )
+    relocate_pending(turn)
+
+
+def undrain(turn: Turn, instance: InstanceId) -> None:
+    """Let an instance take requests again. No decision where it does."""
+    known = turn.state.fleet.get(instance)
+    if known is None or not known.draining:
+        return
+    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch))
+    relocate_pending(turn)
+
+
+def _suspect(turn: Turn, instance: Instance, silent: Seconds, timeouts: LivenessTimeouts) -> None:
+    if instance.status is Status.SUSPECTED:
+        return
+    turn.decide(
+        InstanceSuspected(
+            at=turn.now,
+            stamp=turn.stamp,
+            instance=instance.id,
+            epoch=instance.epoch,
+            silent_seconds=silent,
+            patience=timeouts,
+        )
+    )
+
+
+def _remove(turn: Turn, instance: Instance, silent: Seconds, timeouts: LivenessTimeouts) -> None:
+    turn.decide(
+        InstanceLeft(
+            at=turn.now,
+            stamp=turn.stamp,
+            instance=instance.id,
+            epoch=instance.epoch,
+            reason=f"not heard of for {silent:.1f} s",
+            patience=timeouts,
+        )
+    )

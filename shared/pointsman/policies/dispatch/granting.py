@@ -1,0 +1,97 @@
+"""Granting: which pending requests go into an engine's window now, and the end of a request that makes room there."""
+
+from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled
+from pointsman.policies.dispatch.turn import Turn
+from pointsman.primitives import InstanceId, RequestId
+from pointsman.state.fleet import Status
+from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
+
+GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
+"""Instances whose pending requests are granted. On an ejected one only those wait that no other can serve."""
+
+
+def grant_next(turn: Turn, instance_id: InstanceId) -> None:
+    """Grant pending requests of this instance, in the order of the ordering policy, while they fit into its window."""
+    state, policies = turn.state, turn.policies
+    instance = state.fleet.get(instance_id)
+    queue = state.workload.queues.get(instance_id)
+    if instance is None or queue is None or instance.status not in GRANTING:
+        return
+    _assume_prefills(turn, instance_id, queue)
+    while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
+        request = policies.ordering.first(queue, turn.now, state)
+        window, running_max = policies.prefill_window_tokens, policies.running_max
+        if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=running_max):
+            return
+        grant(turn, request)
+
+
+def grant(turn: Turn, request: Request) -> None:
+    turn.decide(
+        RequestGranted(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=request.id,
+            instance=request.instance,
+            attempt=request.attempt,
+            rebind=turn.policies.rebind and not request.rebound_from and not request.decode,
+        )
+    )
+
+
+def cancel_pending(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
+    """End a request that was not granted yet; no decision for one that was or has ended.
+
+    An unknown one may still be on its way to the leader: it is ended too, and its arrival will be refused.
+    """
+    known = turn.state.workload.requests.get(request)
+    if known is None and turn.state.workload.end_of(request) is None:
+        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
+    elif known is not None and known.stage in (Stage.ARRIVED, Stage.PENDING):
+        instance = known.instance
+        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
+        grant_next(turn, instance)
+
+
+def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
+    """End a request at any stage, because no other process will."""
+    known = turn.state.workload.requests.get(request)
+    if known is not None:
+        instance = known.instance
+        _cancel(turn, request, cause, reason, sent_to=instance)
+        grant_next(turn, instance)
+
+
+def _cancel(turn: Turn, request: RequestId, cause: CancelCause, reason: str, *, sent_to: InstanceId) -> None:
+    """`sent_to`: the engine that has the request, or NO_INSTANCE."""
+    turn.decide(
+        RequestCancelled(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=request,
+            reason=reason or cause.sentence,
+            instance=sent_to,
+            cause=cause,
+        )
+    )
+
+
+def _assume_prefills(turn: Turn, instance: InstanceId, queue: InstanceQueue) -> None:
+    """Free the window of prefills that must be over by now and whose first token is not seen: not streamed, and not
+    split (there the ingress reports the end of the prefill)."""
+    factor = turn.state.latency.correction(instance)
+    for request in list(queue.prefill.values()):
+        over = turn.now >= request.granted_at + request.engine_seconds * factor
+        if over and not request.streaming and not request.decode:
+            turn.decide(
+                PrefillFinished(
+                    at=turn.now,
+                    stamp=turn.stamp,
+                    request=request.id,
+                    instance=request.instance,
+                    ttft=turn.now - request.arrived_at,
+                    prefill=turn.now - request.granted_at,
+                )
+            )

@@ -1,0 +1,144 @@
+"""Moves of placed requests: by a rebalancer's plan, or because their instance takes no requests any more.
+
+Each move is checked on the leader's newer state and gives a RequestMigrated or a MigrationRefused.
+"""
+
+from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
+from pointsman.contracts.reasons import MoveCause, MoveRefusal, relocated
+from pointsman.policies.decode_placement import DecodeRefusal
+from pointsman.policies.dispatch.granting import grant, grant_next
+from pointsman.policies.dispatch.splitting import decode_after_move, decoder_for
+from pointsman.policies.dispatch.turn import Turn
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
+from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
+from pointsman.policies.routing import NoInstance
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.workload import NO_INSTANCE, Request
+
+NOT_PLANNED = MigrationPlan(as_of=0)
+"""The plan of a move that the leader makes by itself."""
+
+
+def migrate(turn: Turn, plan: MigrationPlan) -> None:
+    """Carry out the moves of a plan, in their order, as far as they still hold."""
+    touched: set[InstanceId] = set()
+    check = MigrationCheck(turn.state, turn.now)
+    for migration in plan.migrations:
+        moved = _redispatch(turn, migration, plan) if migration.rebind else _requeue(turn, migration, check, plan)
+        if moved:
+            touched |= {migration.source, migration.target}
+    for instance in sorted(touched):
+        grant_next(turn, instance)
+
+
+def relocate_pending(turn: Turn) -> None:
+    """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
+    state = turn.state
+    ready = state.fleet.ready
+    for instance, queue in list(state.workload.queues.items()):
+        if instance not in ready and queue.pending and ready:
+            for request in list(queue.pending.values()):
+                _relocate(turn, request)
+    for instance in ready:
+        grant_next(turn, instance)
+
+
+def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
+    """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
+    policies = turn.policies
+    window = Window(policies.prefill_window_tokens, policies.running_max)
+    judged: Redispatch | Veto = Veto(MoveRefusal.REBIND_OFF, "the scheduler was not told --rebind")
+    if policies.rebind:
+        judged = Redispatching(turn.state, turn.now, window).judge(migration)
+    if isinstance(judged, Veto):
+        _refuse(turn, migration, judged, plan)
+        return False
+    _move(turn, migration, judged.candidate, NO_INSTANCE, plan, MoveCause.REBOUND, wasted=judged.wasted)
+    grant(turn, turn.state.workload.requests[migration.request])
+    return True
+
+
+def _requeue(turn: Turn, migration: Migration, check: MigrationCheck, plan: MigrationPlan) -> bool:
+    """Let a request wait at its target, or refuse that; whether it was done."""
+    offered = check.judge(migration)
+    if isinstance(offered, ScoredInstance):
+        request = turn.state.workload.requests[migration.request]
+        decode = decode_after_move(turn, request, offered.instance)
+        if decode is not None:
+            _move(turn, migration, offered, decode, plan, MoveCause.PLANNED)
+            return True
+        offered = Veto(MoveRefusal.TARGET_UNAVAILABLE, f"nobody could decode what {offered.instance} prefills")
+    _refuse(turn, migration, offered, plan)
+    return False
+
+
+def _relocate(turn: Turn, request: Request) -> None:
+    decoder = decoder_for(turn, request, request.excluded, check_load=False)
+    transfer = None if isinstance(decoder, DecodeRefusal) and not request.decode else 0.0
+    view = PoolView(turn.state, request, turn.now, excluded=request.excluded, transfer_seconds=transfer)
+    try:
+        candidate = turn.policies.routing.choose(view).chosen
+    except NoInstance:
+        return
+    if candidate.instance == request.instance:
+        return  # ejected, and no other instance can serve it
+    decode = decode_after_move(turn, request, candidate.instance)
+    if decode is not None:
+        reason = relocated(request.instance)
+        own = Migration(request.id, request.instance, candidate.instance, 0.0, reason)
+        _move(turn, own, candidate, decode, NOT_PLANNED, MoveCause.RELOCATED)
+
+
+def _move(
+    turn: Turn,
+    migration: Migration,
+    candidate: ScoredInstance,
+    decode: InstanceId,
+    plan: MigrationPlan,
+    cause: MoveCause,
+    *,
+    wasted: Seconds = 0.0,
+) -> None:
+    turn.decide(
+        RequestMigrated(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=migration.request,
+            source=migration.source,
+            instance=candidate.instance,
+            hit_blocks=candidate.hit_blocks,
+            uncached_tokens=candidate.uncached_tokens,
+            prefill_seconds=candidate.work_seconds,
+            predicted_ttft=candidate.predicted_ttft,
+            reason=migration.reason,
+            plan=plan.id,
+            policy=plan.policy,
+            planned_as_of=plan.as_of,
+            benefit=migration.benefit,
+            decode=decode,
+            rebound=migration.rebind,
+            wasted=wasted,
+            cause=cause,
+        )
+    )
+
+
+def _refuse(turn: Turn, migration: Migration, veto: Veto, plan: MigrationPlan) -> None:
+    turn.decide(
+        MigrationRefused(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=migration.request,
+            source=migration.source,
+            instance=migration.target,
+            reason=veto.reason.value,
+            detail=veto.detail,
+            plan=plan.id,
+            policy=plan.policy,
+            planned_as_of=plan.as_of,
+            benefit=migration.benefit,
+            rebind=migration.rebind,
+        )
+    )

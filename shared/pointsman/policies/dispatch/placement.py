@@ -1,0 +1,249 @@
+"""Placing: a request arrives and is put into an instance's queue, held until one is ready, or rejected."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.requests import RequestArrived
+from pointsman.policies.admission import Refusal
+from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, DecodeRefusal
+from pointsman.policies.dispatch.granting import grant_next
+from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
+from pointsman.policies.dispatch.turn import Turn
+from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.routing import NoInstance
+from pointsman.policies.routing.base import Choice
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.workload import Request, Stage
+
+RETRY_WALL_SECONDS: Seconds = 5.0
+"""Retry-After where it is unknown when an instance will be ready."""
+STARTING_WALL_SECONDS_MIN: Seconds = 1.0
+
+
+def route(turn: Turn, command: RouteRequest) -> None:
+    """Place a new request, or one again whose engine failed. A repeated command gives no decision, unless an earlier
+    leader took the request in and got no further."""
+    workload = turn.state.workload
+    request = workload.requests.get(command.request)
+    if request is None and workload.end_of(command.request):
+        return
+    if request is not None and _has_its_place(request, command.attempt):
+        return
+    held = request is not None
+    if request is None:
+        _arrive(turn, command)
+        request = workload.requests[command.request]
+    source = request.instance
+    _place(turn, request, command.attempt, command.excluded, held=held)
+    grant_next(turn, request.instance)
+    if source and source != request.instance:
+        grant_next(turn, source)
+
+
+def place_held(turn: Turn) -> None:
+    """Place requests that wait for an instance to become ready, and reject those that have waited for as long as they may."""
+    for request in list(turn.state.workload.requests.values()):
+        if request.stage is Stage.ARRIVED:
+            _place(turn, request, request.attempt, request.excluded, held=True)
+            grant_next(turn, request.instance)
+
+
+def _has_its_place(request: Request, attempt: int) -> bool:
+    """Whether this attempt was placed before, or the client has seen a part of the answer (an answer that is not streamed is
+    only assumed to be decoding)."""
+    if request.stage is Stage.ARRIVED:  # an earlier leader took it in
+        return False
+    return attempt <= request.attempt or (request.stage is Stage.DECODING and request.streaming)
+
+
+def _arrive(turn: Turn, command: RouteRequest) -> None:
+    turn.decide(
+        RequestArrived(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=command.request,
+            arrived_at=command.arrived_at,
+            ingress=command.ingress,
+            tenant=command.tenant,
+            keys=command.keys,
+            prompt_tokens=command.prompt_tokens,
+            max_output_tokens=command.max_output_tokens,
+            slo_ttft=command.slo_ttft,
+            slo_tpot=command.slo_tpot,
+            session=command.session,
+            exact=command.exact,
+            streaming=command.streaming,
+            adapter=command.adapter,
+            followed=command.followed,
+            held_up=command.held_up,
+            alias=command.alias,
+            context_tokens=command.context_tokens,
+        )
+    )
+
+
+def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
+    """`held`: whether it was taken in before this turn."""
+    lost = _lost_seconds(turn, request, attempt, held=held)
+    if lost:
+        request = replace(request, slo_ttft=request.slo_ttft + lost)
+    decoder = decoder_for(turn, request, excluded)
+    view = _view(turn, request, excluded, decoder)
+    trial = _trial(turn, view)
+    try:
+        choice = trial or turn.policies.routing.choose(view)
+    except NoInstance as answer:
+        if not _may_hold(turn, request):
+            no_instance = Refusal(RejectReason.NO_INSTANCE, str(answer), _retry_after(turn))
+            refusal = _no_decoder(turn, decoder, excluded) or no_instance
+            _reject(turn, request, attempt, excluded, refusal, [], decoder)
+        return
+    admitted = choice if trial else _queue_full(turn) or turn.policies.admission.admit(view, choice)
+    if isinstance(admitted, Refusal):
+        _reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
+        return
+    decode = assignment(turn, view.request, admitted.chosen, decoder)
+    if isinstance(decode, Refusal):
+        _reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
+        return
+    candidate = admitted.chosen
+    turn.decide(
+        RequestPlaced(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=request.id,
+            instance=candidate.instance,
+            hit_blocks=candidate.hit_blocks,
+            uncached_tokens=candidate.uncached_tokens,
+            queue_seconds=candidate.queue_seconds,
+            prefill_seconds=candidate.work_seconds,
+            predicted_ttft=_predicted_ttft(candidate, decode),
+            policy=turn.policies.routing.name,
+            settings=turn.leader.settings,
+            reason=admitted.reason,
+            candidates=[o.recorded() for o in admitted.considered],
+            attempt=attempt,
+            excluded=list(excluded),
+            decode=decode.instance,
+            decode_reason=decode.reason,
+            decode_candidates=decode.considered,
+            transfer_seconds=decode.transfer_seconds,
+            lost_seconds=lost,
+        )
+    )
+
+
+def _reject(
+    turn: Turn,
+    request: Request,
+    attempt: int,
+    excluded: Collection[InstanceId],
+    refusal: Refusal,
+    considered: list[ScoredInstance],
+    decoder: Decoder,
+) -> None:
+    turn.decide(
+        RequestRejected(
+            at=turn.now,
+            stamp=turn.stamp,
+            request=request.id,
+            reason=refusal.reason.value,
+            detail=refusal.detail,
+            retry_after=refusal.retry_after,
+            policy=turn.policies.routing.name,
+            settings=turn.leader.settings,
+            candidates=[o.recorded() for o in considered],
+            attempt=attempt,
+            excluded=list(excluded),
+            decode_candidates=decoder.considered if decoder is not None else [],
+        )
+    )
+
+
+def _view(turn: Turn, request: Request, excluded: Collection[InstanceId], decoder: Decoder) -> PoolView:
+    known = turn.leader.policy_state
+    if decoder is None:
+        return PoolView(known, request, turn.now, excluded=excluded)
+    transfer = decoder.chosen.transfer_seconds if isinstance(decoder, DecodeChoice) else None
+    return PoolView(known, request, turn.now, excluded=excluded, transfer_seconds=transfer)
+
+
+def _trial(turn: Turn, view: PoolView) -> Choice | None:
+    """A half-open instance without a request takes the next one that it can serve, whatever the routing policy prefers, which
+    has learned from a sick engine. Not one that has failed elsewhere."""
+    if view.retried:
+        return None
+    for name in view.on_trial:
+        queue = turn.state.workload.queues.get(name)
+        if not (queue and queue.pending) and not turn.state.has_trial_request(name):
+            candidate = view.candidate(name)
+            return Choice(candidate, f"{name} is tried again after its ejection", [candidate])
+    return None
+
+
+def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> Seconds:
+    """Time lost while no instance was ready, or at an engine that failed the request: not caused by load, so it does not
+    count against the TTFT SLO in admission."""
+    if turn.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
+        return 0.0
+    if request.stage is Stage.ARRIVED:
+        return max(0.0, turn.now - request.arrived_at) if held or attempt > 1 else 0.0
+    return max(0.0, turn.now - request.granted_at)
+
+
+def _predicted_ttft(candidate: ScoredInstance, decode: DecodeAssignment) -> Seconds:
+    if not decode.instance:
+        return candidate.predicted_ttft
+    return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds
+
+
+def _queue_full(turn: Turn) -> Refusal | None:
+    waiting = sum(len(queue.pending) for queue in turn.state.workload.queues.values())
+    if waiting < turn.policies.pending_max:
+        return None
+    return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)
+
+
+def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) -> Refusal | None:
+    """The refusal of the decode placement, where only decode instances are missing."""
+    if isinstance(decoder, DecodeRefusal) and any(i not in excluded for i in turn.leader.policy_state.fleet.ready):
+        return decoder.refusal
+    return None
+
+
+# Holding requests while no instance is ready
+
+
+def _may_hold(turn: Turn, request: Request) -> bool:
+    """Whether the request may wait for an instance to become ready. One that was sent to an engine before may not."""
+    policies = turn.policies
+    if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
+        return False
+    if turn.now - request.arrived_at >= policies.hold_seconds:
+        return False
+    held = sum(known.stage is Stage.ARRIVED for known in turn.state.workload.requests.values())
+    return held <= policies.hold_max
+
+
+def _is_servable(turn: Turn, request: Request) -> bool:
+    fleet = turn.state.fleet
+    able = fleet.ready_for(request)
+    if not fleet.split or turn.state.settings.fold_version < 3:
+        return bool(able)
+    decodes = any(fleet[instance].can_serve(request) for instance in fleet.decoders)
+    return any(decodes or fleet[instance].role != "prefill" for instance in able)
+
+
+def _retry_after(turn: Turn) -> Seconds:
+    """Engine seconds until an instance may be ready. One that a scaler starts is expected to need as long again as it has
+    been starting."""
+    settings, hold = turn.state.settings, turn.policies.hold_seconds
+    if not hold or settings.fold_version < 3:
+        return 1.0
+    decided = turn.state.scaling.decided
+    if decided is not None and decided.wanted > len(turn.state.fleet.ready):
+        return min(max(turn.now - decided.at, STARTING_WALL_SECONDS_MIN * settings.speed), hold)
+    return min(RETRY_WALL_SECONDS * settings.speed, hold)

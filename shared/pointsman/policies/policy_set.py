@@ -1,0 +1,186 @@
+"""The policies of a pool by name and settings.
+
+In: names and settings from a command line or a recorded event. Out: a PolicySet, or UnknownPolicyError with the names that
+exist. What the log records of a term (`PolicySet.settings`) makes the same set again (`recorded_policy_set`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import msgspec
+
+from pointsman.contracts.decisions import Settings
+from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy
+from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, DecodePlacement
+from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
+from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
+from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
+from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
+from pointsman.primitives import Seconds, Tokens
+from pointsman.state.trackers.base import Tracker
+
+P = TypeVar(
+    "P",
+    RoutingPolicy,
+    AdmissionPolicy,
+    OrderingPolicy,
+    RebalancingPolicy,
+    ScalingPolicy,
+    DecodePlacement,
+    OutlierDetection,
+)
+
+ADMISSION_PREFIX = "admission."
+ORDERING_PREFIX = "order."
+DECODE_PREFIX = "pair."
+OUTLIER_PREFIX = "outlier."
+PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
+
+
+class UnknownPolicyError(ValueError):
+    """No policy of that name, or no such setting; the message lists those that exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySet:
+    """The policies of a pool and the bounds of an instance's window."""
+
+    routing: RoutingPolicy
+    admission: AdmissionPolicy
+    ordering: OrderingPolicy
+    prefill_window_tokens: Tokens = 16_384
+    """Uncached prompt tokens that may be inside an engine before their first token. One request always may."""
+    running_max: int = 256
+    """Requests that may be inside an engine at all."""
+    pending_max: int = 10_000
+    """Requests that may wait in the pool; more are rejected."""
+    hold_seconds: Seconds = 0.0
+    """Engine seconds for which arrivals wait while no ready instance can serve them; 0: none does."""
+    hold_max: int = 1_000
+    """Requests that may wait so."""
+    decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
+    rebind: bool = False
+    """Whether a rebalancer may have requests taken out of an engine before their first token."""
+    outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
+
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers for a State that these policies will read."""
+        return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
+
+    @property
+    def settings(self) -> Settings:
+        """All that a recomputation of a term needs beside the routing policy's name, for LeaderElected."""
+        outliers = _prefixed(OUTLIER_PREFIX, self.outliers.settings)
+        return {**self.placement_settings, **(outliers if self.outliers != NO_OUTLIER_DETECTION else {})}
+
+    @property
+    def placement_settings(self) -> Settings:
+        """Those by which requests are placed and rejected, for each such event."""
+        return {
+            **self.routing.settings,
+            **_prefixed(ADMISSION_PREFIX, self.admission.settings),
+            **_prefixed(ORDERING_PREFIX, self.ordering.settings),
+            **_prefixed(DECODE_PREFIX, self.decode_placement.settings),
+            "admission": self.admission.name,
+            "ordering": self.ordering.name,
+            "prefill_window_tokens": self.prefill_window_tokens,
+            "running_max": self.running_max,
+            "pending_max": self.pending_max,
+            **({"hold_seconds": self.hold_seconds, "hold_max": self.hold_max} if self.hold_seconds else {}),
+            **({"rebind": True} if self.rebind else {}),
+        }
+
+
+def policy_set(
+    *,
+    routing: str = DEFAULT_ROUTING,
+    admission: str = DEFAULT_ADMISSION,
+    ordering: str = DEFAULT_ORDERING,
+    settings: Settings | None = None,
+    prefill_window_tokens: Tokens = 16_384,
+    running_max: int = 256,
+    pending_max: int = 10_000,
+    hold_seconds: Seconds = 0.0,
+    hold_max: int = 1_000,
+    rebind: bool = False,
+) -> PolicySet:
+    """Policies by name. `settings` are those of the routing policy; names with one of PREFIXES are for the others.
+    Raises UnknownPolicyError."""
+    parts: dict[str, Settings] = {prefix: {} for prefix in (*PREFIXES, "")}
+    for name, value in (settings or {}).items():
+        prefix = next(p for p in parts if name.startswith(p))
+        parts[prefix][name.removeprefix(prefix)] = value
+    return PolicySet(
+        routing=_made("routing policy", routing, ROUTING_POLICIES, parts[""]),
+        admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX]),
+        ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX]),
+        prefill_window_tokens=prefill_window_tokens,
+        running_max=running_max,
+        pending_max=pending_max,
+        hold_seconds=hold_seconds,
+        hold_max=hold_max,
+        decode_placement=_made("decode placement", "pair", {"pair": DecodePlacement}, parts[DECODE_PREFIX]),
+        rebind=rebind,
+        outliers=_made("outlier detection", "outlier", {"outlier": OutlierDetection}, parts[OUTLIER_PREFIX]),
+    )
+
+
+def rebalancing_policy(name: str = DEFAULT_REBALANCING, settings: Settings | None = None) -> RebalancingPolicy:
+    """Raises UnknownPolicyError."""
+    return _made("rebalancing policy", name, REBALANCING_POLICIES, settings or {})
+
+
+def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None) -> ScalingPolicy:
+    """Raises UnknownPolicyError."""
+    return _made("scaling policy", name, SCALING_POLICIES, settings or {})
+
+
+def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
+    """The policies that an event names: its `policy`, and `settings` as `PolicySet.settings` wrote them.
+
+    Raises UnknownPolicyError.
+    """
+    rest = dict(settings)
+    if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
+        rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)
+    try:
+        return policy_set(
+            routing=routing,
+            admission=str(rest.pop("admission")),
+            ordering=str(rest.pop("ordering")),
+            prefill_window_tokens=int(rest.pop("prefill_window_tokens")),
+            running_max=int(rest.pop("running_max")),
+            pending_max=int(rest.pop("pending_max")),
+            hold_seconds=float(rest.pop("hold_seconds", 0.0)),
+            hold_max=int(rest.pop("hold_max", 1_000)),
+            rebind=bool(rest.pop("rebind", False)),
+            settings=rest,
+        )
+    except KeyError as error:
+        message = f"the settings of {routing or 'no policy'} lack {error}"
+        raise UnknownPolicyError(message) from error
+
+
+def _prefixed(prefix: str, settings: Settings) -> Settings:
+    return {prefix + name: value for name, value in settings.items()}
+
+
+def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
+    _require(kind, name, known)
+    policy = known[name]
+    for setting in settings:
+        _require(f"setting of {name}", setting, [field.name for field in fields(policy)])
+    try:
+        return msgspec.convert(settings, policy, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        message = f"{name}: {error}"
+        raise UnknownPolicyError(message) from error
+
+
+def _require(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        message = f"there is no {kind} {name}; there are: {names}"
+        raise UnknownPolicyError(message)

@@ -1,0 +1,195 @@
+"""What each instance's cache holds: cache events, reports and deliveries applied to index, promises and contradictions.
+
+In come cache events, reports and finished requests; out come the prefix index, the doubts about it (`Instance.doubt`,
+`Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`; an event of an older epoch or a
+repeated one changes nothing.
+"""
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
+from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.parts import StateParts, check_step
+from pointsman.state.workload import Request
+
+CONFIRMATION_WALL_SECONDS = 2.0
+"""How long after the first token a promise waits for cache events to confirm it."""
+DELIVERED_WALL_SECONDS = 45.0
+"""How long a delivered prefix counts as held where the engine's events do not say so."""
+
+
+def store(parts: StateParts, event: BlocksStored) -> None:
+    if _next_cache_event(parts, event):
+        for run in event.runs:
+            parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+
+
+def remove(parts: StateParts, event: BlocksRemoved) -> None:
+    if not _next_cache_event(parts, event):
+        return
+    removed = unpack_keys(event.keys)
+    parts.index.remove(event.instance, removed)
+    if not event.expired:
+        _release_computed(parts, event.instance, set(removed))
+        parts.delivered.remove(event.instance, removed)
+    if parts.learns_from_deliveries:
+        parts.contradictions.removed(event.instance, removed, parts.sequence)
+
+
+def clear(parts: StateParts, event: CacheCleared) -> None:
+    instance = _next_cache_event(parts, event)
+    if instance is None:
+        return
+    parts.index.clear(event.instance)
+    _release_computed(parts, event.instance)
+    parts.delivered.drop(event.instance)
+    parts.contradictions.begin(event.instance, parts.sequence)
+    instance.cache, instance.cache_detail = "empty", ""
+
+
+def note_gap(parts: StateParts, event: CacheGap) -> None:
+    instance = _next_cache_event(parts, event)
+    if instance is not None:
+        instance.doubt = f"engine events missed: {event.reason}"
+        instance.cache_detail = event.reason
+
+
+def replace(parts: StateParts, event: CacheSnapshot) -> None:
+    """A snapshot replaces the index of its instance and ends its doubts."""
+    instance = parts.current(event.instance, event.epoch)
+    if instance is None or event.sequence < instance.sequence:
+        return
+    check_step("sequence", instance.sequence, event.sequence)
+    parts.index.clear(event.instance)
+    for run in event.runs:
+        parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+    parts.contradictions.begin(event.instance, parts.sequence)
+    instance.sequence = event.sequence
+    instance.doubt = instance.contradicted = ""
+
+
+def forget(parts: StateParts, instance: InstanceId) -> None:
+    """The instance left or restarted: its cache, its promises and what its prefills taught are gone."""
+    parts.index.drop(instance)
+    parts.speculation.drop(instance)
+    parts.delivered.drop(instance)
+    parts.contradictions.drop(instance)
+    parts.latency.forget(instance)
+
+
+def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
+    """Compare sequence and digest of a report with the index. `is_new`: later than any report before."""
+    if instance.cache == "no_events":
+        return
+    if event.sequence < instance.sequence:
+        if is_new and parts.learns_from_deliveries:
+            instance.forged = True
+            instance.doubt = f"the log has cache events up to {instance.sequence}, its worker wrote {event.sequence}"
+        return
+    if event.sequence > instance.sequence:
+        instance.doubt = f"cache events up to {event.sequence} are missing"
+        return
+    blocks, digest = parts.index.blocks(event.instance), parts.index.digest(event.instance)
+    same = event.blocks == blocks and event.digest == digest
+    instance.doubt = "" if same else f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
+    if same:
+        found = parts.contradictions.settle(
+            instance.id, event.at / parts.settings.speed, lambda key: parts.index.holds(instance.id, key)
+        )
+        if found and instance.relied_on:
+            instance.contradicted = found
+
+
+def _next_cache_event(
+    parts: StateParts, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap
+) -> Instance | None:
+    """The instance, if the event applies. A repeat does not; one behind a gap does but leaves a doubt."""
+    instance = parts.current(event.instance, event.epoch)
+    if instance is None or event.sequence <= instance.sequence:
+        return None
+    check_step("sequence", instance.sequence, event.sequence)
+    if event.sequence > instance.sequence + 1:
+        instance.doubt = f"cache events {instance.sequence + 1} to {event.sequence - 1} are missing"
+    instance.sequence = event.sequence
+    return instance
+
+
+# Promises: blocks of placed prompts
+
+
+def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
+    """Release a promise, unless the instance has restarted since."""
+    if parts.epochs.get(instance) == epoch:
+        parts.speculation.release(instance, keys)
+
+
+def promise_until_confirmed(parts: StateParts, request: Request, at: Seconds) -> None:
+    """The prompt was computed: keep its promise until cache events should have confirmed it."""
+    deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
+    parts.speculation.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
+
+
+def settle_promises(parts: StateParts, now: Seconds) -> None:
+    """Release promises that are past their deadline."""
+    unconfirmed = parts.speculation.unconfirmed
+    while unconfirmed and unconfirmed[0][0] <= now:
+        _, instance, epoch, keys = unconfirmed.popleft()
+        release(parts, instance, epoch, keys)
+
+
+def _release_computed(parts: StateParts, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
+    """Release promises of computed prompts that lost a block of `removed` (None: any). The index has what is left."""
+    unconfirmed = parts.speculation.unconfirmed
+    lost = [
+        promise
+        for promise in unconfirmed
+        if promise[1] == instance and (removed is None or not removed.isdisjoint(promise[3]))
+    ]
+    for promise in lost:
+        unconfirmed.remove(promise)
+        release(parts, instance, promise[2], promise[3])
+
+
+# Deliveries: what engines had cached, held against their events
+
+
+def learn_delivered(parts: StateParts, request: Request, event: RequestFinished) -> None:
+    """Compare the engine's cached tokens of a finished request with its events.
+
+    Only where both mean the same: a prompt with exact keys, computed whole by the instance where it was placed, in
+    one epoch.
+    """
+    instance = parts.fleet.get(request.instance)
+    comparable = (
+        event.instance == request.instance
+        and request.exact
+        and not request.rebound_from
+        and not request.prefilled_by
+        and event.prompt_tokens == request.prompt_tokens
+        and event.predicted_cached_tokens >= 0
+        and event.cached_tokens >= 0
+    )
+    if instance is None or instance.epoch != request.epoch or not comparable:
+        return
+    keys, name, tokens, block_tokens = request.keys, instance.id, event.cached_tokens, parts.settings.block_tokens
+    delivered = min(tokens // block_tokens, len(keys))
+    if not instance.relied_on or instance.doubt or instance.parity is False:
+        _learn_hit(parts, instance, keys[:delivered], event.at)
+        return
+    held = parts.index.depth(name, keys)
+    claimed = parts.latency.cached_tokens(instance, min(held, request.held_blocks), request.prompt_tokens)
+    if claimed - tokens > block_tokens:
+        reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {claimed}"
+        parts.contradictions.suspect(name, keys[delivered], request.placed_as_of, reason, held=True)
+    elif held < delivered and not parts.contradictions.explained(name, keys[held], request.placed_as_of):
+        _learn_hit(parts, instance, keys[:delivered], event.at)
+        claimed = parts.latency.cached_tokens(instance, held, request.prompt_tokens)
+        if tokens - claimed > block_tokens:
+            reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {claimed}"
+            parts.contradictions.suspect(name, keys[held], request.placed_as_of, reason, held=False)
+
+
+def _learn_hit(parts: StateParts, instance: Instance, keys: list[BlockKey], at: Seconds) -> None:
+    parts.delivered.learn(instance.id, keys, at + DELIVERED_WALL_SECONDS * parts.settings.speed)

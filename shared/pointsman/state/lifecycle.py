@@ -1,0 +1,374 @@
+"""The life cycle of requests: which event moves a request from which stage to which.
+
+In come request events and decisions about requests; out come their stages, the queues of instances, promises, and what
+trackers and outlier detection learn. `TRANSITIONS` has every legal move; an event that asks for another one changes
+nothing, since a log may hold repeats and entries that crossed each other. Functions over `StateParts`.
+"""
+
+from enum import StrEnum
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    RequestEnd,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFinished,
+)
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.state.fleet import Instance
+from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
+from pointsman.state.outliers import Failure, Prefill
+from pointsman.state.parts import StateParts
+from pointsman.state.workload import NO_INSTANCE, Rejection, Request, Stage
+
+
+class Trigger(StrEnum):
+    """What an event asks of a request."""
+
+    PLACED = "placed"
+    RETRIED = "placed for a later attempt"
+    MIGRATED = "migrated while pending"
+    REBOUND = "taken out of its engine and queued elsewhere"
+    CORRECTED = "queued elsewhere, says its ingress"
+    KEPT = "its first token came from where it was re-bound from"
+    GRANTED = "sent to its engine"
+    PREFILLED = "prefilled, to be decoded elsewhere"
+    DECODER_FOUND = "a decode instance, after none could take it"
+    DECODING_ELSEWHERE = "handed over, says its ingress"
+    FIRST_TOKEN = "first token"
+
+
+def _from(trigger: Trigger, to: Stage, *stages: Stage) -> dict[tuple[Stage, Trigger], Stage]:
+    return dict.fromkeys(((stage, trigger) for stage in stages), to)
+
+
+TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
+    **_from(Trigger.PLACED, Stage.PENDING, Stage.ARRIVED),
+    **_from(Trigger.RETRIED, Stage.PENDING, *Stage),
+    **_from(Trigger.MIGRATED, Stage.PENDING, Stage.PENDING),
+    **_from(Trigger.REBOUND, Stage.PENDING, Stage.PREFILL),
+    **_from(Trigger.CORRECTED, Stage.PENDING, Stage.ARRIVED, Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER),
+    **_from(Trigger.KEPT, Stage.PENDING, Stage.PENDING, Stage.PREFILL),
+    **_from(Trigger.GRANTED, Stage.PREFILL, Stage.PENDING),
+    **_from(Trigger.PREFILLED, Stage.HANDED_OVER, Stage.PREFILL),
+    **_from(Trigger.DECODER_FOUND, Stage.HANDED_OVER, Stage.HANDED_OVER),
+    **_from(
+        Trigger.DECODING_ELSEWHERE, Stage.HANDED_OVER, Stage.ARRIVED, Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER
+    ),
+    **_from(Trigger.FIRST_TOKEN, Stage.DECODING, Stage.PREFILL, Stage.HANDED_OVER),
+}
+
+
+def _allows(request: Request, trigger: Trigger) -> bool:
+    return (request.stage, trigger) in TRANSITIONS
+
+
+# Arrival and placement
+
+
+def arrive(parts: StateParts, event: RequestArrived) -> None:
+    if event.request in parts.workload.requests or parts.workload.end_of(event.request):
+        return
+    keys = unpack_keys(event.keys)
+    request = parts.workload.requests[event.request] = Request(
+        id=event.request,
+        tenant=event.tenant,
+        session=event.session,
+        keys=keys,
+        prompt_tokens=event.prompt_tokens,
+        max_output_tokens=event.max_output_tokens,
+        slo_ttft=event.slo_ttft + parts.outages.allowance(event.held_up, event.at),
+        slo_tpot=event.slo_tpot,
+        arrived_at=event.arrived_at,
+        exact=event.exact,
+        streaming=event.streaming,
+        adapter=event.adapter,
+        followed=event.followed,
+        alias=event.alias,
+        context_tokens=event.context_tokens,
+    )
+    parts.hotness.arrived(keys, len(parts.fleet.ready))
+    for tracker in parts.trackers:
+        tracker.arrived(request, event.at)
+
+
+def place(parts: StateParts, event: RequestPlaced) -> None:
+    request = parts.workload.requests.get(event.request)
+    if request is None:
+        return
+    trigger = Trigger.RETRIED if event.attempt > request.attempt else Trigger.PLACED
+    if not _allows(request, trigger):
+        return
+    _unplace(parts, request, event.at)
+    request.attempt = event.attempt
+    request.excluded = tuple(event.excluded)
+    request.slo_ttft += event.lost_seconds
+    _queue_as_decided(parts, request, event)
+    parts.placements += 1
+
+
+def migrate(parts: StateParts, event: RequestMigrated) -> None:
+    request = parts.workload.requests.get(event.request)
+    trigger = Trigger.REBOUND if event.rebound else Trigger.MIGRATED
+    if request is None or not _allows(request, trigger) or request.instance != event.source:
+        return
+    if event.rebound:
+        parts.workload.queue(event.source).note_abort(event.at)
+    _unplace(parts, request, event.at)
+    _queue_as_decided(parts, request, event)
+    if event.rebound:
+        request.rebound_from = event.source
+
+
+def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced | RequestMigrated) -> None:
+    request.stage = Stage.PENDING
+    request.instance = event.instance
+    request.hit_blocks = event.hit_blocks
+    request.uncached_tokens = event.uncached_tokens
+    request.prefill_seconds = event.prefill_seconds
+    request.predicted_ttft = event.predicted_ttft
+    request.placed_at = event.at
+    request.prefilled_by = NO_INSTANCE
+    if parts.learns_from_deliveries:
+        request.held_blocks = parts.index.depth(event.instance, request.keys)
+        request.placed_as_of = event.stamp.as_of if event.stamp is not None else parts.sequence
+    _enqueue(parts, request, event.at)
+    if event.decode:
+        parts.workload.expect(request, event.decode)
+
+
+def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Seconds) -> None:
+    """Queue it where its ingress says that it is. Nothing is assumed of the cache there."""
+    _unplace(parts, request, at)
+    request.stage = Stage.PENDING
+    request.instance = instance.id
+    request.hit_blocks = 0
+    request.held_blocks, request.placed_as_of = 0, parts.sequence
+    request.uncached_tokens = request.prompt_tokens
+    request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
+    request.prefilled_by = NO_INSTANCE
+    if request.rebound_from == instance.id:
+        request.rebound_from = NO_INSTANCE  # the ingress had not heard of the re-binding and kept it there
+    _enqueue(parts, request, at)
+
+
+def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
+    instance = request.instance
+    parts.workload.queue(instance).enqueue(request)
+    request.epoch = parts.newest_epoch(instance)
+    parts.speculation.promise(instance, request.keys)
+    parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
+    for tracker in parts.trackers:
+        tracker.placed(request, at)
+
+
+def _unplace(parts: StateParts, request: Request, at: Seconds) -> None:
+    """Back to ARRIVED, from wherever it is."""
+    if request.stage is Stage.ARRIVED:
+        return
+    for tracker in parts.trackers:
+        tracker.unplaced(request, at)
+    parts.decode_load.unplaced(request, at)
+    parts.workload.queue(request.instance).remove(request)
+    if request.decode:
+        parts.workload.expect(request, NO_INSTANCE)
+    if request.stage is not Stage.DECODING:
+        _release(parts, request)
+    request.stage = Stage.ARRIVED
+
+
+def _release(parts: StateParts, request: Request) -> None:
+    release(parts, request.instance, request.epoch, request.keys)
+
+
+# Prefill
+
+
+def grant(parts: StateParts, event: RequestGranted) -> None:
+    request = parts.workload.requests.get(event.request)
+    if request is None:
+        return
+    if event.stamp is None:
+        _correct_location(parts, request, event)
+    if not _allows(request, Trigger.GRANTED) or request.instance != event.instance:
+        return
+    request.rebind = event.rebind
+    _enter_engine(parts, request, event.at)
+
+
+def _correct_location(parts: StateParts, request: Request, event: RequestGranted) -> None:
+    """An ingress sent the request to an instance by itself: queue it there unless it is there already."""
+    instance = parts.fleet.get(event.instance)
+    is_there = request.instance == event.instance and request.stage in (Stage.PENDING, Stage.PREFILL)
+    if is_there or instance is None or not _allows(request, Trigger.CORRECTED):
+        return
+    request.attempt = event.attempt
+    _requeue_at(parts, request, instance, event.at)
+    if event.decode:
+        parts.workload.expect(request, event.decode)
+
+
+def _enter_engine(parts: StateParts, request: Request, at: Seconds) -> None:
+    request.stage = TRANSITIONS[request.stage, Trigger.GRANTED]
+    request.granted_at = at
+    parts.workload.queue(request.instance).grant(request, at)
+    for tracker in parts.trackers:
+        tracker.granted(request, at)
+
+
+def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
+    request = parts.workload.requests.get(event.request)
+    if request is None:
+        return
+    learnable = event.stamp is None and not request.rebound_from  # else the time of sending is not known
+    if request.rebound_from == event.instance and event.stamp is None:
+        _keep_at_source(parts, request, event)
+    if request.instance != event.instance or not _allows(request, Trigger.FIRST_TOKEN):
+        return
+    if request.stage is Stage.PREFILL:
+        queue = parts.workload.queue(event.instance)
+        queue.finish_prefill(request, event.at)
+        queue.aborted_at = queue.aborted_at if event.stamp else 0.0
+        if request.decode:
+            parts.workload.expect(request, NO_INSTANCE)
+        if learnable:
+            _learn_prefill(parts, request, event.at, event.prefill)
+    request.stage = TRANSITIONS[request.stage, Trigger.FIRST_TOKEN]
+    promise_until_confirmed(parts, request, event.at)
+    if parts.fleet.split:
+        parts.decode_load.first_token(request, event.at)
+    for tracker in parts.trackers:
+        tracker.first_token(request, event.at)
+
+
+def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished) -> None:
+    """The first token came from the instance that it was re-bound from: its ingress had not heard of that yet."""
+    instance = parts.fleet.get(event.instance)
+    if instance is not None and _allows(request, Trigger.KEPT):
+        _requeue_at(parts, request, instance, event.at)
+        _enter_engine(parts, request, event.at)
+
+
+def _learn_prefill(parts: StateParts, request: Request, at: Seconds, took: Seconds) -> None:
+    """`took`: by the clock of its ingress, which may differ from the leader's."""
+    prefill = Prefill(at, took, request.engine_seconds)
+    parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
+    parts.latency.learn(
+        request.instance,
+        predicted=request.engine_seconds,
+        observed=at - request.granted_at,
+        tokens=request.engine_tokens,
+    )
+
+
+# Hand-over from prefill to decode
+
+
+def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+    """The prefill is over. `to`: the decode instance, or where none could take it the one that prefilled it."""
+    request = parts.workload.requests.get(event.request)
+    if request is None or event.attempt < request.attempt:
+        return
+    is_news = request.instance == event.source and _allows(request, Trigger.PREFILLED)
+    if is_news:
+        parts.workload.queue(event.source).transfer_out(request, event.at)
+        if event.prefill > 0:
+            _learn_prefill(parts, request, event.at, event.prefill)
+        promise_until_confirmed(parts, request, event.at)
+    elif request.awaits_decoder and request.instance == event.source != to:
+        parts.workload.queue(event.source).remove(request)
+        _release(parts, request)
+    elif event.stamp is None and _allows(request, Trigger.DECODING_ELSEWHERE) and not _is_handed_over(request, to):
+        _unplace(parts, request, event.at)
+    else:
+        return
+    _transfer_in(parts, request, event, to)
+    if is_news and event.prefill > 0:
+        for tracker in parts.trackers:
+            tracker.handed_over(request, event.at)
+
+
+def _is_handed_over(request: Request, to: InstanceId) -> bool:
+    return request.stage is Stage.HANDED_OVER and request.instance == to
+
+
+def _transfer_in(
+    parts: StateParts, request: Request, event: RequestHandedOver | HandOverRefused, to: InstanceId
+) -> None:
+    request.stage = Stage.HANDED_OVER
+    request.attempt = event.attempt
+    request.instance, request.prefilled_by = to, event.source
+    request.epoch = parts.newest_epoch(to)
+    parts.workload.expect(request, NO_INSTANCE)
+    parts.workload.queue(to).decoding[request.id] = request
+    parts.speculation.promise(to, request.keys)
+
+
+# Failures and ends
+
+
+def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
+    instance = parts.fleet.get(event.instance)
+    request = parts.workload.requests.get(event.request)
+    if instance is None:
+        return
+    since = event.at
+    if request is not None and event.instance in (request.instance, request.prefilled_by):
+        if event.instance == request.instance and request.epoch != instance.epoch:
+            return  # an earlier epoch failed it
+        since = request.granted_at or event.at
+    given_up = parts.outliers.given_up(event.request, event.instance)
+    failure = Failure(event.instance, event.at, since if given_up is None else given_up, event.what)
+    proven = event.failure == "connect_failure" or given_up is not None
+    parts.outliers.failed(event.request, failure, proven=proven)
+
+
+def end(parts: StateParts, event: RequestEnd) -> None:
+    """Legal in every stage. The end of an unknown request is remembered, in case its arrival comes later."""
+    _note_end_for_outliers(parts, event)
+    request = parts.workload.end(event.request, type(event).__name__)
+    if request is None:
+        return
+    finished = event if isinstance(event, RequestFinished) else None
+    if finished is not None:
+        if finished.instance == request.instance:
+            parts.outliers.served(finished.instance, finished.at, since=request.granted_at)
+        if parts.learns_from_deliveries:
+            learn_delivered(parts, request, finished)
+    if isinstance(event, RequestRejected):
+        rejection = Rejection(request.arrived_at, event.attempt, event.reason, event.detail, event.retry_after)
+        parts.workload.reject(event.request, rejection)
+    is_computed = finished is not None and finished.instance != request.rebound_from
+    if is_computed and request.stage in (Stage.PREFILL, Stage.HANDED_OVER):
+        promise_until_confirmed(parts, request, event.at)
+    elif request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER):
+        _release(parts, request)
+    if parts.fleet.split:
+        parts.decode_load.ended(request, event.at, finished)
+    for tracker in parts.trackers:
+        if isinstance(event, RequestRejected):
+            tracker.refused(request, event.at, event.reason)
+        tracker.ended(request, event.at, finished)
+
+
+def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
+    if isinstance(event, RequestFinished):
+        return
+    is_cancelled = isinstance(event, RequestCancelled)
+    if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
+        request = parts.workload.requests.get(event.request)
+        if request is not None and request.instance == event.instance:
+            idle = event.cause is CancelCause.ENGINE_IDLE
+            parts.outliers.gave_up(event.request, event.instance, since=request.granted_at, idle=idle)
+    parts.outliers.ended(event.request, given_up=is_cancelled)
