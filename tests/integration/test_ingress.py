@@ -28,7 +28,7 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe
 from pointsman_ingress.placement import scheduler_client
-from pointsman_lab import gateway
+from pointsman_lab.gateway import connection, measurements
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -777,9 +777,9 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 
 
 async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
-    setup = gateway.Setup(
-        gateway=gateway.Target.of(world.url),
-        engines={ONE: gateway.Target.of(world.one.url)},
+    setup = measurements.Setup(
+        gateway=connection.Target.of(world.url),
+        engines={ONE: connection.Target.of(world.one.url)},
         pids={"ingress": os.getpid()},
         model="m",
         requests=10,
@@ -788,7 +788,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
     await eventually(lambda: world.board.whole)
-    figures = await gateway.measure(setup)
+    figures = await measurements.measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}
     assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())

@@ -23,6 +23,7 @@ from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
+from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
