@@ -302,9 +302,9 @@ class _Bench:
         """What rebalancing did, where the log holds this run alone."""
         if server.log is None:
             return None
-        history = LiveHistory(server.log)
+        log = server.log
         try:
-            return await asyncio.to_thread(lambda: moves_in(history.entries()))
+            return await asyncio.to_thread(lambda: moves_in(LiveHistory(log).entries()))
         except HistoryError as error:
             self._console.print(Text(f"migrations are unknown: {error}", style="yellow"), soft_wrap=True)
             return None
