@@ -1,10 +1,14 @@
-# Two commands do everything: `make up` runs a fleet, `make test` passes the tests. Both set up .venv first.
+# `make` lists the targets. Each sets up .venv first. ARGS passes options on: make up ARGS="--engines 8".
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup up test test-clients test-vllm mutation lint results lock clean
+.DEFAULT_GOAL := help
+.PHONY: help setup up check lint test test-vllm test-clients mutation results lock clean
 
-setup: .venv/.ready
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/.ready ## create .venv with everything that development needs
 
 .venv/.ready: deploy/requirements.txt pyproject.toml shared/pointsman_lab/pyproject.toml
 	@echo "setting up .venv (once; a minute or two)"
@@ -14,36 +18,41 @@ setup: .venv/.ready
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e shared/pointsman_lab
 	@touch $@
 
-up: setup
+up: setup ## run a fleet of simulated engines until Ctrl-C
 	@$(BIN)/pointsman up $(ARGS)
 
-lint: setup
+NO_ENGINE := not vllm and not clients
+
+# The modules left out take half of the time of tests/unit; `make test` runs them.
+SLOW := $(addprefix --ignore tests/unit/,lab test_poison.py adapters/test_tokenizer.py adapters/test_checkpoint_retention.py \
+  cli/test_doctor.py cli/test_simulate_command.py simulation/test_workload_generators.py)
+check: lint ## lint, types, layers and the fast tests: under a minute
+	$(BIN)/pytest -q -n 2 --dist loadfile --hypothesis-profile check -m "$(NO_ENGINE) and not quiet" -k "not jetstream" $(SLOW) \
+	  tests/tidy tests/golden tests/unit tests/contract/test_event_log.py tests/contract/test_leadership.py $(ARGS)
+
+lint: setup ## format, lint rules, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First, alone, what measures time; then the rest, two at a time, each file in one process. A part of it: make test ARGS="-k dualmap".
-NO_ENGINE := not vllm and not clients
+# Tests that measure time run first, alone; then the others in two processes. A part: make test ARGS="-k dualmap".
 NONE_CHOSEN := 5
-test: lint
+test: lint ## everything that CI runs: lint and all tests that need no engine
 	$(BIN)/pytest -q -m "$(NO_ENGINE) and quiet" $(ARGS) || test $$? -eq $(NONE_CHOSEN)
 	$(BIN)/pytest -n 2 --dist loadfile -m "$(NO_ENGINE) and not quiet" $(ARGS)
 
-# The suite against two real vLLM engines on the CPU. Makes their environment on the first run (docs/engines.md), or takes
-# the one in POINTSMAN_VLLM_DIR; a part of it: make test-vllm ARGS="-k chat".
-test-vllm: setup
+# Creates the engines' environment on the first run (docs/engines.md), or uses the one in POINTSMAN_VLLM_DIR.
+test-vllm: setup ## the tests that need real vLLM engines, on two CPU engines
 	$(BIN)/pytest -m vllm tests/vllm $(ARGS)
 
-# Small defects, planted one at a time: which of them do tests and torture find? (docs/testing.md) About a quarter of an hour;
-# another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
-mutation: setup
+# docs/testing.md describes it. Another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
+mutation: setup ## plant small defects one at a time and count those that tests find; about 15 minutes
 	$(BIN)/python -m pointsman_lab.torture.mutation $(ARGS)
 
-# Clients as people use them (docs/clients.md), in an environment of their own (1.4 GB), against simulated engines; and
-# `vllm bench serve`, where the environment of make test-vllm is there.
+# Clients have an environment of their own (1.4 GB). Also runs `vllm bench serve` if the environment of test-vllm exists.
 CLIENTS ?= .venv-clients
-test-clients: setup $(CLIENTS)/.ready
+test-clients: setup $(CLIENTS)/.ready ## third-party clients (docs/clients.md) against simulated engines
 	POINTSMAN_CLIENTS_DIR=$(CLIENTS) $(BIN)/pytest -m clients tests/clients $(ARGS)
 
 $(CLIENTS)/.ready: pyproject.toml | setup
@@ -52,19 +61,19 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
 	@touch $@
 
-# Every study of docs/results.md, run anew (under half an hour on two cores). TRACES has the two trace files. A part
-# of it, which writes nothing: make results ARGS="--only lag"; a taste of all: ARGS="--quick --out /tmp/taste".
+# TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; all, small:
+# ARGS="--quick --out /tmp/taste".
 TRACES ?= ../shared/traces
-results: setup
+results: setup ## run every study of docs/results.md; under 30 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
 
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header
 
-# What `make setup` installs, and the part of it that a container needs: with hashes, without index lines.
-lock:
+# What `make setup` installs, and what a container needs: with hashes, without index lines.
+lock: ## write deploy/requirements*.txt from pyproject.toml
 	$(COMPILE) --extra dev --output-file deploy/requirements.txt pyproject.toml deploy/build.in
 	$(COMPILE) --build-deps-for wheel -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
 
-clean:
+clean: ## remove environments, caches and local data
 	rm -rf .venv $(CLIENTS) .pointsman .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,6 +12,7 @@ from pointsman.primitives import PoolName
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
 settings.register_profile("pointsman", deadline=None)
+settings.register_profile("check", deadline=None, max_examples=20)  # of `make check`
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest, poisson
+from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
+from pointsman.simulation.workload.arrivals import poisson
 from pointsman_lab.agreement.command import exit_code
 from pointsman_lab.agreement.machine import Heartbeat, Machine
 from pointsman_lab.agreement.runner import Figures, Pool, pace, run_live, run_simulated

@@ -13,8 +13,10 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import InstanceId, Seconds
+from pointsman.simulation.agenda import Agenda
 from pointsman.simulation.outcome import Outcome, RequestRow
-from pointsman.simulation.simulator import NOTICE_SECONDS, Failure, Scenario, _Simulation, simulate
+from pointsman.simulation.simulated_fleet import NOTICE_SECONDS
+from pointsman.simulation.simulator import Failure, Scenario, Simulation, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
 
@@ -23,44 +25,54 @@ COST = PROFILES[DEFAULT_PROFILE].prefill_cost
 ROUNDING = 1e-6
 
 
-class Watched(_Simulation):
+class WatchedAgenda(Agenda):
+    """Looks at the simulation after every event."""
+
+    look: Callable[[], None]
+
+    @override
+    def at(self, at: Seconds, act: Callable[[Seconds], None]) -> None:
+        def watched(now: Seconds) -> None:
+            act(now)
+            self.look()
+
+        super().at(at, watched)
+
+
+class Watched(Simulation):
     """A simulation that is looked at after every event."""
 
     def __init__(self, scenario: Scenario, requests: Sequence[WorkloadRequest]) -> None:
-        super().__init__(scenario, requests)
+        agenda = WatchedAgenda()
+        agenda.look = self._look
+        super().__init__(scenario, requests, agenda=agenda)
         self.sent: list[tuple[Seconds, InstanceId]] = []
         """When a request was placed or moved, and where to."""
         self.looks = 0
 
     @override
-    def _at(self, at: Seconds, act: Callable[[Seconds], None]) -> None:
-        def watched(now: Seconds) -> None:
-            act(now)
-            self._look()
-
-        super()._at(at, watched)
-
-    @override
-    def _carry_out(self, events: list[LogEvent], now: Seconds) -> None:
+    def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
         self.sent += [(now, e.instance) for e in events if isinstance(e, RequestPlaced | RequestMigrated)]
-        super()._carry_out(events, now)
+        super().carry_out(events, now)
 
     def _look(self) -> None:
         self.looks += 1
-        for instance, line in self._state.workload.queues.items():
+        for instance, line in self.state.workload.queues.items():
             assert line.load_tokens >= 0
             assert line.pending_seconds >= 0
             assert line.prefill_seconds >= 0
-            engine = self._engines[instance]
-            if line.waiting and engine.alive and instance in self._state.fleet.ready:
-                assert engine.model.step is not None, f"{instance} is idle at {self._now} while requests wait for it"
+            engine = self.fleet.engines[instance]
+            if line.waiting and engine.alive and instance in self.state.fleet.ready:
+                assert engine.model.step is not None, (
+                    f"{instance} is idle at {self._agenda.now} while requests wait for it"
+                )
 
 
 def made(workload: str, count: int, rate: float, seed: int = 1) -> list[WorkloadRequest]:
     return GENERATORS[workload](count, rate=rate, chance=random.Random(seed))
 
 
-def strangers(count: int, *, every: Seconds, tokens: int = 8192, output_tokens: int = 1) -> list[WorkloadRequest]:
+def unrelated(count: int, *, every: Seconds, tokens: int = 8192, output_tokens: int = 1) -> list[WorkloadRequest]:
     """Requests at even distances that share nothing."""
     return [
         WorkloadRequest(
@@ -122,9 +134,9 @@ def test_whatever_goes_wrong_every_request_has_one_end_and_its_times_are_in_orde
 
     for row in outcome.rows:
         assert_in_order(row)
-    assert simulation._open == 0, "each end was counted once"
-    assert simulation._state.workload.requests == {}
-    assert all(line.requests == 0 for line in simulation._state.workload.queues.values())
+    assert simulation.unfinished == 0, "each end was counted once"
+    assert simulation.state.workload.requests == {}
+    assert all(line.requests == 0 for line in simulation.state.workload.queues.values())
     assert simulation.looks > len(outcome.rows), "no alive instance was ever idle while requests waited for it"
 
 
@@ -151,7 +163,7 @@ def test_another_seed_may_give_another_outcome() -> None:
 
 
 def test_on_one_instance_the_busy_time_is_the_sum_of_the_prefills() -> None:
-    outcome = simulate(Scenario(instances=1, routing="least_loaded"), strangers(40, every=0.1))
+    outcome = simulate(Scenario(instances=1, routing="least_loaded"), unrelated(40, every=0.1))
 
     assert outcome.virtual_seconds == pytest.approx(40 * prefill_seconds(COST, 8192, 0))
     firsts = [row.first_token_at for row in outcome.rows if row.first_token_at is not None]
@@ -161,7 +173,7 @@ def test_on_one_instance_the_busy_time_is_the_sum_of_the_prefills() -> None:
 @pytest.mark.parametrize("policy", ["least_loaded", "min_ttft", "pointsman"])
 def test_work_that_shares_nothing_is_spread_until_no_instance_is_idle(policy: str) -> None:
     """With an objective that all can meet: what is late everywhere, `pointsman` gathers in one queue."""
-    outcome = simulate(Scenario(instances=4, routing=policy, slo_ttft_s=60.0), strangers(40, every=0.0))
+    outcome = simulate(Scenario(instances=4, routing=policy, slo_ttft_s=60.0), unrelated(40, every=0.0))
 
     assert outcome.virtual_seconds == pytest.approx(10 * prefill_seconds(COST, 8192, 0))
 
@@ -188,7 +200,7 @@ def test_decoding_lengthens_the_wait_for_the_first_token() -> None:
 def test_what_a_failed_instance_prefills_is_answered_elsewhere_and_what_it_decodes_is_lost() -> None:
     failure = Failure(at=6.0, instance=0, back_at=20.0)
     scenario = Scenario(instances=3, routing="least_loaded", prefill_only=False, failures=(failure,))
-    simulation = Watched(scenario, strangers(150, every=0.2, output_tokens=100))
+    simulation = Watched(scenario, unrelated(150, every=0.2, output_tokens=100))
 
     rows = simulation.run().rows
 
@@ -212,7 +224,7 @@ def test_a_request_that_waits_for_an_instance_that_dies_is_retried_once() -> Non
     """What the dying engine's own losses let in must not be lost twice."""
     scenario = Scenario(instances=2, routing="least_loaded", failures=(Failure(at=2.0, instance=0, back_at=5.0),))
 
-    rows = simulate(scenario, strangers(60, every=0.1)).rows
+    rows = simulate(scenario, unrelated(60, every=0.1)).rows
 
     assert all(row.end == "finished" for row in rows)
     assert max(row.retries for row in rows) == 1
@@ -221,7 +233,7 @@ def test_a_request_that_waits_for_an_instance_that_dies_is_retried_once() -> Non
 def test_a_fleet_that_never_comes_back_leaves_no_simulation_running() -> None:
     scenario = Scenario(instances=1, routing="least_loaded", event_loss=0.1, failures=(Failure(at=2.0, instance=0),))
 
-    rows = simulate(scenario, strangers(60, every=0.1)).rows
+    rows = simulate(scenario, unrelated(60, every=0.1)).rows
 
     assert {row.end for row in rows} <= {"finished", "rejected", "failed", "unfinished"}
     assert rows[0].end == "finished"
@@ -232,7 +244,7 @@ def test_a_fleet_that_never_comes_back_leaves_no_simulation_running() -> None:
 def test_what_a_lagging_view_places_on_a_dead_instance_is_moved_to_a_live_one(policy: str) -> None:
     failure = Failure(at=2.0, instance=0)
     scenario = Scenario(instances=2, routing=policy, load_lag_s=3.0, failures=(failure,))
-    simulation = Watched(scenario, strangers(60, every=0.1))
+    simulation = Watched(scenario, unrelated(60, every=0.1))
 
     rows = simulation.run().rows
 
@@ -244,7 +256,7 @@ def test_what_a_lagging_view_places_on_a_dead_instance_is_moved_to_a_live_one(po
 def test_what_waits_for_the_only_instance_when_it_is_gone_stays_unfinished() -> None:
     scenario = Scenario(instances=1, routing="least_loaded", load_lag_s=3.0, failures=(Failure(at=2.0, instance=0),))
 
-    rows = simulate(scenario, strangers(60, every=0.1)).rows
+    rows = simulate(scenario, unrelated(60, every=0.1)).rows
 
     unfinished = [row for row in rows if row.end == "unfinished"]
     assert unfinished
@@ -254,7 +266,7 @@ def test_what_waits_for_the_only_instance_when_it_is_gone_stays_unfinished() -> 
 @pytest.mark.parametrize("load_lag_s", [0.0, 0.5])
 def test_a_draining_instance_gets_nothing_new_and_all_requests_end(load_lag_s: float) -> None:
     scenario = Scenario(instances=2, routing="least_loaded", scale_at=((5.0, 4), (15.0, 1)), load_lag_s=load_lag_s)
-    simulation = Watched(scenario, strangers(100, every=0.25))
+    simulation = Watched(scenario, unrelated(100, every=0.25))
 
     outcome = simulation.run()
 
@@ -265,7 +277,7 @@ def test_a_draining_instance_gets_nothing_new_and_all_requests_end(load_lag_s: f
     assert all(5.0 <= at <= 15.0 + load_lag_s for at in new)
     after = {to for at, to in simulation.sent if at > 15.0 + load_lag_s}
     assert after == {instance(0)}
-    assert [known.id for known in simulation._state.fleet.instances] == [instance(0)], "the drained have left"
+    assert [known.id for known in simulation.state.fleet.instances] == [instance(0)], "the drained have left"
 
 
 # Knowledge
@@ -273,20 +285,20 @@ def test_a_draining_instance_gets_nothing_new_and_all_requests_end(load_lag_s: f
 
 def test_lost_events_are_healed() -> None:
     scenario = Scenario(instances=3, routing="min_ttft", event_loss=0.3, kv_capacity_tokens=40_000, prefill_only=False)
-    simulation = _Simulation(scenario, made("chat", 200, 6.0))
+    simulation = Simulation(scenario, made("chat", 200, 6.0))
     simulation.run()
 
-    simulation._report(simulation._now + 1.0)
+    simulation.fleet.report(simulation._agenda.now + 1.0)
 
-    index = simulation._state.index
-    for engine in simulation._engines.values():
+    index = simulation.state.index
+    for engine in simulation.fleet.engines.values():
         assert index.keys(engine.id) == engine.model.cache.cached()
-        assert simulation._state.fleet[engine.id].doubt == ""
-    assert sum(engine.sequence for engine in simulation._engines.values()) > 200
+        assert simulation.state.fleet[engine.id].doubt == ""
+    assert sum(engine.sequence for engine in simulation.fleet.engines.values()) > 200
 
 
 def test_events_that_are_late_are_known_late() -> None:
-    prompt = strangers(1, every=0.0)[0]
+    prompt = unrelated(1, every=0.0)[0]
     requests = [replace(prompt, arrival_s=at) for at in (0.0, 6.0, 20.0)]
 
     rows = simulate(Scenario(instances=1, routing="min_ttft", event_delay_s=10.0), requests).rows
@@ -296,7 +308,7 @@ def test_events_that_are_late_are_known_late() -> None:
 
 
 def test_a_view_that_lags_makes_the_least_wait_a_herd() -> None:
-    burst = strangers(16, every=0.01)
+    burst = unrelated(16, every=0.01)
 
     fresh, lagging = (simulate(Scenario(instances=4, routing="min_ttft", load_lag_s=lag), burst) for lag in (0.0, 0.5))
 
@@ -320,7 +332,7 @@ def test_wrong_estimates_change_predictions_and_not_what_engines_take() -> None:
 def test_a_slow_instance_is_found_out_and_given_less() -> None:
     scenario = Scenario(instances=3, routing="min_ttft", slow_instances={0: 0.5})
 
-    outcome = simulate(scenario, strangers(150, every=0.36))
+    outcome = simulate(scenario, unrelated(150, every=0.36))
 
     assert share_of(outcome, 0) < 0.8 * min(share_of(outcome, 1), share_of(outcome, 2))
 

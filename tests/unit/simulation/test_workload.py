@@ -10,17 +10,16 @@ import pytest
 from pointsman.simulation.workload import (
     FIRST_TOKEN_ID,
     GENERATORS,
-    ChatShape,
     TraceError,
     WorkloadRequest,
     at_rate,
-    chat,
-    faster,
     mean_rate,
     prompt_token_ids,
     read_trace,
-    tools,
 )
+from pointsman.simulation.workload.arrivals import faster
+from pointsman.simulation.workload.generators.chat import ChatShape, chat
+from pointsman.simulation.workload.generators.tools import tools
 
 ROW = '{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": %s}\n'
 

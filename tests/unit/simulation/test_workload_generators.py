@@ -19,34 +19,21 @@ from pointsman.simulation.workload import (
     GENERATORS,
     LONGER_PREFIXES,
     MORE_REQUESTS,
-    ChatShape,
-    Clients,
-    DayShape,
-    GspShape,
-    HotspotShape,
-    JudgeShape,
-    LongDocumentShape,
-    TreeShape,
     WorkloadRequest,
-    causal,
-    chat,
-    describe,
-    diurnal,
-    gamma,
-    gsp,
-    infinite_cache_hit_share,
-    input_capped,
-    llm_as_judge,
-    long_document_qa,
     mean_rate,
-    poisson,
     prompt_token_ids,
-    timestamps,
-    tools,
-    tree_of_thoughts,
-    two_hot_prefixes,
-    uniform,
 )
+from pointsman.simulation.workload.arrivals import DayShape, answered_s, diurnal, gamma, poisson, uniform
+from pointsman.simulation.workload.generators.chat import ChatShape, chat
+from pointsman.simulation.workload.generators.clients import Clients
+from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
+from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
+from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
+from pointsman.simulation.workload.generators.tools import tools
+from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
+from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
+from pointsman.simulation.workload.requests import NO_SESSION, TRACE_BLOCK_TOKENS, in_order, input_capped
+from pointsman.simulation.workload.sharing import infinite_cache_hit_share
 
 SMALL = {
     "chat": partial(chat, shape=ChatShape(system_prompt_blocks=(2, 1), question_tokens=200, input_tokens_max=3000)),
@@ -84,6 +71,31 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> Tokens:
 
 
 # --- Every generator ---
+
+
+def causal(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
+    """The same requests, none before the answers that it continues; those that were too early come as they end.
+
+    A request continues an earlier one of its session when it begins with all its whole blocks and has room for the
+    answer behind them. The rate can only fall.
+    """
+    earlier: dict[SessionId, list[WorkloadRequest]] = {}
+    moved = []
+    for request in sorted(requests, key=lambda request: request.arrival_s):
+        before = earlier.setdefault(request.session, []) if request.session != NO_SESSION else []
+        ends = (answered_s(turn) for turn in before if _continues(request, turn))
+        later = replace(request, arrival_s=max(request.arrival_s, max(ends, default=0.0)))
+        before.append(later)
+        moved.append(later)
+    return in_order(moved)
+
+
+def _continues(request: WorkloadRequest, before: WorkloadRequest) -> bool:
+    whole: Tokens = before.input_length // TRACE_BLOCK_TOKENS
+    return (
+        before.input_length + before.output_tokens <= request.input_length
+        and request.block_ids[:whole] == before.block_ids[:whole]
+    )
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -138,23 +150,6 @@ def test_the_infinite_cache_agrees_with_comparing_all_tokens(name: str, seed: in
     assert infinite_cache_hit_share(requests, warmup=warmup) == (sum(hits[warmup:]) / total if total else 0.0)
 
 
-def test_a_workload_is_described_in_numbers() -> None:
-    requests = [
-        WorkloadRequest(arrival_s=0.0, block_ids=(1, 2), input_length=600, output_tokens=10, session=SessionId("a")),
-        WorkloadRequest(arrival_s=1.0, block_ids=(1, 2), input_length=1000, output_tokens=20, session=SessionId("a")),
-        WorkloadRequest(arrival_s=4.0, block_ids=(3,), input_length=400, output_tokens=60),
-    ]
-
-    facts = describe(requests)
-
-    assert (facts.requests, facts.sessions, facts.tenants, facts.blocks) == (3, 1, 0, 3)
-    assert (facts.duration_s, facts.rate) == (4.0, 0.5)
-    assert facts.infinite_cache_hit_share == 600 / 2000
-    assert (facts.output_tokens.mean, facts.output_tokens.p50, facts.output_tokens.p99) == (30.0, 20, 60)
-    assert facts.input_tokens.longest == 1000
-    assert describe([]).infinite_cache_hit_share == describe([]).rate == 0.0
-
-
 def test_a_shorter_prompt_does_not_make_the_cache_forget() -> None:
     long = WorkloadRequest(arrival_s=0.0, block_ids=(1, 2), input_length=1000, output_tokens=1)
     short = replace(long, input_length=600)
@@ -191,15 +186,6 @@ def test_gsp_begins_new_groups_when_more_prompts_are_asked_for() -> None:
 
     assert len({r.block_ids[0] for r in requests[:12]}) == 4
     assert not {r.block_ids[0] for r in requests[:12]} & {r.block_ids[0] for r in requests[12:]}
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 0.9])
-def test_gsp_splits_prompts_by_the_shared_ratio(ratio: float) -> None:
-    shape = GspShape(prefix_tokens=8192, question_tokens=2048, shared_ratio=ratio, groups=4, prompts_per_group=100)
-    requests = gsp(400, rate=2.0, chance=random.Random(1), shape=shape)
-
-    assert infinite_cache_hit_share(requests) == pytest.approx(0.99 * ratio, abs=0.03)
-    assert requests[0].input_length == pytest.approx(10_240, abs=256)
 
 
 def test_gsp_mixes_lengths_between_a_share_of_the_longest_and_the_longest() -> None:
@@ -329,35 +315,6 @@ def test_gaps_vary_as_much_as_was_asked_for(cv: float) -> None:
     assert {round(b - a, 9) for a, b in pairwise(arrivals(uniform(requests, rate=5.0)))} == {0.2}
 
 
-def test_times_of_a_trace_are_spread_over_what_they_were_rounded_to() -> None:
-    requests = tools(200, rate=5.0, chance=random.Random(9))
-
-    traced = timestamps(requests, moments=[3.0 * (n // 50) for n in range(300)], chance=random.Random(1))
-
-    assert arrivals(traced) == sorted(arrivals(traced))
-    assert traced[0].arrival_s == 0.0
-    assert max(b - a for a, b in pairwise(arrivals(traced))) < 1.0
-    assert 9.0 < traced[-1].arrival_s < 12.0
-    with pytest.raises(ValueError, match="2 moments are too few"):
-        timestamps(requests, moments=[0.0, 1.0], chance=random.Random(1))
-
-
-def test_turns_that_came_too_early_wait_for_the_answer() -> None:
-    hurried = poisson(chat(800, rate=2.0, chance=random.Random(10)), rate=40.0, chance=random.Random(10))
-
-    patient = causal(hurried)
-
-    too_early = 0
-    for turns in by_session(patient).values():
-        for before, after in pairwise(turns):
-            assert after.arrival_s >= before.arrival_s + 0.03 * before.output_tokens - 1e-9
-            assert after.input_length > before.input_length
-    for turns in by_session(hurried).values():
-        too_early += sum(b.arrival_s < a.arrival_s + 0.03 * a.output_tokens for a, b in pairwise(turns))
-    assert too_early > 50
-    assert arrivals(causal(patient)) == pytest.approx(arrivals(patient))
-
-
 def test_a_day_is_quiet_at_its_ends_and_busy_in_the_middle() -> None:
     shape = DayShape(day_s=400.0, swing=0.8)
     requests = diurnal(tools(8000, rate=10.0, chance=random.Random(11)), shape=shape)
@@ -391,7 +348,7 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         lambda: gamma(requests, rate=1.0, cv=0.0, chance=random.Random(1)),
         lambda: DayShape(swing=1.0),
         lambda: GspShape(groups=0),
-        lambda: GspShape(shared_ratio=1.5),
+        lambda: GspShape(range_ratio=1.5),
         lambda: Clients(count=2, misbehaving=3),
         lambda: TreeShape(thought_tokens_max=513),
         lambda: HotspotShape(shares=(0.9, 0.2)),

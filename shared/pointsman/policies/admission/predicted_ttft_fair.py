@@ -25,7 +25,7 @@ first, which costs the fewest requests. Debts settle where the floors are just k
 and shorter queues let those in who are owed. In "most on time, floors kept" they are the multipliers of the floors. An
 instance with less of a queue takes everyone who meets the objective there, so no engine falls idle for a floor.
 
-Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/policies.md` has what it
+Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/research/policies.md` has what it
 costs. Limits: floors hold as far as capacity allows and in the long run, not over every minute; a debt is lasting, so
 a run of a few hundred requests ends somewhat below what it was aimed at; prompts that alone take longer than their
 objective have no floor, and those that take nearly as long need an instance that is nearly idle. What a prompt leaves in the cache for others does

@@ -1,7 +1,7 @@
 """Pointsman: our own policy. Weigh work by the queue that it lengthens, do not buy one request's punctuality with that
 of several, keep what is late away from what is not, and trust the load only while it is fresh.
 
-Source: our own, built on what the papers leave open; `docs/policies.md` has the experiments.
+Source: our own, built on what the papers leave open; `docs/research/policies.md` has the experiments.
 
 - *Cost.* The instance with the least `(queue + prefill / 2) * prefill`. That is by how much the placement lets half the
   sum of squared queues grow, the measure that MaxWeight routing keeps down (Tassiulas and Ephremides 1992; for servers

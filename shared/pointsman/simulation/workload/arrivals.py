@@ -1,12 +1,8 @@
 """When requests arrive: any workload, given other times.
 
-Three kinds, by what they keep.
-
-- `at_rate`, `faster` stretch time evenly: the pattern stays, the pauses shrink with it.
-- `poisson`, `gamma`, `uniform`, `timestamps` deal out new times, one request after another: the order stays, so the
-  turns of a session keep theirs, but the pauses between them are gone. `causal` afterwards moves those turns later
-  that would ask about an answer nobody could have read yet.
-- `diurnal` bends time along the day and moves each session as a whole, so that its pauses stay as they were.
+- `at_rate`, `faster` stretch time evenly: the pattern stays.
+- `poisson`, `gamma`, `uniform` deal out new times: the order stays, the pauses of sessions do not.
+- `diurnal` bends time along the day and moves each session as a whole: its pauses stay.
 """
 
 import math
@@ -15,21 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pointsman.primitives import Seconds, SessionId, Tokens
+from pointsman.primitives import Seconds, SessionId
 from pointsman.simulation.workload.requests import (
     NO_SESSION,
-    TRACE_BLOCK_TOKENS,
     WorkloadRequest,
     in_order,
     mean_rate,
 )
-from pointsman.simulation.workload.traces import ROUNDING_SECONDS
 
 ANSWER_SECONDS_PER_TOKEN: Seconds = 0.03
-"""How fast answers are thought to come, wherever a workload must guess: it is open loop and never sees one."""
+"""Guessed speed of answers: workloads are open loop."""
 
 GAMMA_CV = 2.0
-"""Burstiness of `gamma` where nobody says otherwise; a Poisson process has 1."""
+"""Default burstiness of `gamma`; a Poisson process has 1."""
 
 
 # --- The same pattern ---
@@ -78,24 +72,6 @@ def uniform(requests: Sequence[WorkloadRequest], *, rate: float) -> list[Workloa
     return _at(requests, (number / rate for number in range(len(requests))))
 
 
-def timestamps(
-    requests: Sequence[WorkloadRequest],
-    *,
-    moments: Iterable[Seconds],
-    chance: random.Random,
-    spread_s: Seconds = ROUNDING_SECONDS,
-) -> list[WorkloadRequest]:
-    """The arrivals of another workload, often a trace, each spread over the `spread_s` that it rounded away.
-
-    Moments beyond the last request are not used. Raises ValueError when there are fewer moments than requests.
-    """
-    chosen = sorted(moments)[: len(requests)]
-    if len(chosen) < len(requests):
-        msg = f"{len(chosen)} moments are too few for {len(requests)} requests"
-        raise ValueError(msg)
-    return in_order(_at(requests, sorted(moment + chance.uniform(0.0, spread_s) for moment in chosen)))
-
-
 class Arrivals(Protocol):
     """Gives requests new times, about `rate` a second, from nothing but `chance`."""
 
@@ -104,25 +80,12 @@ class Arrivals(Protocol):
     ) -> list[WorkloadRequest]: ...
 
 
-def _rescaled(
-    requests: Sequence[WorkloadRequest],
-    *,
-    rate: float,
-    chance: random.Random,  # noqa: ARG001 -- one signature for all of ARRIVALS
-) -> list[WorkloadRequest]:
-    return at_rate(requests, rate)
-
-
-def _evenly(
-    requests: Sequence[WorkloadRequest],
-    *,
-    rate: float,
-    chance: random.Random,  # noqa: ARG001 -- one signature for all of ARRIVALS
-) -> list[WorkloadRequest]:
-    return uniform(requests, rate=rate)
-
-
-ARRIVALS: dict[str, Arrivals] = {"timestamps": _rescaled, "poisson": poisson, "gamma": gamma, "uniform": _evenly}
+ARRIVALS: dict[str, Arrivals] = {
+    "timestamps": lambda requests, *, rate, chance: at_rate(requests, rate),  # noqa: ARG005
+    "poisson": poisson,
+    "gamma": gamma,
+    "uniform": lambda requests, *, rate, chance: uniform(requests, rate=rate),  # noqa: ARG005
+}
 """By name; `timestamps` keeps the workload's own pattern and scales it to the rate."""
 
 
@@ -146,39 +109,9 @@ def _at(requests: Sequence[WorkloadRequest], moments: Iterable[Seconds]) -> list
     return [replace(request, arrival_s=moment) for request, moment in zip(ordered, moments, strict=True)]
 
 
-# --- Causality ---
-
-
-def answered_s(request: WorkloadRequest, seconds_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN) -> Seconds:
-    """When, by a guess that knows no queues, the whole answer is there."""
-    return request.arrival_s + request.output_tokens * seconds_per_token
-
-
-def causal(
-    requests: Sequence[WorkloadRequest], *, seconds_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN
-) -> list[WorkloadRequest]:
-    """The same requests, none before the answers that it continues; those that were too early come as they end.
-
-    A request continues an earlier one of its session when it begins with all its whole blocks and has room for the
-    answer behind them. The rate can only fall.
-    """
-    earlier: dict[SessionId, list[WorkloadRequest]] = {}
-    moved = []
-    for request in sorted(requests, key=lambda request: request.arrival_s):
-        before = earlier.setdefault(request.session, []) if request.session != NO_SESSION else []
-        ends = (answered_s(turn, seconds_per_token) for turn in before if _continues(request, turn))
-        later = replace(request, arrival_s=max(request.arrival_s, max(ends, default=0.0)))
-        before.append(later)
-        moved.append(later)
-    return in_order(moved)
-
-
-def _continues(request: WorkloadRequest, before: WorkloadRequest) -> bool:
-    whole: Tokens = before.input_length // TRACE_BLOCK_TOKENS
-    return (
-        before.input_length + before.output_tokens <= request.input_length
-        and request.block_ids[:whole] == before.block_ids[:whole]
-    )
+def answered_s(request: WorkloadRequest) -> Seconds:
+    """When the whole answer is there, without any queueing."""
+    return request.arrival_s + request.output_tokens * ANSWER_SECONDS_PER_TOKEN
 
 
 # --- The day ---
@@ -186,8 +119,7 @@ def _continues(request: WorkloadRequest, before: WorkloadRequest) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayShape:
-    """A day that begins at its quietest, is busiest in the middle, and follows a sine between: the slow wave of
-    published production traces, without their noise."""
+    """A sine, quietest at the start and busiest in the middle: the slow wave of production traces."""
 
     day_s: Seconds = 600.0
     """Length of the compressed day; longer workloads see several, shorter ones a part."""
@@ -204,10 +136,7 @@ DEFAULT_DAY = DayShape()
 
 
 def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DAY) -> list[WorkloadRequest]:
-    """The same requests with a rate that follows the day; over whole days their mean rate stays.
-
-    Sessions begin by the day and keep their own pace from there on.
-    """
+    """The same requests at a rate that follows the day, with the same mean over whole days. Sessions keep their pace."""
     shifts: dict[SessionId, Seconds] = {}
     moved = []
     for request in sorted(requests, key=lambda request: request.arrival_s):

@@ -52,15 +52,13 @@ def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens |
 
 
 def blocks_for(tokens: Tokens) -> int:
-    """How many blocks a prompt of so many tokens has, the last one perhaps partial."""
+    """Blocks of a prompt, the last one perhaps partial."""
     return -(-tokens // TRACE_BLOCK_TOKENS)
 
 
 class BlockIds:
-    """Gives out ids that were never used before, so that different contents never meet in one id.
-
-    Prompts that part ways must do so at the end of a whole block: a partial block has one continuation only.
-    """
+    """Gives out unused ids, so that an id stands for one content. Prompts must part at the end of a whole block: a
+    partial block has one continuation only."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -69,6 +67,29 @@ class BlockIds:
         """`count` new ids."""
         first, self._next = self._next, self._next + count
         return tuple(range(first, self._next))
+
+    def request(
+        self,
+        prefix: tuple[int, ...],
+        tokens_behind: Tokens,
+        *,
+        output_tokens: Tokens,
+        tenant: Tenant,
+        arrival_s: Seconds = 0.0,
+        session: SessionId = NO_SESSION,
+        input_tokens_max: Tokens | None = None,
+    ) -> WorkloadRequest:
+        """A prompt of a shared `prefix` of whole blocks and tokens of its own behind it."""
+        length = len(prefix) * TRACE_BLOCK_TOKENS + tokens_behind
+        length = length if input_tokens_max is None else min(length, input_tokens_max)
+        return WorkloadRequest(
+            arrival_s=arrival_s,
+            block_ids=self.extended(prefix, length),
+            input_length=length,
+            output_tokens=output_tokens,
+            tenant=tenant,
+            session=session,
+        )
 
     def extended(self, block_ids: tuple[int, ...], length: Tokens) -> tuple[int, ...]:
         """`block_ids` with enough new ones behind them for a prompt of `length` tokens."""

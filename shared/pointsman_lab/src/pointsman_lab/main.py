@@ -26,6 +26,11 @@ COMMANDS = {
         "torture_command",
         "Run the whole system on virtual time under seeded faults, and check what must hold.",
     ),
+    "mutants": (
+        "pointsman_lab.torture.mutation",
+        "mutants_command",
+        "Plant small defects and report which of them unit tests and torture find.",
+    ),
     "elasticity": (
         "pointsman_lab.elasticity",
         "elasticity_command",

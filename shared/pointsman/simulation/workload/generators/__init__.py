@@ -10,14 +10,14 @@ from functools import partial
 
 from pointsman.simulation.workload.arrivals import DayShape, diurnal
 from pointsman.simulation.workload.generators.base import Generator
-from pointsman.simulation.workload.generators.chat import ChatShape, chat
-from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS, WELL_BEHAVED, Clients
+from pointsman.simulation.workload.generators.chat import chat
+from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS
 from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
 from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
-from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
-from pointsman.simulation.workload.generators.tools import ToolsShape, tools
+from pointsman.simulation.workload.generators.long_document_qa import long_document_qa
+from pointsman.simulation.workload.generators.tools import tools
 from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
-from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
+from pointsman.simulation.workload.generators.two_hot_prefixes import two_hot_prefixes
 from pointsman.simulation.workload.requests import WorkloadRequest
 
 
@@ -51,26 +51,4 @@ GENERATORS: dict[str, Generator] = {
 }
 """By name. `_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
 
-__all__ = [
-    "GENERATORS",
-    "LONGER_PREFIXES",
-    "MORE_REQUESTS",
-    "WELL_BEHAVED",
-    "ChatShape",
-    "Clients",
-    "Generator",
-    "GspShape",
-    "HotspotShape",
-    "JudgeShape",
-    "LongDocumentShape",
-    "ToolsShape",
-    "TreeShape",
-    "chat",
-    "chat_diurnal",
-    "gsp",
-    "llm_as_judge",
-    "long_document_qa",
-    "tools",
-    "tree_of_thoughts",
-    "two_hot_prefixes",
-]
+__all__ = ["GENERATORS", "Generator"]

@@ -1,8 +1,7 @@
-"""What generators have in common: their signature, lengths, and how tasks of several requests share one timeline.
+"""What generators share: their signature, lengths, and a timeline of tasks.
 
-A *task* is what one user sets in motion: a conversation, a tree, the judging of one answer. Tasks begin at random
-moments (Poisson) so that `rate` requests a second come out in the long run. Where tasks last, the load builds up
-until as many are under way as ever will be: leave that to the warm-up.
+A *task* is what one user starts: a conversation, a tree, the judging of one answer. Tasks begin at random (Poisson) so
+that `rate` requests a second come out in the long run; the load builds up first, which is left to the warm-up.
 """
 
 import heapq
@@ -37,7 +36,7 @@ def interleaved(
     number = made = 0
     start = 0.0
     while len(chosen) < count:
-        # Nothing that begins later can come before `start`: what waits and is earlier is settled.
+        # No later task can come before `start`.
         while waiting and waiting[0][0] <= start:
             chosen.append(heapq.heappop(waiting)[2])
         number += 1

@@ -1,8 +1,7 @@
-"""Who sends: several clients, a few of which may misbehave.
+"""Several clients, a few of which may misbehave.
 
-After the fairness experiments of Cao et al., *Locality-aware Fair Scheduling in LLM Serving* (2025), which have two
-kinds: S1 sends more requests than the others, S2 sends requests with longer prefixes. The second is the subtler:
-whoever serves the longest cached prefix first serves S2 first.
+As in Cao et al., *Locality-aware Fair Scheduling in LLM Serving* (2025): S1 sends more requests than the others, S2
+sends longer prefixes, which whoever serves the longest cached prefix first then prefers.
 """
 
 import random
@@ -13,12 +12,8 @@ from pointsman.primitives import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """`count` clients, the first `misbehaving` of which send `requests_factor` times as many tasks as each of the
-    others, behind a prefix `prefix_factor` times as long.
-
-    The rate of a workload is that of all clients together, so S1 leaves the others less of it. Raises ValueError for
-    numbers that make no sense.
-    """
+    """The first `misbehaving` of `count` clients send `requests_factor` times as many tasks as each of the others, behind
+    a prefix `prefix_factor` times as long. The rate of a workload is that of all together. Raises ValueError."""
 
     count: int = 8
     misbehaving: int = 1

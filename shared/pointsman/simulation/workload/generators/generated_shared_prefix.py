@@ -1,11 +1,8 @@
 """GSP, generated shared prefixes: groups of prompts that have a prefix in common and nothing else.
 
-The shape and the numbers are those of SGLang's serving benchmark (`generated-shared-prefix`): 64 groups of 16
-prompts, 2,048 shared tokens, a question of 128, an answer of 256; `range_ratio` mixes the lengths as its option of
-that name does. Prefixes are rounded to whole trace blocks.
-
-`random` shuffles the prompts. `round_robin` takes one prompt of each group in turn: between two uses of a prefix come
-all others, the worst order for a cache that forgets what was least recently used and is a little too small.
+Shape and numbers of SGLang's serving benchmark (`generated-shared-prefix`). Prefixes are rounded to whole trace blocks.
+`random` shuffles the prompts; `round_robin` takes one of each group in turn, the worst order for an LRU cache that is a
+little too small.
 """
 
 import random
@@ -28,26 +25,15 @@ class GspShape:
     prefix_tokens: Tokens = 2048
     question_tokens: Tokens = 128
     output_tokens: Tokens = 256
-    shared_ratio: float | None = None
-    """Share of a prompt that is prefix: splits `prefix_tokens + question_tokens` anew. None: as they are."""
     range_ratio: float = 1.0
     """Each length is drawn evenly from this share of itself up to itself; 1 leaves all equal."""
     order: Literal["random", "round_robin"] = "random"
 
     def __post_init__(self) -> None:
-        shares = (self.range_ratio, 0.0 if self.shared_ratio is None else self.shared_ratio)
-        lengths = (self.prefix_tokens, self.question_tokens, self.output_tokens)
-        if min(self.groups, self.prompts_per_group) < 1 or min(*lengths, *shares) < 0 or max(shares) > 1:
-            msg = f"groups and prompts must be at least 1, lengths not negative, ratios from 0 to 1: {self}"
+        lengths = (self.prefix_tokens, self.question_tokens, self.output_tokens, self.range_ratio)
+        if min(self.groups, self.prompts_per_group) < 1 or min(lengths) < 0 or self.range_ratio > 1:
+            msg = f"groups and prompts must be at least 1, lengths not negative, range_ratio from 0 to 1: {self}"
             raise ValueError(msg)
-
-    def split(self) -> tuple[Tokens, Tokens]:
-        """Longest prefix and longest question."""
-        if self.shared_ratio is None:
-            return self.prefix_tokens, self.question_tokens
-        total = self.prefix_tokens + self.question_tokens
-        prefix = round(self.shared_ratio * total)
-        return prefix, total - prefix
 
 
 def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | None = None) -> list[WorkloadRequest]:
@@ -70,14 +56,11 @@ def _pass(ids: BlockIds, shape: GspShape, chance: random.Random) -> list[Workloa
 
 
 def _group(number: int, ids: BlockIds, shape: GspShape, chance: random.Random) -> Iterator[WorkloadRequest]:
-    prefix_max, question_max = shape.split()
-    prefix = ids.take(round(_drawn(prefix_max, shape, chance) / TRACE_BLOCK_TOKENS))
+    prefix = ids.take(round(_drawn(shape.prefix_tokens, shape, chance) / TRACE_BLOCK_TOKENS))
     for _ in range(shape.prompts_per_group):
-        length = len(prefix) * TRACE_BLOCK_TOKENS + max(1, _drawn(question_max, shape, chance))
-        yield WorkloadRequest(
-            arrival_s=0.0,
-            block_ids=ids.extended(prefix, length),
-            input_length=length,
+        yield ids.request(
+            prefix,
+            max(1, _drawn(shape.question_tokens, shape, chance)),
             output_tokens=max(1, _drawn(shape.output_tokens, shape, chance)),
             tenant=Tenant(f"group-{number}"),
         )

@@ -1,9 +1,7 @@
 """A language model as judge: the same answer judged in several dimensions at once, behind one long rubric.
 
-The course of SGLang's benchmark `llm_judge`: an article, six dimensions judged in parallel with at most 256 tokens
-each, then one score over all judgements. Here a long rubric comes first, one for each client, as graders have them;
-rubric and answer are shared in whole blocks, and what follows them is each request's own. See `clients` for those
-who misbehave.
+SGLang's benchmark `llm_judge`: six dimensions judged in parallel with at most 256 tokens each, then one score over all
+judgements. Here a rubric comes first, one for each client; rubric and answer are shared in whole blocks.
 """
 
 import random
@@ -14,7 +12,7 @@ from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
 from pointsman.simulation.workload.generators.base import interleaved, length_about
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
-from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +87,6 @@ class _Judging:
     def _behind(
         self, judged: tuple[int, ...], *, arrival_s: Seconds, tail: Tokens, output_tokens: Tokens
     ) -> WorkloadRequest:
-        length = len(judged) * TRACE_BLOCK_TOKENS + tail
-        return WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=self.ids.extended(judged, length),
-            input_length=length,
-            output_tokens=output_tokens,
-            tenant=self.tenant,
-            session=self.session,
+        return self.ids.request(
+            judged, tail, output_tokens=output_tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
         )

@@ -1,8 +1,6 @@
-"""Questions about long documents: a little text behind very much of it, some documents far more read than others.
+"""Questions about long documents, LooGLE-like: documents of 10 to 30 thousand tokens (Zipf), short questions and answers.
 
-LooGLE-like: documents of 10 to 30 thousand tokens, short questions, short answers. A reader opens a document (Zipf)
-and asks several questions, one after the other; each is asked alone behind the document, as that benchmark does, so
-that the document is all that is shared.
+A reader opens a document and asks several questions in turn, each alone behind the document, which is all that is shared.
 """
 
 import random
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
 from pointsman.simulation.workload.generators.base import interleaved, length_about, zipf
-from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +63,14 @@ def _reading(
 ) -> Iterator[WorkloadRequest]:
     arrival_s = start
     for _ in range(chance.randint(1, shape.questions_max)):
-        length = len(document) * TRACE_BLOCK_TOKENS + length_about(shape.question_tokens, chance)
+        question = length_about(shape.question_tokens, chance)
         answer = min(length_about(shape.answer_tokens, chance), shape.output_tokens_max)
-        yield WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=ids.extended(document, length),
-            input_length=length,
+        yield ids.request(
+            document,
+            question,
             output_tokens=answer,
             tenant=Tenant(f"reader-{number % shape.readers + 1}"),
+            arrival_s=arrival_s,
             session=SessionId(f"reading-{number}"),
         )
         arrival_s += answer * ANSWER_SECONDS_PER_TOKEN + chance.expovariate(1 / shape.think_s)

@@ -1,12 +1,9 @@
-"""Trees of thoughts: one question, thought through in branches that share everything up to where they part.
+"""Trees of thoughts: one question in branches that share everything up to where they part.
 
-The tree is that of SGLang's benchmark `tree_of_thought_deep`: two branches and four levels (plan, execute, reflect,
-answer), 30 requests a question. The branches of one node begin with the *same* prompt, sent at once, and differ by
-what was answered; each answer with the next instruction is the continuation of the next level. As in Yao et al.,
-*Tree of Thoughts* (2023), the thoughts of one node are compared before any of them is continued.
-
-All prompts end with whole blocks, so that branches share exactly what they have in common. A client puts its own
-instructions and examples before all its questions; see `clients` for those who misbehave.
+The tree of SGLang's benchmark `tree_of_thought_deep`: two branches, four levels, 30 requests a question. The branches
+of a node begin with the *same* prompt, sent at once; all are compared (Yao et al., *Tree of Thoughts*, 2023) before
+each continues with its answer and the next instruction. All prompts end with whole blocks. A client's own instructions
+come before all its questions.
 """
 
 import random
@@ -74,13 +71,9 @@ class _Tree:
             yield from self.thoughts(continued, next_s, levels - 1)
 
     def _thought(self, prompt: tuple[int, ...], arrival_s: Seconds) -> WorkloadRequest:
-        return WorkloadRequest(
-            arrival_s=arrival_s,
-            block_ids=prompt,
-            input_length=len(prompt) * TRACE_BLOCK_TOKENS,
-            output_tokens=min(length_about(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max),
-            tenant=self.tenant,
-            session=self.session,
+        tokens = min(length_about(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max)
+        return self.ids.request(
+            prompt, 0, output_tokens=tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
         )
 
 

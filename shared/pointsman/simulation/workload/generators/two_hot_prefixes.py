@@ -1,7 +1,7 @@
 """A hotspot: two long prefixes that arrive in bursts, over a steady stream of prompts that share nothing.
 
-What consistent hashing fears: each prefix has one home, and a burst is more than a home can take. The lengths of 12
-and 5 blocks are those of the two hot tools of the tool-and-agent trace.
+Hard for consistent hashing: each prefix has one home, which a burst overloads. The lengths of 12 and 5 blocks are those
+of the two hot tools of the tool-and-agent trace.
 """
 
 import random
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from pointsman.primitives import Seconds, Tenant, Tokens
 from pointsman.simulation.workload.generators.base import interleaved, length_about
-from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
+from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 COLD = Tenant("cold")
 
@@ -76,12 +76,11 @@ def _request(
     shape: HotspotShape,
     chance: random.Random,
 ) -> WorkloadRequest:
-    length = len(prefix) * TRACE_BLOCK_TOKENS + length_about(question_tokens, chance)
-    length = min(length, shape.input_tokens_max)
-    return WorkloadRequest(
-        arrival_s=arrival_s,
-        block_ids=ids.extended(prefix, length),
-        input_length=length,
+    return ids.request(
+        prefix,
+        length_about(question_tokens, chance),
         output_tokens=min(length_about(shape.answer_tokens, chance), shape.output_tokens_max),
         tenant=tenant,
+        arrival_s=arrival_s,
+        input_tokens_max=shape.input_tokens_max,
     )

@@ -23,7 +23,7 @@ from typing import Literal
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.primitives import BlockKey, Seconds, Tokens
 from pointsman.simulation.outcome import Outcome, RequestRow
-from pointsman.simulation.simulator import Scenario, block_keys, row_of
+from pointsman.simulation.scenario import Scenario, block_keys
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import PROFILES, prefill_seconds
 from pointsman.state.trackers.attainment import DECILES, Tally, tenth
@@ -106,7 +106,7 @@ class _Central:
         self._cost = PROFILES[scenario.profile].prefill_cost
         capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
         self._cache = _SharedCache(scenario.instances * capacity // scenario.block_tokens)
-        self._rows = [row_of(number, request, scenario) for number, request in enumerate(requests)]
+        self._rows = [scenario.row(number, request) for number, request in enumerate(requests)]
         self._keys = [block_keys(request, scenario.block_tokens) for request in requests]
         self._floors = _Floors(self._rows, decile_floor)
         self._engines = [_Engine() for _ in range(scenario.instances)]

@@ -1,6 +1,9 @@
-"""`pointsman-lab results`: run the studies, write `results.md`, its pictures and its numbers."""
+"""`pointsman-lab results`: runs the studies, writes `results.md`, its pictures and its numbers."""
 
+import csv
+import io
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -8,15 +11,18 @@ import click
 import msgspec
 from rich.console import Console
 
-from pointsman_cli.output_file import OUTPUT_FILE, write_file
-from pointsman_lab.results.figures import PICTURES, draw_figures
-from pointsman_lab.results.numbers import Numbers
+from pointsman_cli.output_file import write_file
+from pointsman_cli.simulate.experiment import CellResult
+from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
 from pointsman_lab.results.studies import CONVERSATION, TOOL_AGENT, Study, shortened, studies
+from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
-NUMBERS = "results.json"
+PICTURES = "results"
+"""Directory of numbers and pictures, beside the page."""
+NUMBERS, ROWS = "results.json", "results.csv"
 
 
 @click.command("results", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -26,72 +32,37 @@ NUMBERS = "results.json"
     required=True,
     help=f"Directory with {CONVERSATION} and {TOOL_AGENT}.",
 )
+@click.option("--only", metavar="STUDY", default="", help="Only studies whose key contains this; prints their tables.")
+@click.option("--quick", is_flag=True, help="One seed, one rate, few requests; prints the tables.")
+@click.option("--page", "page_only", is_flag=True, help=f"Run nothing: render results.md from {PICTURES}/{NUMBERS}.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where results.md and results/ go. Default: docs for a whole run; with --only or --quick the page is only shown.",
+    default=DOCS,
+    help="Directory of results.md and results/.",
 )
-@click.option("--only", metavar="STUDY", default="", help="Only studies whose key contains this.")
-@click.option("--quick", is_flag=True, help="A taste of everything in minutes: one seed, one rate, few requests.")
-@click.option("--list", "list_keys", is_flag=True, help="Name the studies and end.")
-@click.option(
-    "--page",
-    "page_only",
-    is_flag=True,
-    help=f"Run nothing: write results.md anew from the {PICTURES}/{NUMBERS} beside it.",
-)
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here too.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=lambda: os.cpu_count() or 1,
-    help="Processes. Default: one a core.",
-)
-def results_command(
-    traces: Path,
-    out: Path | None,
-    only: str,
-    quick: bool,
-    list_keys: bool,
-    page_only: bool,
-    json_file: Path | None,
-    jobs: int,
-) -> None:
-    """Run every study of docs/results.md and write the page anew (under half an hour on two cores).
-
-    The page begins with where our own policy wins and where it does not, and every sentence that judges is made from
-    the numbers of the run.
+def results_command(traces: Path, only: str, quick: bool, page_only: bool, out: Path) -> None:
+    """Run every study of docs/results.md and write the page (under half an hour on two cores).
 
     \b
     Examples:
       pointsman-lab results --traces ../shared/traces
       pointsman-lab results --traces ../shared/traces --only lag
-      pointsman-lab results --traces ../shared/traces --quick --out /tmp/taste
+      pointsman-lab results --traces ../shared/traces --quick
       pointsman-lab results --traces ../shared/traces --page
     """
     chosen = _chosen(traces, only)
-    if list_keys:
-        for study in chosen:
-            click.echo(f"{study.key}: {study.title}, {len(study.cells())} runs")
-        return
     console = Console(highlight=False)
-    whole = not only and not quick
-    target = out or (DOCS if whole else None)
     if page_only:
-        _write_page(target or DOCS, chosen, _read(target or DOCS), console)
+        _write_page(out, chosen, _read(out), console)
         return
-    if quick:
-        chosen = [shortened(study) for study in chosen]
-    runs = _run(_checked(traces, chosen), jobs, quick, console)
-    if json_file:
-        _write(json_file, _encoded(runs.numbers), console)
-    if target is None:
-        console.print(page(chosen, runs.numbers), markup=False, soft_wrap=True)
+    runs = _run(_checked(traces, [shortened(study) if quick else study for study in chosen]), console, quick)
+    if only or quick:
+        _print_tables(chosen, runs.numbers, console)
         return
-    _write(target / PICTURES / NUMBERS, _encoded(runs.numbers), console)
-    draw_figures(chosen, runs.results, runs.numbers, target / PICTURES)
-    _write_page(target, chosen, runs.numbers, console)
+    _write(out / PICTURES / NUMBERS, msgspec.json.encode(runs.numbers) + b"\n", console)
+    _draw(runs.results, out / PICTURES)
+    _write_page(out, chosen, runs.numbers, console)
 
 
 def _chosen(traces: Path, only: str) -> list[Study]:
@@ -104,7 +75,7 @@ def _chosen(traces: Path, only: str) -> list[Study]:
 
 
 def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
-    """The studies, if the traces that they need are there."""
+    """The studies. Raises click.UsageError where a trace that they need is missing."""
     needed = {study.source.trace for study in chosen if study.source.trace}
     missing = sorted(trace.name for trace in needed if not trace.is_file())
     if missing:
@@ -113,12 +84,19 @@ def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
     return chosen
 
 
-def _run(chosen: list[Study], jobs: int, quick: bool, console: Console) -> Runs:
+def _run(chosen: list[Study], console: Console, quick: bool) -> Runs:
     try:
-        return run_studies(chosen, jobs, console, taste=quick)
+        return run_studies(chosen, os.cpu_count() or 1, console, taste=quick)
     except BrokenProcessPool as error:
-        message = "a simulating process died; was there enough memory? --jobs 1 shows more. Nothing was written"
+        message = "a simulating process died, perhaps for lack of memory; nothing was written"
         raise click.ClickException(message) from error
+
+
+def _print_tables(chosen: Sequence[Study], numbers: Numbers, console: Console) -> None:
+    for study in chosen:
+        console.print(study_section(study, numbers.studies[study.key]), markup=False, soft_wrap=True)
+    if numbers.taste:
+        console.print("A taste only: one seed, few requests, one rate. These numbers mean little.")
 
 
 def _read(directory: Path) -> Numbers:
@@ -133,12 +111,31 @@ def _read(directory: Path) -> Numbers:
         raise click.ClickException(message) from error
 
 
-def _encoded(numbers: Numbers) -> bytes:
-    return msgspec.json.encode(numbers) + b"\n"
+def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
+    """Raises OSError."""
+    # Imported late: matplotlib takes a second, and --page does not need it.
+    from pointsman_cli.simulate import plots
+
+    for workload in ("conversation", "tools"):
+        plots.draw_plot(plots.capacity_against_rate, results[f"placement-{workload}"], out / f"capacity-{workload}.png")
+    plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
 
 
 def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console: Console) -> None:
+    _write(directory / PICTURES / ROWS, csv_of(numbers), console)
     _write(directory / "results.md", page(chosen, numbers).encode(), console)
+
+
+def csv_of(numbers: Numbers) -> bytes:
+    """A line for each study, row and rate; capacity and metrics are means over seeds."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["study", "row", "rate", "capacity", *METRICS])
+    for key, study in numbers.studies.items():
+        for point in study.points:
+            metrics = [point.metrics.get(name, "") for name in METRICS]
+            lines.writerow([key, point.row, f"{point.rate:g}", f"{point.mean:.4f}", *metrics])
+    return text.getvalue().encode()
 
 
 def _write(file: Path, content: bytes, console: Console) -> None:

@@ -1,47 +1,180 @@
-"""The page: what was asked first, then the papers' figures and claims, then every table."""
+"""Renders `docs/results.md`: the hand-written template `page.md.j2`, with numbers and tables from results.json.
 
-from collections.abc import Sequence
-
-from pointsman_lab.results.claims import claims_section
-from pointsman_lab.results.figures import figures_section
-from pointsman_lab.results.markdown import study_section
-from pointsman_lab.results.numbers import Numbers
-from pointsman_lab.results.studies import Study
-from pointsman_lab.results.verdict import verdict_section
-
-INTRODUCTION = """# Results
-
-Made by one command, `make results`, on a machine with two cores. Every number, every picture and every sentence that
-judges comes from that run, in virtual time, deterministic for its seeds; [results.json](results/results.json) holds what
-the page is made from. Effective capacity is the share of all requests whose first token met the objective of 5 s; refused
-ones count as missed. Goodput is the highest rate at which it stays at 90% or above. Hit rates are token-weighted and
-reported by the engine model. Unless a study says otherwise: 8 instances, prefill-bound engines, first come first served,
-no admission, the first 500 requests as warm-up, means over three seeds.
-
-The *conversation* trace is the one published with Mooncake (4,000 requests, 3,000 in some studies, input capped at
-20,480 tokens). The *tool-and-agent* trace is **a reconstruction, not the published one** (5,000 requests, 4,000 in some
-studies): conversation rows with two hot tool prefixes in the shares that DualMap's Figure 6 gives. Arrivals are spread
-inside the traces' 3-second buckets by seed and scaled to a rate; those of generated workloads are Poisson. Nothing is
-tuned per trace, rate or workload.
-
-`dualmap` keeps affinity where both candidates would be late and calls a prefix hot above 1/n of the traffic;
-`dualmap, as written` is the paper's text: then to the less loaded, and hot above 2/n.
+tests/unit/lab/test_results.py checks the sentences of the template that judge against the recorded numbers.
 """
 
-TASTE = """
-> **A taste only**: one seed, few requests, some rates. These numbers mean little.
-"""
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from jinja2 import Environment, StrictUndefined
+
+from pointsman_lab.results import tables
+from pointsman_lab.results.numbers import Numbers, StudyNumbers
+from pointsman_lab.results.studies import BOUND, MOVED, MOVED_ANYWHERE, OURS, PAPER, UNMOVED, WARMUP, Judged, Study
+from pointsman_lab.results.verdict import Duel, duel_table, duels
+
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+AS_WRITTEN = f"dualmap, {PAPER}"
+COOLER = f"{AS_WRITTEN}, hot above 1/n"
+COMPARED = ("cache_affinity", "least_loaded", "min_ttft", "preble")
+"""The policies that DualMap's repository compares with, by our names."""
+LOADED_MIN = 0.5
+"""Ratios of capacities are taken where the better one is at least this."""
+CLAIMS_NOT_SHOWN = 5
+HOPELESS = ("power_of_two", "random", "round_robin")
+"""Left out of the table of placement."""
+ADMISSION_ROWS = (
+    "pointsman + fcfs + predicted_ttft",
+    "pointsman + fcfs + predicted_ttft_global",
+    "pointsman + fcfs + predicted_ttft_fair",
+    "pointsman + fair_edf + predicted_ttft_fair",
+    "dualmap + fcfs + predicted_ttft_global",
+    "dualmap + fcfs + predicted_ttft_fair",
+    "min_ttft + fcfs + predicted_ttft",
+    "preble + fcfs + predicted_ttft",
+    "least_loaded + fcfs + predicted_ttft",
+)
+Column = tuple[str, str, float, str]
+"""Heading, study, rate, and what is shown."""
 
 
 def page(studies: Sequence[Study], numbers: Numbers) -> str:
-    """All of it in Markdown, of the studies that were run."""
-    shown = [study for study in studies if study.key in numbers.studies]
-    parts = [
-        INTRODUCTION + (TASTE if numbers.taste else ""),
-        verdict_section(shown, numbers),
-        claims_section(numbers),
-        figures_section(numbers, shown),
-        "## Every table\n",
-        *(study_section(study, numbers.studies[study.key]) for study in shown),
-    ]
-    return "\n".join(part for part in parts if part)
+    """All of it in Markdown. Raises KeyError where a study of the page was not run."""
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string(TEMPLATE.read_text()).render(Figures(studies, numbers).names())
+
+
+class Figures:
+    """What the template may call."""
+
+    def __init__(self, studies: Sequence[Study], numbers: Numbers) -> None:
+        self._studies = {study.key: study for study in studies}
+        self._numbers = numbers.studies
+        self.duels = duels(studies, numbers)
+        self.lost = sorted((duel for duel in self.duels if not duel.passed), key=lambda duel: duel.points)
+
+    def names(self) -> dict[str, object]:
+        functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.best_ratio, self.gap]
+        functions += [self.fair_floor, self.service_range, self.about, self.window, self.best_window]
+        functions += [self.passed, self.count, self.passed_of, self.of, self.pivot]
+        return {function.__name__: function for function in functions} | {
+            "columns": columns,
+            "duel_table": duel_table,
+            "worst": min(self.duels, key=lambda duel: duel.points),
+            "lost": self.lost,
+            "ours": OURS,
+            "as_written": AS_WRITTEN,
+            "cooler": COOLER,
+            "unmoved": f"{AS_WRITTEN}, {UNMOVED}",
+            "moved": f"{AS_WRITTEN}, {MOVED}",
+            "anywhere": f"{AS_WRITTEN}, {MOVED_ANYWHERE}",
+            "cache_aware": "sticky_least_loaded, cache-aware",
+            "bound": BOUND,
+            "warmup": WARMUP,
+            "claims_differ": CLAIMS_NOT_SHOWN,
+            "admission_rows": ADMISSION_ROWS,
+            "placement_rows": [name for name in self._numbers["placement-tools"].rows() if name not in HOPELESS],
+        }
+
+    # Numbers within sentences
+
+    def value(self, study: str, row: str, what: str, rate: float | None = None) -> str:
+        return tables.cell(self._numbers[study], row, what, rate)
+
+    def ratio(self, study: str, row: str, other: str) -> str:
+        """Of goodputs."""
+        goodput = self._numbers[study].goodput
+        return f"{fmean(goodput[row]) / fmean(goodput[other]):.2f}"
+
+    def bound_ratio(self, workload: str, policies: str, bound: str) -> str:
+        """Our goodput as a share of the central queue's."""
+        study = self._numbers[f"admission-{workload}"]
+        return f"{fmean(study.goodput[f'{OURS} + {policies}']) / fmean(study.bound_goodput[bound]):.2f}"
+
+    def best_ratio(self, study: str) -> str:
+        """Highest capacity of DualMap as written over the strongest of COMPARED, over all rates."""
+        return f"{best_ratio(self._numbers[study], AS_WRITTEN):.2f}"
+
+    def gap(self, study: str, row: str, other: str) -> str:
+        return f"{100 * gap(self._numbers[study], row, other):+.1f}"
+
+    def fair_floor(self, workload: str) -> str:
+        return f"{fair_floor(self._numbers[f'admission-{workload}']):.2f}"
+
+    def service_range(self) -> str:
+        services = [
+            point.metrics["service_per_s"]
+            for key, study in self._numbers.items()
+            if key.startswith("fairness-")
+            for point in study.points
+        ]
+        return f"{min(services):,.0f} to {max(services):,.0f}"
+
+    def about(self, study: str) -> str:
+        return self._studies[study].about
+
+    def window(self, study: str, row: str, number: int) -> str:
+        """Capacity in one of the study's stretches of time."""
+        points = self._numbers[study].points
+        return tables.window_cells(next(point for point in points if point.row == row))[number]
+
+    def best_window(self, study: str, number: int) -> str:
+        """The highest capacity of all other policies in a stretch of time."""
+        return max(tables.window_cells(point)[number] for point in self._numbers[study].points if point.row != OURS)
+
+    # Duels
+
+    def count(self, judged: Judged) -> int:
+        return sum(duel.judged == judged for duel in self.duels)
+
+    def passed(self, judged: Judged) -> int:
+        return sum(duel.passed for duel in self.duels if duel.judged == judged)
+
+    def of(self, *prefixes: str) -> list[Duel]:
+        return [duel for duel in self.duels if duel.study.startswith(prefixes)]
+
+    def passed_of(self, prefix: str) -> int:
+        return sum(duel.passed for duel in self.of(prefix))
+
+    # Tables
+
+    def pivot(self, columns: Sequence[Column], rows: Sequence[str] | None = None) -> str:
+        """Rows of the first column's study, by default all."""
+        shown = self._numbers[columns[0][1]].rows() if rows is None else rows
+        head = ["policy", *(heading for heading, *_ in columns)]
+        return tables.table(
+            head,
+            [
+                [tables.code(row), *(self.value(study, row, what, rate) for _, study, rate, what in columns)]
+                for row in shown
+            ],
+        )
+
+
+def columns(study: str, rate: float, called: str, *shown: str) -> list[Column]:
+    """The first column is headed by the study's name too."""
+    headings = [tables.HEADINGS[what][0] if what in tables.HEADINGS else what for what in shown]
+    headings[0] = f"{called}: {headings[0]}"
+    return [(heading, study, rate, what) for heading, what in zip(headings, shown, strict=True)]
+
+
+def best_ratio(study: StudyNumbers, row: str) -> float:
+    """The highest capacity over that of the strongest of COMPARED, at any rate where one of them is at least LOADED_MIN."""
+    found = [0.0]
+    for rate in study.rates():
+        ours, theirs = study.capacity(row, rate), max(study.capacity(name, rate) for name in COMPARED)
+        if theirs and max(ours, theirs) >= LOADED_MIN:
+            found.append(ours / theirs)
+    return max(found)
+
+
+def gap(study: StudyNumbers, row: str, other: str) -> float:
+    """How much more capacity `row` has than `other`, mean over rates."""
+    return fmean(study.capacity(row, rate) - study.capacity(other, rate) for rate in study.rates())
+
+
+def fair_floor(study: StudyNumbers) -> float:
+    """Capacity of the worst tenth over all capacity, of our rows with fair admission at the worst rate."""
+    fair = [point for point in study.points if point.row.startswith(OURS) and point.row.endswith("fair")]
+    return min(point.metrics["worst_length"] / point.mean for point in fair)

@@ -1,23 +1,19 @@
-"""Mutation testing: small defects are planted, one at a time, and tests and torture must find each.
+"""`pointsman-lab mutants`: plants small defects, one at a time, and reports whether unit tests or torture find each.
 
-    python -m pointsman_lab.torture.mutation --sample 200 --seed 1 --json mutants.json
-
-A mutant is one changed expression or one dropped statement of a module in TARGETS. Each runs in a process of its own, forked
-from one that has imported only other people's libraries, where the changed module is loaded in place of the file: first the unit
-tests that belong to the module, then some seeds of torture, until one fails. Nothing is written to the source tree. Of a mutant
-that survives either a test is missing, or it makes no difference (a bound of what is remembered, a text, a shortcut).
+A mutant is one changed expression or one dropped statement of a file in MUTATED. Each runs in a forked process in which the
+changed module is loaded in place of the file: first the unit tests of its package, then seeds of torture, until one fails.
+Nothing is written to the source tree. A surviving mutant lacks a test, or makes no difference.
 """
 
 import ast
 import importlib
 import importlib.util
-import json
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -30,10 +26,13 @@ from typing import Any, Literal
 import click
 from typing_extensions import override
 
-SECONDS_MAX = 150
-"""Real time that the tests and seeds of one mutant may take; who takes longer was found, too."""
+from pointsman_cli.options import CONTEXT, out_option
+from pointsman_cli.output_file import write_json
+
+WALL_SECONDS_MAX = 150
+"""For the tests and seeds of one mutant; one that takes longer counts as found."""
 TORTURE_SEEDS = (61, 27, 67, 30)
-"""Which between them have every kind of entry, most of them twice. To be chosen anew when seeds shift."""
+"""Together they produce every kind of entry, most of them twice. Choose again when seeds shift."""
 SHOWN_MAX = 110
 LIBRARIES = (
     "pytest",
@@ -47,56 +46,17 @@ LIBRARIES = (
     "zmq",
     "nats",
 )
-"""What every child needs, and has nothing of ours in it."""
+"""Imported before the fork; none of them imports a module of ours."""
 
-STATE_TESTS = (
-    "dispatch",
-    "state",
-    "checkpoint",
-    "decided",
-    "prefix_index",
-    "scaling",
-    "fencing",
-    "rebalancing",
-    "redispatch",
-    "decode_placement",
-)
-DISPATCH_TESTS = (
-    "dispatch",
-    "draining",
-    "fencing",
-    "decode_placement",
-    "rebalancing",
-    "redispatch",
-    "routing",
-    "scaling",
-    "admission",
-)
-POLICIES_OF_MEMORIES = ("fairness", "ordering", "routing_baselines", "admission")
-
-SHARED = "shared/pointsman/"
-TARGETS: dict[str, tuple[str, ...]] = {
-    SHARED + "policies/dispatch/placement.py": DISPATCH_TESTS,
-    SHARED + "policies/dispatch/granting.py": DISPATCH_TESTS,
-    SHARED + "policies/dispatch/migrations.py": DISPATCH_TESTS,
-    SHARED + "policies/dispatch/splitting.py": DISPATCH_TESTS,
-    SHARED + "policies/dispatch/fleet_care.py": DISPATCH_TESTS,
-    SHARED + "state/state.py": STATE_TESTS,
-    SHARED + "state/workload.py": STATE_TESTS,
-    SHARED + "state/fleet.py": STATE_TESTS,
-    SHARED + "state/prefix_index.py": STATE_TESTS,
-    SHARED + "state/speculation.py": STATE_TESTS,
-    SHARED + "state/decided.py": STATE_TESTS,
-    SHARED + "state/latency_model.py": (*STATE_TESTS, "routing"),
-    SHARED + "state/hotness.py": (*STATE_TESTS, "dualmap"),
-    SHARED + "state/conversations.py": (*STATE_TESTS, "routing"),
-    SHARED + "state/scaling.py": STATE_TESTS,
-    SHARED + "state/checkpoint.py": (*STATE_TESTS, "kept_checkpoints", "following"),
-    SHARED + "state/trackers/attainment.py": POLICIES_OF_MEMORIES,
-    SHARED + "state/trackers/decode_load.py": (*POLICIES_OF_MEMORIES, "decode_placement"),
-    "services/worker/pointsman_worker/translator.py": ("block_translator",),
+TESTS = {
+    "shared/pointsman/state": ("state", "policies"),
+    "shared/pointsman/policies": ("policies", "state"),
+    "services/worker/pointsman_worker": ("worker",),
 }
-"""By file: its unit tests (`tests/unit/test_<name>.py`). The trackers of other policies are left out."""
+"""By package: the folders of `tests/unit` that test it."""
+MUTATED = ("policies/dispatch", "state/", "pointsman_worker/translator")
+"""Parts of the paths of the files that are sampled."""
+UNMUTATED = ("trackers/", "__init__", "dead_letters", "outages")
 
 SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -120,7 +80,7 @@ SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.And: (ast.Or,),
     ast.Or: (ast.And,),
 }
-TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 Fate = Literal["killed by tests", "killed by torture", "took too long", "survived"]
 
@@ -236,8 +196,8 @@ def _of_expression(node: ast.AST) -> Iterator[_Change]:
             yield _Change(f"{value} to {not value}", node, "value", not value)
         case ast.Constant(value=int() | float() as value):
             yield _Change(f"{value} to {value + 1}", node, "value", value + 1)
-        case ast.Call(func=ast.Name(id=name) as function) if name in TWINS:
-            yield _Change(f"{name} to {TWINS[name]}", function, "id", TWINS[name])
+        case ast.Call(func=ast.Name(id=name) as function) if name in OPPOSITES:
+            yield _Change(f"{name} to {OPPOSITES[name]}", function, "id", OPPOSITES[name])
         case _:
             pass
 
@@ -265,80 +225,73 @@ class _Planted(MetaPathFinder, Loader):
         exec(compile(self._source, str(self._path), "exec"), module.__dict__)
 
 
+def sources(root: Path) -> dict[str, str]:
+    """Text of every file of the packages in TESTS, by path."""
+    files = (file for package in TESTS for file in sorted((root / package).rglob("*.py")))
+    return {str(file.relative_to(root)): file.read_text() for file in files}
+
+
 def module_name(file: str) -> str:
     parts = Path(file).with_suffix("").parts
     return ".".join(parts[1:] if parts[0] == "shared" else parts[2:])
 
 
-def judge(mutant: Mutant, root: Path, seeds: tuple[int, ...], *, tests: tuple[str, ...] | None = None) -> Outcome:
-    """Run its tests and seeds in a child, and wait for the first that fails. `tests`: others than those of TARGETS."""
-    tests = TARGETS[mutant.file] if tests is None else tests
+def judge(mutant: Mutant, root: Path, seeds: Sequence[int], *, with_tests: bool = True) -> Outcome:
+    """Run its tests and seeds in a child process, up to the first that fails."""
+    folders = (
+        next(folders for package, folders in TESTS.items() if mutant.file.startswith(package)) if with_tests else ()
+    )
     started = time.monotonic()
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receive)
-        _run_child(mutant, root, seeds, tests, send)
+        _run_child(mutant, root, seeds, folders, send)
     os.close(send)
-    told = _told(receive, child)
-    os.close(receive)
+    fate, by = _answer(receive, child)
     os.waitpid(child, 0)
-    fate, by = told
     seconds = round(time.monotonic() - started, 1)
     return Outcome(mutant.file, mutant.line, mutant.what, mutant.before, mutant.after, fate, by, seconds)
 
 
-def _told(receive: int, child: int) -> tuple[Fate, str]:
-    def give_up(_signal: int, _frame: object) -> None:
-        os.killpg(child, signal.SIGKILL)
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS_MAX)
+def _answer(receive: int, child: int) -> tuple[Fate, str]:
+    """What the child wrote before it ended, or was killed after WALL_SECONDS_MAX."""
+    before = signal.signal(signal.SIGALRM, lambda _signal, _frame: os.killpg(child, signal.SIGKILL))
+    signal.alarm(WALL_SECONDS_MAX)
     try:
-        with os.fdopen(os.dup(receive), "rb") as pipe:
-            told = pipe.read().decode()
+        with os.fdopen(receive, "rb") as pipe:
+            answer = pipe.read().decode()
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    if not told:
-        return "took too long", f"{SECONDS_MAX} s, or its process died"
-    fate, _, by = told.partition("\n")
+    if not answer:
+        return "took too long", f"{WALL_SECONDS_MAX} s, or its process died"
+    fate, _, by = answer.partition("\n")
     return fate, by  # type: ignore[return-value]  # what _run_child wrote
 
 
-def _run_child(mutant: Mutant, root: Path, seeds: tuple[int, ...], tests: tuple[str, ...], send: int) -> None:
+def _run_child(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[str], send: int) -> None:
     """Never returns."""
     os.setpgid(0, 0)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
     try:
-        fate, by = _found(mutant, root, seeds, tests)
-    except BaseException as error:  # noqa: BLE001 - a module that cannot be imported any more is found out
+        fate, by = _found(mutant, root, seeds, folders)
+    except BaseException as error:  # noqa: BLE001 - a module that cannot be imported any more is found
         fate, by = "killed by tests", f"raises {error!r}"[:200]
     os.write(send, f"{fate}\n{by}".encode())
     os._exit(0)
 
 
-def _found(mutant: Mutant, root: Path, seeds: tuple[int, ...], tests: tuple[str, ...]) -> tuple[Fate, str]:
+def _found(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[str]) -> tuple[Fate, str]:
     sys.meta_path.insert(0, _Planted(module_name(mutant.file), root / mutant.file, mutant.source))
     pytest = importlib.import_module("pytest")
-    files = [str(root / f"tests/unit/test_{name}.py") for name in tests]
-    options = [
-        "-x",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-        "--hypothesis-seed=1",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--assert=plain",
-        f"--rootdir={root}",
-    ]
+    options = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=1", "--assert=plain"]
+    options += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={root}"]
     first = _FirstFailure()
-    if files and pytest.main([*options, *files], plugins=[first]) != 0:
+    tests = [str(root / "tests/unit" / folder) for folder in folders]
+    if tests and pytest.main([*options, *tests], plugins=[first]) != 0:
         return "killed by tests", first.name
     run = importlib.import_module("pointsman_lab.torture.run")
     for seed in seeds:
@@ -358,46 +311,64 @@ class _FirstFailure:
             self.name = report.nodeid
 
 
-def sampled(root: Path, count: int, seed: int, files: tuple[str, ...]) -> list[Mutant]:
-    """So many of all mutants, chosen by the seed; in an order of chance, so that a run which is broken off is a sample, too."""
-    sources = {file: (root / file).read_text() for file in TARGETS if not files or any(part in file for part in files)}
-    everything = [
-        (file, number) for file, source in sources.items() for number, _ in enumerate(_sites(ast.parse(source)))
-    ]
-    chosen = Random(f"mutants {seed}").sample(range(len(everything)), min(count, len(everything)))
-    click.echo(f"{len(chosen)} of {len(everything)} mutants")
-    return [mutant_of(file, sources[file], number) for file, number in (everything[at] for at in chosen)]
+def sampled(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
+    """`count` of all mutants of files whose path contains `only`, chosen and ordered by the seed."""
+    texts = {
+        file: text
+        for file, text in sources(root).items()
+        if only in file and any(part in file for part in MUTATED) and not any(part in file for part in UNMUTATED)
+    }
+    every = [(file, number) for file, text in texts.items() for number, _ in enumerate(_sites(ast.parse(text)))]
+    chosen = Random(f"mutants {seed}").sample(every, min(count, len(every)))
+    click.echo(f"{len(chosen)} of {len(every)} mutants")
+    return [mutant_of(file, texts[file], number) for file, number in chosen]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("mutants", context_settings=CONTEXT)
 @click.option("--sample", default=200, show_default=True, help="Mutants to run.")
-@click.option("--seed", default=1, show_default=True, help="Which ones.")
-@click.option("--only", multiple=True, help="Part of a file's name; may be given several times.")
-@click.option("--torture/--no-torture", default=True, help="Whether seeds of torture run where the unit tests pass.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write every outcome there.")
-def main(sample: int, seed: int, only: tuple[str, ...], torture: bool, json_file: Path | None) -> None:
-    """Plant defects in the dispatcher, the state and the translator, and see which of them tests and torture find."""
+@click.option("--seed", default=1, show_default=True, help="Chooses the sample.")
+@click.option(
+    "--only", default="", metavar="PART", help="Only files whose path, or planted defects whose name, contains this."
+)
+@click.option("--planted", is_flag=True, help="Run the listed defects of `planted.py` instead of a sample.")
+@out_option
+def mutants_command(sample: int, seed: int, only: str, planted: bool, out: Path | None) -> None:
+    """Plant defects in dispatcher, state and translator, and report which of them unit tests and torture find.
+
+    Run it in the root of the repository.
+    """
     root = Path.cwd()
     for name in LIBRARIES:
         importlib.import_module(name)
-    outcomes: list[Outcome] = []
-    for mutant in sampled(root, sample, seed, only):
-        outcome = judge(mutant, root, TORTURE_SEEDS if torture else ())
+    outcomes = []
+    for outcome in _planted_outcomes(root, only) if planted else _outcomes(root, sample, seed, only):
         outcomes.append(outcome)
         _show(outcome)
-        if json_file is not None:
-            json_file.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+        if out is not None:
+            write_json(out, [asdict(one) for one in outcomes])
     fates = Counter(outcome.fate for outcome in outcomes)
     killed = len(outcomes) - fates["survived"]
-    told = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
-    click.echo(f"{killed} of {len(outcomes)} found ({killed / max(1, len(outcomes)):.0%}): {told}")
+    counts = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
+    click.echo(f"{killed} of {len(outcomes)} found ({killed / max(1, len(outcomes)):.0%}): {counts}")
+
+
+def _outcomes(root: Path, sample: int, seed: int, only: str) -> Iterator[Outcome]:
+    for mutant in sampled(root, sample, seed, only):
+        yield judge(mutant, root, TORTURE_SEEDS)
+
+
+def _planted_outcomes(root: Path, only: str) -> Iterator[Outcome]:
+    """Two of each: by unit tests alone, and by seeds alone."""
+    from pointsman_lab.torture.planted import SEEDS, planted
+
+    for mutant in planted(root, only):
+        yield judge(mutant, root, ())
+        yield judge(mutant, root, SEEDS, with_tests=False)
 
 
 def _show(outcome: Outcome) -> None:
-    click.echo(f"{outcome.fate:18} {outcome.seconds:6.1f} s  {outcome.file}:{outcome.line}  {outcome.what}")
+    click.echo(
+        f"{outcome.fate:18} {outcome.seconds:6.1f} s  {outcome.file}:{outcome.line}  {outcome.what}  {outcome.by}"
+    )
     if outcome.fate == "survived":
         click.echo(f"    - {outcome.before[:SHOWN_MAX]}\n    + {outcome.after[:SHOWN_MAX]}")
-
-
-if __name__ == "__main__":
-    main()

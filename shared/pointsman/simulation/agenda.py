@@ -1,0 +1,38 @@
+"""The clock of a simulation: calls in the order of their times, equal times in the order in which they were added."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+from pointsman.primitives import Seconds
+
+Action = Callable[[Seconds], None]
+
+
+class Agenda:
+    def __init__(self) -> None:
+        self.now: Seconds = 0.0
+        self._due: list[tuple[Seconds, int, Action]] = []
+        self._order = count()
+        self._upkeep = 0
+        """Entries that repeat for ever. When nothing else is left, nothing can happen any more."""
+
+    def at(self, at: Seconds, act: Action) -> None:
+        heappush(self._due, (at, next(self._order), act))
+
+    def every(self, seconds: Seconds, act: Action, *, first: Seconds) -> None:
+        """Repeat `act` as long as anything else is due."""
+
+        def turn(now: Seconds) -> None:
+            act(now)
+            self.at(now + seconds, turn)
+
+        self._upkeep += 1
+        self.at(first, turn)
+
+    def run(self, unfinished: Callable[[], int]) -> None:
+        """Until `unfinished` gives 0 or only upkeep is left."""
+        due = self._due
+        while unfinished() and len(due) > self._upkeep:
+            self.now, _, act = heappop(due)
+            act(self.now)

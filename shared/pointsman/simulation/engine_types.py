@@ -1,0 +1,111 @@
+"""What goes into an engine model and comes out of it: settings, prompts, steps and their results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.simulation.block_cache import (
+    ANYONE,
+    EVICTION_ORDERS,
+    BlockHash,
+    CacheChange,
+    PromptIdentity,
+    TokenSource,
+)
+
+
+class RequestTooLongError(ValueError):
+    """The request would not fit the cache even if it were alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Names and defaults as vLLM's. `num_gpu_blocks` 0: as many as the profile's memory holds."""
+
+    block_size: Tokens = 64
+    num_gpu_blocks: int = 0
+    max_num_batched_tokens: Tokens = 8192
+    max_num_seqs: int = 256
+    eviction: str = "lru"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.num_gpu_blocks < 0 or self.max_num_seqs < 1:
+            msg = "block_size and max_num_seqs must be at least 1, num_gpu_blocks at least 0"
+            raise ValueError(msg)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            msg = f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs})"
+            raise ValueError(msg)
+        if self.eviction not in EVICTION_ORDERS:
+            msg = f"no eviction policy {self.eviction!r}; there are {', '.join(EVICTION_ORDERS)}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as token ids, and the tokens that will be generated."""
+
+    tokens: Sequence[int]
+    generated: TokenSource
+    identity: PromptIdentity = ANYONE
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPrompt:
+    """A prompt of `length` tokens as the hashes of its whole blocks."""
+
+    length: Tokens
+    hashes: Sequence[BlockHash]
+
+
+Prompt = TokenPrompt | HashedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the engine is computing: `count` forward passes, fused."""
+
+    started_at: Seconds
+    seconds: Seconds
+    count: int
+    prefill_tokens: Tokens
+    decoding: int
+
+    @property
+    def ends_at(self) -> Seconds:
+        return self.started_at + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded:
+    """A first token. `cached_tokens` of the prompt came from the cache."""
+
+    request: RequestId
+    cached_tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `finished` have all their tokens
+    and are gone. `changes`: of the cache since the last result."""
+
+    ended_at: Seconds
+    tokens_each: int
+    decoded: list[RequestId]
+    first_tokens: list[PrefillEnded]
+    finished: list[RequestId]
+    changes: list[CacheChange]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """Load, and totals since the start, as vLLM's metrics count them."""
+
+    waiting: int
+    running: int
+    kv_usage: float
+    prefix_cache_queries: Tokens
+    prefix_cache_hits: Tokens
+    prompt_tokens: Tokens
+    generation_tokens: Tokens
+    preemptions: int

@@ -1,0 +1,137 @@
+"""What is simulated: the pool, its policies, its imperfections (`Scenario`), and what it copies of a real fleet
+(`FleetMirror`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from pointsman.contracts.decisions import Settings
+from pointsman.contracts.fleet import Role
+from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.simulation.outcome import RequestRow
+from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Instance number `instance` (from 0) dies at `at` and is back, empty, at `back_at`; never if that is None."""
+
+    at: Seconds
+    instance: int
+    back_at: Seconds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Times are engine seconds."""
+
+    instances: int = 8
+    profile: str = DEFAULT_PROFILE
+    routing: str = "dualmap"
+    routing_settings: Settings = field(default_factory=dict)
+    ordering: str = "fcfs"
+    admission: str = "none"
+    rebalancing: str = "off"
+    eviction: str = "lru"
+    slo_ttft_s: Seconds = 5.0
+    prefill_only: bool = True
+    """Answers of one token: the prefill-bound model. False: decoding shares the engine."""
+    split: tuple[int, int] = (0, 0)
+    """The first so many instances only prefill, the next so many only decode; all others do both."""
+    kv_transfer_gb_per_s: float = 12.5
+    """How fast a decode instance fetches KV caches, 1e9 bytes a second."""
+    kv_capacity_tokens: Tokens | None = None
+    block_tokens: Tokens = TRACE_BLOCK_TOKENS
+    prefill_window_tokens: Tokens = 16_384
+    max_num_batched_tokens: Tokens = 8192
+    hot_share: float = 1.0
+    cold_share: float = 0.5
+    load_lag_s: Seconds = 0.0
+    """Policies do not see the last so many seconds, their own dispatches included."""
+    event_delay_s: Seconds = 0.0
+    event_loss: float = 0.0
+    """Share of cache events that are lost; reports reveal it and a snapshot heals it."""
+    estimate_error: tuple[float, float] = (0.0, 0.0)
+    """Share of prompts whose prefill is estimated wrongly, and by how much (0.5: half too long or too short)."""
+    slow_instances: dict[int, float] = field(default_factory=dict)
+    """Instance number to its speed (0.5: half as fast); unknown to the scheduler."""
+    failures: tuple[Failure, ...] = ()
+    scale_at: tuple[tuple[Seconds, int], ...] = ()
+    seed: int = 0
+
+    @property
+    def splits(self) -> bool:
+        return self.split != (0, 0)
+
+    def role(self, number: int) -> Role:
+        prefill, decode = self.split
+        if number < prefill:
+            return "prefill"
+        return "decode" if number < prefill + decode else "both"
+
+    def row(self, number: int, request: WorkloadRequest) -> RequestRow:
+        """The row of a request that has just arrived."""
+        return RequestRow(
+            number=number,
+            tenant=request.tenant,
+            arrived_at=request.arrival_s,
+            prompt_tokens=request.input_length,
+            output_tokens=1 if self.prefill_only else max(1, request.output_tokens),
+            slo_ttft=self.slo_ttft(request),
+        )
+
+    def slo_ttft(self, request: WorkloadRequest) -> Seconds:
+        return self.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
+
+
+def block_keys(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
+    """Keys of the prompt's whole blocks. A block id of the workload stands for its whole prefix, so it is the key; of
+    smaller blocks each id gives several."""
+    parts = TRACE_BLOCK_TOKENS // block_tokens
+    whole = request.input_length // block_tokens
+    keys = [
+        BlockKey(_scrambled(block_id * parts + part + 1)) for block_id in request.block_ids for part in range(parts)
+    ]
+    return keys[:whole]
+
+
+def _scrambled(value: int) -> int:
+    """A 64-bit number that no other value gives (an odd factor is invertible), and that is not 0."""
+    return value * 0x9E3779B97F4A7C15 % 2**64
+
+
+def numbered_name(number: int) -> InstanceId:
+    """The default name of instance number `number` (from 0)."""
+    return InstanceId(f"engine-{number:03}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetMirror:
+    """What a simulation copies of a real fleet, so that it decides each request alike.
+
+    Names and keys decide places on hash rings and ties; promises last wall seconds, so `speed` counts. `profile`:
+    measured engines, in place of the scenario's named profile.
+    """
+
+    name_of: Callable[[int], InstanceId] = numbered_name
+    keys_of: Callable[[WorkloadRequest, Tokens], list[BlockKey]] = block_keys
+    speed: float = 1.0
+    profile: EngineProfile | None = None
+    way_of: Callable[[WorkloadRequest], Seconds] | None = None
+    """Seconds from a grant until the engine has the request. None: none."""
+
+    def profile_of(self, scenario: Scenario, number: int | None = None) -> EngineProfile:
+        """Of the pool, or of instance `number`, which may be slower."""
+        profile = self.profile or PROFILES[scenario.profile]
+        speed = 1.0 if number is None else scenario.slow_instances.get(number, 1.0)
+        if speed == 1.0:
+            return profile
+        return replace(
+            profile,
+            flops_per_s=profile.flops_per_s * speed,
+            memory_bytes_per_s=profile.memory_bytes_per_s * speed,
+            step_overhead_s=profile.step_overhead_s / speed,
+        )
+
+
+NO_MIRROR = FleetMirror()

@@ -1,0 +1,183 @@
+"""The engines of a simulation: joining, leaving, failing, and the cache events and reports that their workers write."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot, Run
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.policies.seeded_random import uniform
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
+from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
+from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.simulation.scenario import Failure
+from pointsman.simulation.simulated_pool import SimulatedPool
+from pointsman.state.workload import Stage
+
+NOTICE_SECONDS = 1.0
+"""From the death of an engine to its worker's report."""
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedEngine:
+    """One instance. `wake` invalidates wake-ups for a step that was cut."""
+
+    id: InstanceId
+    epoch: Epoch
+    model: EngineModel
+    alive: bool = True
+    sequence: int = 0
+    wake: int = 0
+    parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
+    """Parent of every block it holds, parents before children."""
+
+    def report(self, now: Seconds, *, serving: bool) -> InstanceReported:
+        digest = 0
+        for key in self.parents:
+            digest ^= key
+        return InstanceReported(
+            at=now, instance=self.id, epoch=self.epoch, serving=serving, waiting=0, running=0, kv_usage=0.0,
+            sequence=self.sequence, blocks=len(self.parents), digest=digest,
+        )  # fmt: skip
+
+    def snapshot(self, now: Seconds) -> CacheSnapshot:
+        self.sequence += 1
+        runs = [Run(pack_keys([key]), parent) for key, parent in self.parents.items()]
+        return CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
+
+    def events(self, changes: list[CacheChange], now: Seconds) -> list[LogEvent]:
+        """The cache events of what changed."""
+        events: list[LogEvent] = []
+        for change in changes:
+            self.sequence += 1
+            match change:
+                case RunCached():
+                    parent = BlockKey(change.parent or 0)
+                    run = Run(pack_keys(map(BlockKey, change.hashes)), parent)
+                    for block in change.hashes:
+                        self.parents[BlockKey(block)] = parent
+                        parent = BlockKey(block)
+                    events.append(
+                        BlocksStored(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=[run])
+                    )
+                case BlocksEvicted():
+                    for block in change.hashes:
+                        self.parents.pop(BlockKey(block), None)
+                    keys = pack_keys(map(BlockKey, change.hashes))
+                    events.append(
+                        BlocksRemoved(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, keys=keys)
+                    )
+                case CacheReset():
+                    self.parents.clear()
+        return events
+
+
+class SimulatedFleet:
+    def __init__(
+        self,
+        pool: SimulatedPool,
+        *,
+        carry_out: Callable[[list[LogEvent], Seconds], None],
+        lose: Callable[[RequestId, SimulatedEngine, Seconds, bool], None],
+    ) -> None:
+        """`carry_out` gets decisions that follow from a change of the fleet. `lose` gets each request that a failing
+        engine had, and whether it may be retried."""
+        self.engines: dict[InstanceId, SimulatedEngine] = {}
+        self._pool = pool
+        self._carry_out = carry_out
+        self._lose = lose
+        self._ready = 0
+        self._events = count()
+
+    def join(self, number: int, now: Seconds) -> None:
+        pool, scenario = self._pool, self._pool.scenario
+        capacity = scenario.kv_capacity_tokens or pool.profile.kv_capacity_tokens
+        name = pool.mirror.name_of(number)
+        before = self.engines.get(name)
+        epoch = Epoch(before.epoch + 1 if before else 1)
+        settings = EngineSettings(
+            block_size=scenario.block_tokens,
+            num_gpu_blocks=capacity // scenario.block_tokens,
+            max_num_batched_tokens=scenario.max_num_batched_tokens,
+            eviction=scenario.eviction,
+            seed=scenario.seed,
+        )
+        model = EngineModel(pool.mirror.profile_of(scenario, number), settings)
+        self.engines[name] = SimulatedEngine(name, epoch, model)
+        joined = InstanceJoined(
+            at=now, instance=name, epoch=epoch, url="", model="", block_tokens=scenario.block_tokens,
+            engine_block_tokens=scenario.block_tokens, kv_capacity_tokens=capacity, max_model_len=capacity,
+            prefill=pool.profile.prefill_cost, role=scenario.role(number),
+            decode=pool.profile.decode_cost if scenario.splits else None,
+            transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else 0.0,
+        )  # fmt: skip
+        pool.apply(joined, now)
+        self._relocate_pending(now)
+
+    def scale(self, wanted: int, now: Seconds) -> None:
+        ready = [engine for engine in self.engines.values() if engine.id in self._pool.state.fleet.ready]
+        for number in range(len(self.engines), len(self.engines) + max(0, wanted - len(ready))):
+            self.join(number, now)
+        for engine in reversed(ready[wanted:]):
+            self._pool.apply(InstanceDraining(at=now, instance=engine.id, epoch=engine.epoch), now)
+            self._pool.agenda.at(now, lambda at, e=engine: self._leave_when_idle(e, at))  # type: ignore[misc]
+        self._relocate_pending(now)
+
+    def fail(self, failure: Failure, now: Seconds) -> None:
+        pool = self._pool
+        engine = self.engines[pool.mirror.name_of(failure.instance)]
+        engine.alive = False
+        engine.wake += 1
+        # A list before the first is lost: losing one may grant another to the dead engine, which then refuses it.
+        inside = [(r.id, r.stage) for r in pool.state.workload.requests.values() if r.instance == engine.id]
+        for request_id, stage in inside:
+            if stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+                self._lose(request_id, engine, now, stage is not Stage.DECODING)
+        pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
+        if failure.back_at is not None:
+            pool.agenda.at(failure.back_at, lambda at: self.join(failure.instance, at))
+
+    def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: Seconds) -> None:
+        """Write the cache events of a step, late or never where the scenario says so."""
+        pool, scenario = self._pool, self._pool.scenario
+        for event in engine.events(changes, now):
+            if scenario.event_loss and uniform(scenario.seed, "loss", str(next(self._events))) < scenario.event_loss:
+                continue
+            if scenario.event_delay_s:
+                pool.agenda.at(now + scenario.event_delay_s, lambda at, e=event: pool.apply(e, at))  # type: ignore[misc]
+            else:
+                pool.apply(event, now)
+
+    def report(self, now: Seconds) -> None:
+        """Every worker reports; where the index differs, a snapshot heals it."""
+        for engine in self.engines.values():
+            if engine.alive and engine.id in self._pool.state.fleet:
+                self._pool.apply(engine.report(now, serving=True), now)
+                if self._pool.state.fleet[engine.id].doubt:
+                    self._pool.apply(engine.snapshot(now), now)
+
+    def _leave_when_idle(self, engine: SimulatedEngine, now: Seconds) -> None:
+        queue = self._pool.state.workload.queues.get(engine.id)
+        if engine.alive and queue is not None and queue.requests:
+            self._pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._leave_when_idle(engine, at))
+            return
+        self._pool.apply(InstanceLeft(at=now, instance=engine.id, epoch=engine.epoch, reason="drained"), now)
+        engine.alive = False
+        self._note_size(now)
+
+    def _notice(self, engine: SimulatedEngine, now: Seconds) -> None:
+        if self.engines[engine.id] is engine:
+            self._pool.apply(engine.report(now, serving=False), now)
+            self._relocate_pending(now)
+
+    def _relocate_pending(self, now: Seconds) -> None:
+        self._carry_out(self._pool.dispatcher.relocate_pending(now), now)
+        self._note_size(now)
+
+    def _note_size(self, now: Seconds) -> None:
+        ready = len(self._pool.state.fleet.ready)
+        if ready != self._ready:
+            self._ready = ready
+            self._pool.outcome.instance_changes.append((now, ready))

@@ -1,0 +1,105 @@
+"""What is executable in the documentation: command lines, configuration blocks, code spans."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("services/*/*.md"),
+        *ROOT.glob("shared/*/*.md"),
+        *ROOT.glob("deploy/**/*.md"),
+    ]
+)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")
+ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
+OURS = re.compile(r"pointsman(-[a-z-]+)?")
+SEPARATORS = {"|", "||", "&&", ";", "&"}
+WRAPPERS = {"env", "nice", "sudo", "chrt", "--rr", "1"}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """Fenced blocks of a page, then indented ones (without a language)."""
+    fenced = [Block(match[1], match[2]) for match in FENCE.finditer(page)]
+    return [*fenced, *(Block("", match[0]) for match in INDENTED.finditer(FENCE.sub("", page)))]
+
+
+def spans(page: str) -> list[str]:
+    """Inline code of a page."""
+    return SPAN.findall(FENCE.sub("", page))
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Words of each command in a shell block: continued lines joined, prompts, comments, variables and wrappers removed.
+
+    Raises ValueError for a quote that is never closed.
+    """
+    pending = ""
+    for raw in text.splitlines():
+        line = pending + raw.strip().removeprefix("$ ")
+        if line.endswith("\\"):
+            pending = line[:-1]
+            continue
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            pending = line + " "
+            continue
+        pending = ""
+        yield from _commands(words)
+    if pending:
+        msg = f"never ends: {pending[:100]}"
+        raise ValueError(msg)
+
+
+def _commands(words: list[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in [*words, ";"]:
+        ended = word.endswith(";")
+        if word not in SEPARATORS:
+            command.append(word.removesuffix(";"))
+        if ended or word in SEPARATORS:
+            while command and (ASSIGNMENT.match(command[0]) or command[0] in WRAPPERS):
+                command = command[1:]
+            if command:
+                yield [Path(command[0]).name if ".venv/" in command[0] else command[0], *command[1:]]
+            command = []
+
+
+def our_commands(page: str) -> Iterator[tuple[list[str], bool]]:
+    """Commands of ours in a page, and whether each stands in a shell block (is whole) or in a sentence (may be a part)."""
+    for block in blocks(page):
+        if block.language == "sh":
+            found = command_lines(block.text)
+        elif block.language in ("", "console"):
+            found = command_lines("\n".join(_lines_of_ours(block.text)))
+        else:
+            continue
+        yield from ((words, True) for words in found if OURS.fullmatch(words[0]) or words[0] in ("make", "python"))
+    for span in spans(page):
+        if re.match(r"([A-Z_]+=\S+ )*(\.venv/bin/)?(pointsman[a-z-]*|make|python -m) [\[a-zA-Z-]", span):
+            optional = re.sub(r"[\[\]]", "", span)
+            yield from ((words, False) for words in command_lines(optional) if words[0] != "...")
+
+
+def _lines_of_ours(text: str) -> Iterator[str]:
+    """Of a block that also shows output, the lines that run a command of ours, with the lines that continue them."""
+    continued = False
+    for line in text.splitlines():
+        command = line.strip().removeprefix("$ ")
+        if continued or OURS.fullmatch(Path(command.partition(" ")[0]).name):
+            yield line
+            continued = line.endswith("\\")

@@ -1,0 +1,295 @@
+"""Every command line and configuration block of the documentation is parsed as a user's would be, without being run."""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+
+from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy_set import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
+from pointsman_cli.main import main as pointsman
+from pointsman_cli.up.command import up_command
+from pointsman_engine_sim.main import main as engine_sim
+from pointsman_ingress.main import main as ingress
+from pointsman_lab.main import main as pointsman_lab
+from pointsman_rebalancer.main import main as rebalancer
+from pointsman_recorder.main import main as recorder
+from pointsman_scaler.main import main as scaler
+from pointsman_scheduler.main import main as scheduler
+from pointsman_vllm.settings import FairnessSettings
+from pointsman_worker.main import main as worker
+from tests.tidy.pages import PAGES, ROOT, blocks, our_commands, spans
+
+SERVICES: Mapping[str, click.Command] = {
+    "engine-sim": engine_sim,
+    "ingress": ingress,
+    "rebalancer": rebalancer,
+    "recorder": recorder,
+    "scaler": scaler,
+    "scheduler": scheduler,
+    "worker": worker,
+}
+TABLES: Mapping[str, click.Command] = {**SERVICES, "up": up_command}
+COMMANDS: Mapping[str, click.Command] = {
+    "pointsman": pointsman,
+    "pointsman-lab": pointsman_lab,
+    **{f"pointsman-{name}": command for name, command in SERVICES.items()},
+}
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|P\+D|.*(\.\.\.|DIR|NAME|URL|HOST|VALUE|POOL).*")
+FOREIGN_OPTIONS = {
+    "--api-key",
+    "--chat-template",
+    "--data-parallel-size",
+    "--enable-auto-tool-choice",
+    "--enable-cache-report",
+    "--enable-lora",
+    "--enable-prompt-tokens-details",
+    "--enable-scale-out",
+    "--enable-force-include-usage",
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "--host",
+    "--kv-cache-dtype",
+    "--kv-events-config",
+    "--kv-transfer-config",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--profile",
+    "--scheduler-cls",
+    "--scheduling-policy",
+    "--served-model-name",
+    "--tool-call-parser",
+    "--volumes",
+}
+"""Of vLLM, SGLang, Docker and others."""
+
+
+class RefusedError(Exception):
+    """A documented command line or configuration that our own parsers do not take."""
+
+
+def resolved(words: Sequence[str]) -> tuple[click.Command, list[str]]:
+    """The command that these words run, through its groups, and what is left for it. Raises RefusedError."""
+    command, rest = COMMANDS.get(words[0]), list(words[1:])
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        command = command.get_command(click.Context(command), rest.pop(0))
+    if command is None:
+        msg = "no such command"
+        raise RefusedError(msg)
+    return command, rest
+
+
+def parsed(words: Sequence[str], *, whole: bool) -> dict[str, Any]:
+    """Values of the options and arguments on a command line, converted by their types; defaults for the others.
+
+    A value in capitals is a placeholder. `whole`: required parameters must be there. Raises RefusedError.
+    """
+    command, rest = resolved(words)
+    context = click.Context(command)
+    try:
+        given, extra, _ = command.make_parser(context).parse_args(_with_last_value(command, rest, whole=whole))
+        if extra and not isinstance(command, click.Group):
+            msg = f"takes no {extra}"
+            raise RefusedError(msg)
+        values = {p.name or "": _value(p, context, given.get(p.name or "")) for p in command.params}
+    except click.UsageError as error:
+        raise RefusedError(error.format_message()) from error
+    missing = [p.name for p in command.params if whole and p.required and p.value_is_missing(given.get(p.name or ""))]
+    if missing and "help" not in given:
+        msg = f"needs {missing}"
+        raise RefusedError(msg)
+    return values
+
+
+def _with_last_value(command: click.Command, words: Sequence[str], *, whole: bool) -> list[str]:
+    """A sentence may name an option without its value: `pointsman up --rebalance`."""
+    takes_value = {name for p in command.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+    ends_early = not whole and bool(words) and words[-1] in takes_value
+    elided = [w for before, w in zip(["", *words], words, strict=False) if w != "..." or before in takes_value]
+    return [*elided, *(["VALUE"] if ends_early else [])]
+
+
+def _value(parameter: click.Parameter, context: click.Context, given: Any) -> Any:
+    if given is None or parameter.value_is_missing(given):
+        return parameter.get_default(context)
+    texts = given if isinstance(given, list | tuple) else [given]
+    if any(isinstance(text, str) and PLACEHOLDER.fullmatch(text) for text in texts):
+        return parameter.get_default(context)
+    if isinstance(parameter.type, click.Path | click.File):
+        return given
+    value = parameter.type_cast_value(context, given)
+    return parameter.callback(context, parameter, value) if parameter.callback and value is not None else value
+
+
+def check_policies(values: Mapping[str, Any]) -> None:
+    """Raises UnknownPolicyError for a setting, or a value, that the policies chosen by these options do not have."""
+    if "policy_settings" in values:
+        policy_set(
+            routing=values["policy"],
+            admission=values["admission"],
+            ordering=values["order"],
+            settings=_pairs(values["policy_settings"]),
+        )
+    if "rebalance_settings" in values:
+        rebalancing_policy(values["rebalance"], _pairs(values["rebalance_settings"]))
+    if "scaling_settings" in values:
+        scaling_policy(values["scaling"], _pairs(values["scaling_settings"]))
+
+
+def _pairs(settings: Sequence[str] | None) -> Settings:
+    return {pair.partition("=")[0]: pair.partition("=")[2] for pair in settings or ()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documented_commands_parse(page: Path) -> None:
+    refused = {}
+    for words, whole in our_commands(page.read_text()):
+        try:
+            check(words, whole=whole)
+        except (RefusedError, UnknownPolicyError) as error:
+            refused[" ".join(words)] = str(error)
+
+    assert not refused
+
+
+def check(words: Sequence[str], *, whole: bool) -> None:
+    """Raises RefusedError or UnknownPolicyError for a command of ours, a target of make or a module that would not run."""
+    if words[0] == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        unknown = [w for w in words[1:] if "=" not in w and not w.startswith("-") and w.islower() and w not in targets]
+        if unknown:
+            msg = f"no target {unknown}"
+            raise RefusedError(msg)
+    elif words[0] == "python":
+        if words[1:2] == ["-m"] and words[2].startswith("pointsman") and importlib.util.find_spec(words[2]) is None:
+            msg = f"no module {words[2]}"
+            raise RefusedError(msg)
+    else:
+        check_policies(parsed(words, whole=whole))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documented_configuration_loads(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.language == "toml":
+            load(block.text, tmp_path / "pointsman.toml")
+        elif block.language in ("yaml", "yml"):
+            for words in _container_commands(yaml.safe_load(block.text)):
+                check(words, whole=True)
+        elif block.language == "python":
+            compile_and_import(block.text)
+
+
+def load(text: str, path: Path) -> None:
+    """Raises what a process of each kind would raise that is started with this file, or RefusedError for a key without an owner."""
+    path.write_text(text)
+    content = tomllib.loads(text)
+    keys = {key for key, value in content.items() if not isinstance(value, dict)}
+    known = {parameter.name for command in TABLES.values() for parameter in command.params}
+    unknown = (keys - known) | (content.keys() - keys - TABLES.keys())
+    if unknown:
+        msg = f"no process has the settings or tables {sorted(unknown)}"
+        raise RefusedError(msg)
+    for table, command in TABLES.items():
+        check_policies(command.make_context(table, ["--config", str(path)]).params)
+
+
+def _container_commands(node: Any) -> list[list[str]]:
+    if isinstance(node, list):
+        return [found for item in node for found in _container_commands(item)]
+    if not isinstance(node, dict):
+        return []
+    own = [[str(word) for word in node["command"]]] if isinstance(node.get("command"), list) else []
+    return own + [found for item in node.values() for found in _container_commands(item)]
+
+
+def compile_and_import(text: str) -> None:
+    """Raises SyntaxError, or RefusedError for an import of ours that does not exist."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pointsman"):
+            module = importlib.import_module(node.module or "")
+            missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            if missing:
+                msg = f"{node.module} has no {missing}"
+                raise RefusedError(msg)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documented_options_and_variables_exist(page: Path) -> None:
+    options, variables = known_names()
+    text = page.read_text()
+    named = {match[0] for span in spans(text) if (match := re.match(r"--[a-z][a-z-]+", span))}
+
+    unknown = named - options - FOREIGN_OPTIONS
+    unset = set(re.findall(r"\bPOINTSMAN_[A-Z_]*[A-Z]\b", text)) - variables
+
+    assert (unknown, unset) == (set(), set())
+
+
+def known_names() -> tuple[set[str], set[str]]:
+    """Every option of every command of ours; every variable that one reads, or that a file of ours names."""
+    leaves = [leaf for command in COMMANDS.values() for leaf in _leaves(command)]
+    options = {name for c in leaves for p in c.params for name in (*p.opts, *p.secondary_opts)}
+    variables = {str(p.envvar) for c in leaves for p in c.params if p.envvar}
+    for source in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "docker-compose.yml"]:
+        text = source.read_text()
+        variables |= set(re.findall(r"\bPOINTSMAN_[A-Z_]*[A-Z]\b", text))
+        options |= set(re.findall(r'(?:add_argument|click\.option)\(\s*"(--[a-z-]+)"', text))
+    variables |= {f"POINTSMAN_VLLM_{field.name.upper()}" for field in dataclasses.fields(FairnessSettings)}
+    return options | {"--help", "--version"}, variables
+
+
+def _leaves(command: click.Command) -> list[click.Command]:
+    if not isinstance(command, click.Group):
+        return [command]
+    context = click.Context(command)
+    found = [command.get_command(context, name) for name in command.list_commands(context)]
+    return [leaf for child in found if child for leaf in _leaves(child)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documented_files_exist(page: Path) -> None:
+    files = {str(p.relative_to(ROOT)) for p in ROOT.glob("[a-z]*/**/*.py")}
+    named = {word for span in spans(page.read_text()) for word in re.findall(r"^[\w/.-]+\.py\b", span)}
+
+    missing = [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pointsman bench-gateway",
+        "pointsman up --no-such-option",
+        "pointsman up --engines many",
+        "pointsman drain",
+        "pointsman-scheduler --policy pointsman --policy-settings ttft_slo_threshold=0.8",
+        "pointsman-scheduler --policy no_such_policy",
+        "make no-such-target",
+        "python -m pointsman_lab.no_such_module",
+    ],
+)
+def test_what_would_not_run_is_found(line: str) -> None:
+    ((words, whole),) = our_commands(f"```sh\n{line}\n```\n")
+
+    with pytest.raises((RefusedError, UnknownPolicyError)):
+        check(words, whole=whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no_such_key = 1", "[no-such-table]\nport = 1", "[scheduler]\nno_such_key = 1", '[worker]\nport = "x"'],
+)
+def test_configuration_that_would_not_load_is_found(text: str, tmp_path: Path) -> None:
+    with pytest.raises((RefusedError, click.UsageError)):
+        load(text, tmp_path / "pointsman.toml")
