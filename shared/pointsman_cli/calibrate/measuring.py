@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from pointsman.adapters.http_engine import EngineAwayError, HttpEngine
+from pointsman.adapters.sse import event_data
 from pointsman.primitives import Seconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
@@ -156,9 +157,10 @@ class Engine:
                     msg = f"{self._url} answered {answer.status}: {(await answer.text())[:300]}"
                     raise EngineError(msg)
                 async for line in answer.content:
-                    if not line.startswith(b"data: {"):
+                    data = event_data(line)
+                    if not data.startswith(b"{"):
                         continue
-                    usage = _chunk.decode(line[6:]).usage
+                    usage = _chunk.decode(data).usage
                     if usage is None:
                         last = time.perf_counter()
                         first = first or last

@@ -151,7 +151,7 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
         if decision.kind == "moved":
             yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
     if timeline.refused:
-        last = timeline.refused[-1]
+        _, last = timeline.refused[-1]
         often = f", {len(timeline.refused)} times" if len(timeline.refused) > 1 else ""
         yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
 

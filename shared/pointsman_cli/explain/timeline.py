@@ -20,7 +20,7 @@ from pointsman.primitives import RequestId, Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
-from pointsman_cli.explain.values import MoveRefused, RequestTimeline
+from pointsman_cli.explain.values import RequestTimeline
 
 
 def timeline_of(
@@ -96,26 +96,10 @@ def _arrived_at(timeline: RequestTimeline) -> Seconds:
     return first.at
 
 
-def _refused(timeline: RequestTimeline) -> list[MoveRefused]:
+def _refused(timeline: RequestTimeline) -> list[tuple[Sequence, MigrationRefused]]:
     """In log order, without repeats."""
-    refused: dict[Stamp | None, MoveRefused] = {}
+    refused: dict[Stamp | None, tuple[Sequence, MigrationRefused]] = {}
     for entry in timeline.entries:
-        event = entry.event
-        if isinstance(event, MigrationRefused) and entry.sequence not in timeline.fenced:
-            refused.setdefault(
-                event.stamp,
-                MoveRefused(
-                    sequence=entry.sequence,
-                    after_seconds=event.at - timeline.arrived_at,
-                    source=event.source,
-                    instance=event.instance,
-                    reason=event.reason,
-                    detail=event.detail,
-                    policy=event.policy,
-                    plan=event.plan,
-                    planned_as_of=event.planned_as_of,
-                    benefit_seconds=event.benefit,
-                    rebind=event.rebind,
-                ),
-            )
+        if isinstance(entry.event, MigrationRefused) and entry.sequence not in timeline.fenced:
+            refused.setdefault(entry.event.stamp, (entry.sequence, entry.event))
     return list(refused.values())

@@ -150,7 +150,7 @@ def _progress(record: Record) -> Iterator[Callable[[str], None]]:
 def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> None:
     recorded, again, changed = sides
     scenario = recorded.scenario
-    console.print(record.origin, "dim")
+    say(console, record.origin, "dim")
     warmed = f", after {record.warmup:,} that warm the caches" if record.warmup else ""
     say(
         console,
