@@ -47,7 +47,7 @@ Checker = Callable[[Cluster], Iterator[str]]
 def one_end_a_request(world: Cluster) -> Iterator[str]:
     """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
     counted = list(_counted(world))
-    ends = ends_by_request(stored for stored in counted if not stored.echo)
+    ends = ends_by_request(stored for stored in counted if not stored.duplicate)
     endless = [request for request in dict.fromkeys(arrivals(counted)) if request not in ends]
     if endless:
         yield f"{len(endless)} requests have no end: {endless[:5]}"
@@ -82,7 +82,7 @@ def one_id_a_rejection(world: Cluster) -> Iterator[str]:
     rejected: dict[RequestId, Sequence] = {}
     for stored in _counted(world):
         event = stored.event
-        if stored.stamp is None or stored.echo:
+        if stored.stamp is None or stored.duplicate:
             continue
         if isinstance(event, RequestRejected):
             if not (event.reason == RejectReason.NO_INSTANCE and event.excluded):
@@ -137,7 +137,7 @@ def one_leader_a_term(world: Cluster) -> Iterator[str]:
     numbers: dict[int, dict[int, None]] = defaultdict(dict)
     newest, newest_at = 0, 0
     for stored in world.network.history:
-        if stored.echo:
+        if stored.duplicate:
             continue
         event = stored.event
         if isinstance(event, LeaderElected):
@@ -202,7 +202,7 @@ def index_equals_engines(world: Cluster) -> Iterator[str]:
 
 
 def nothing_is_left_over(world: Cluster) -> Iterator[str]:
-    """No request is under way, no promise is kept, no engine computes."""
+    """No request is in flight, no promise is kept, no engine computes."""
     leader = leading(world)
     if leader is None:
         return
@@ -264,7 +264,7 @@ def _replayed(world: Cluster, leader: State) -> State:
         fold_in(state, stored)
     order: LeaderOrder[Stored] = LeaderOrder(term, held_max=len(history))
     following = [
-        s for s in history[elected.sequence :] if not (s.echo if _is_of(s, term) else s.sequence > leader.sequence)
+        s for s in history[elected.sequence :] if not (s.duplicate if _is_of(s, term) else s.sequence > leader.sequence)
     ]
     for step in [*(step for stored in following for step in order.feed(stored)), *order.finish()]:
         if step.kind is Kind.DECIDED or not _is_of(step.entry, term):
