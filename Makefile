@@ -23,9 +23,10 @@ up: setup ## run a fleet of simulated engines until Ctrl-C
 
 NO_ENGINE := not vllm and not clients
 
-# The modules left out take half of the time of tests/unit; `make test` runs them.
-SLOW := $(addprefix --ignore tests/unit/,lab test_poison.py adapters/test_tokenizer.py adapters/test_checkpoint_retention.py \
-  cli/test_doctor.py cli/test_simulate_command.py simulation/test_workload_generators.py)
+# The modules left out take half of the time of these folders; `make test` runs them.
+SLOW := $(addprefix --ignore tests/,tidy/test_contributing.py unit/lab unit/test_poison.py unit/adapters/test_tokenizer.py \
+  unit/adapters/test_checkpoint_retention.py unit/cli/test_doctor.py unit/cli/test_simulate_command.py \
+  unit/simulation/test_workload_generators.py)
 check: lint ## lint, types, layers and the fast tests: under a minute
 	$(BIN)/pytest -q -n 2 --dist loadfile --hypothesis-profile check -m "$(NO_ENGINE) and not quiet" -k "not jetstream" $(SLOW) \
 	  tests/tidy tests/golden tests/unit tests/contract/test_event_log.py tests/contract/test_leadership.py $(ARGS)
@@ -48,7 +49,7 @@ test-vllm: setup ## the tests that need real vLLM engines, on two CPU engines
 
 # docs/testing.md describes it. Another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
 mutation: setup ## plant small defects one at a time and count those that tests find; about 15 minutes
-	$(BIN)/python -m pointsman_lab.torture.mutation $(ARGS)
+	$(BIN)/pointsman-lab mutants $(ARGS)
 
 # Clients have an environment of their own (1.4 GB). Also runs `vllm bench serve` if the environment of test-vllm exists.
 CLIENTS ?= .venv-clients
@@ -62,7 +63,7 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@touch $@
 
 # TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; all, small:
-# ARGS="--quick --out /tmp/taste".
+# ARGS=--quick.
 TRACES ?= ../shared/traces
 results: setup ## run every study of docs/results.md; under 30 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)

@@ -28,7 +28,8 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe
 from pointsman_ingress.placement import scheduler_client
-from pointsman_lab.gateway import connection, measurements
+from pointsman_lab.gateway import measurements
+from pointsman_lab.gateway.connection import Target
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -778,8 +779,8 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 
 async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
     setup = measurements.Setup(
-        gateway=connection.Target.of(world.url),
-        engines={ONE: connection.Target.of(world.one.url)},
+        gateway=Target.of(world.url),
+        engines={ONE: Target.of(world.one.url)},
         pids={"ingress": os.getpid()},
         model="m",
         requests=10,

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 ROOTS = tuple(LINTER["root_packages"])
-FLOORS, LIBRARY_FLOORS = (contract["layers"] for contract in LINTER["contracts"][:2])
+LAYERED = [contract for contract in LINTER["contracts"] if contract["type"] == "layers"]
 NAME = re.compile(rf"(?:{'|'.join(ROOTS)})(?:\.[a-z_][a-z_0-9]*)+\.?(?::[A-Za-z_]+)?|(?:{'|'.join(ROOTS)})")
 NO_MODULES = {"pointsman.pool", "pointsman.instance", "pointsman.part", "pointsman.toml"}
 """Labels of containers, and a file."""
@@ -52,20 +52,29 @@ def exists(name: str) -> bool:
 
 def allowed(importer: str, imported: str) -> bool:
     """Whether the layers in pyproject.toml let this module name that one."""
-    one, other = importer.partition(".")[0], imported.partition(".")[0]
-    if ENGINE_ONLY in (one, other) and one != "pointsman":
-        return True
-    if one != other:
-        return _floor(FLOORS, one) < _floor(FLOORS, other)
-    if one != "pointsman" or "." not in imported:
-        return True
-    own, named = importer.split(".")[1], imported.split(".")[1]
-    return own == named or _floor(LIBRARY_FLOORS, own) < _floor(LIBRARY_FLOORS, named)
+    if ENGINE_ONLY in (importer.partition(".")[0], imported.partition(".")[0]):
+        return not importer.startswith("pointsman.")
+    return all(
+        _goes_down(contract["layers"], _below(container, importer), _below(container, imported))
+        for contract in LAYERED
+        for container in contract.get("containers", [""])
+    )
 
 
-def _floor(layers: Sequence[str], package: str) -> int:
-    """0 is the top: it may name everything below. Packages of one floor may not name each other."""
-    return next(i for i, layer in enumerate(layers) if package in layer.split(" | "))
+def _below(container: str, module: str) -> str:
+    """The part of the container (or the root package) that a module belongs to; empty if it is elsewhere."""
+    prefix = f"{container}." if container else ""
+    return module[len(prefix) :].partition(".")[0] if module.startswith(prefix) else ""
+
+
+def _goes_down(layers: Sequence[str], importer: str, imported: str) -> bool:
+    """Whether one layer is above the other. Packages of one layer may not name each other."""
+    floors = {
+        re.sub(r"[()]", "", package): n for n, layer in enumerate(layers) for package in re.split(r" [|:] ", layer)
+    }
+    if importer == imported or not {importer, imported} <= floors.keys():
+        return True
+    return floors[importer] < floors[imported]
 
 
 SOURCES = sorted(p for p in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")] if ".venv" not in p.parts)

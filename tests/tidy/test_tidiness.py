@@ -12,19 +12,11 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.runtime import telemetry
+from tests.tidy.pages import FENCE, PAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("services/*/*.md"),
-        *ROOT.glob("shared/*/*.md"),
-        *ROOT.glob("deploy/**/*.md"),
-    ]
-)
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(ROOT)))
@@ -34,11 +26,23 @@ def test_a_module_says_what_it_is(module: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [match[1] for match in LINK.finditer(page.read_text())]
+    links = [(match[1], match[2] or "") for match in LINK.finditer(page.read_text()) if "://" not in match[1]]
 
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    missing = [path for path, _ in links if not (page.parent / path).exists()]
+    targets = [
+        (page.parent / path if path else page, anchor) for path, anchor in links if anchor and path not in missing
+    ]
 
-    assert not missing
+    assert (missing, [anchor for target, anchor in targets if anchor not in anchors(target)]) == ([], [])
+
+
+def anchors(page: Path) -> set[str]:
+    """Fragments by which the headings of a page are reached, as GitHub forms them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", h)).strip().lower().replace(" ", "-")
+        for h in headings
+    }
 
 
 def test_every_event_and_field_is_documented() -> None:

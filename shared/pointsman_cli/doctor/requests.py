@@ -141,7 +141,7 @@ class Requests(Examiner):
                     else "their ingress still had them"
                 )
                 evidence.append(f"{alive:,} of them ended after all: {why}")
-            yield self.warning(f"{of.total():,} requests were given up: {reason}", evidence, ADVICE[reason])
+            yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)

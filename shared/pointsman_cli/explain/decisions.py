@@ -19,7 +19,6 @@ from pointsman.contracts.requests import PrefillFinished
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
-from pointsman.simulation.replay import apply_entry
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.state import PoolSettings, State
@@ -123,7 +122,7 @@ class _Witness:
             if entry.sequence >= until:
                 break
             paces += self._pace_of(entry, grant.instance)
-            apply_entry(state, entry)
+            state.apply_entry(entry)
         if paces:
             timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 
@@ -193,7 +192,7 @@ class _Witness:
         view = PoolView(self._state, request, event.at) if request else None
         found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in weighed.values()]
         if view is not None:
-            found += [self._weigh(view.option(i).as_candidate(), held, chosen, weighed=False) for i in others]
+            found += [self._weigh(view.candidate(i).recorded(), held, chosen, weighed=False) for i in others]
         return found
 
     def _weigh(
@@ -218,7 +217,7 @@ class _Witness:
             pending=len(line.pending),
             in_prefill=len(line.prefill),
             decoding=len(line.decoding),
-            correction=self._state.correction(candidate.instance),
+            correction=self._state.latency.correction(candidate.instance),
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
@@ -267,9 +266,11 @@ class _Witness:
             decoding=len(line.decoding),
             work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
             work_tokens=before_tokens + (request.uncached_tokens if request else 0),
-            correction=state.correction(event.instance),
-            corrections={i.id: state.correction(i.id) for i in state.fleet.instances},
-            held_tokens=state.cached_tokens(instance, held, request.prompt_tokens) if request and instance else 0,
+            correction=state.latency.correction(event.instance),
+            corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances},
+            held_tokens=state.latency.cached_tokens(instance, held, request.prompt_tokens)
+            if request and instance
+            else 0,
         )
 
 
