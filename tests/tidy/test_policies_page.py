@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.decode_placement import DEFAULT_PAIRING
+from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
@@ -42,7 +42,7 @@ def test_the_page_has_each_policy_with_its_settings_and_defaults(heading: str, n
 
 
 def test_the_page_has_the_settings_of_pairing_and_of_outlier_detection() -> None:
-    pairing, outliers = DEFAULT_PAIRING, DEFAULT_OUTLIER_DETECTION
+    pairing, outliers = DEFAULT_DECODE_PLACEMENT, DEFAULT_OUTLIER_DETECTION
 
     assert [
         f.name for f in fields(pairing) if not names(section("Pairing"), f"pair.{f.name}", getattr(pairing, f.name))
