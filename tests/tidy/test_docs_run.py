@@ -32,7 +32,7 @@ from pointsman_scaler.main import main as scaler
 from pointsman_scheduler.main import main as scheduler
 from pointsman_vllm.settings import FairnessSettings
 from pointsman_worker.main import main as worker
-from tests.tidy.pages import PAGES, ROOT, blocks, our_commands, spans
+from tests.tidy.pages import PAGES, ROOT, blocks, examples, our_commands, spans
 
 SERVICES: Mapping[str, click.Command] = {
     "engine-sim": engine_sim,
@@ -171,7 +171,8 @@ def check_policies(values: Mapping[str, Any]) -> None:
             known[name].type.convert(value, known[name], None)
         elif kind not in NOT_SERVICES_OF_OURS:
             for chosen in _chosen(kind, values):
-                _make(kind, chosen, {name: value})
+                for one in value.split(",") if "settings" in values else [value]:  # `simulate` compares several
+                    _make(kind, chosen, {name: one})
 
 
 def _chosen(kind: str, values: Mapping[str, Any]) -> Sequence[str]:
@@ -213,6 +214,19 @@ def test_documented_commands_parse(page: Path) -> None:
             check(words, whole=whole)
         except WRONG as error:
             refused[" ".join(words)] = str(error)
+
+    assert not refused
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_help_texts_parse(name: str) -> None:
+    refused = {}
+    for command in _leaves(COMMANDS[name]):
+        for words in examples(command.help or ""):
+            try:
+                check(words, whole=True)
+            except WRONG as error:
+                refused[" ".join(words)] = str(error)
 
     assert not refused
 
