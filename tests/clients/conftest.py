@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetFile]:
     """Two simulated engines of one model and one of another, ten times as fast as real ones."""
-    arguments = ("--engines", "2", "--also", "coder=1", "--lora", "poet", "--speed", "10", "--slo-ttft", "120")
+    arguments = ("--instances", "2", "--also", "coder=1", "--lora", "poet", "--speed", "10", "--slo-ttft", "120")
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as up:
         up.wait_for("Try it")
         yield find_fleet(data=up.data)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
-from pointsman_ingress.prompt.openai_requests import Chat, parse_messages
+from pointsman_ingress.prompt.messages_input import parse_messages
+from pointsman_ingress.prompt.openai_requests import Chat
 
 RECORDED = json.loads(Path(__file__).with_name("vllm_messages.json").read_text(encoding="utf-8"))
 

@@ -738,7 +738,7 @@ def outcomes() -> Iterator[dict[str, str]]:
     with pytest.MonkeyPatch.context() as shortened:
         for module, name, seconds in BOUNDS:
             shortened.setattr(module, name, seconds)
-        shortened.setattr("pointsman_worker.service.PARKED_SECONDS_MAX", 0.3)
+        shortened.setattr("pointsman_worker.session.PARKED_SECONDS_MAX", 0.3)
         yield asyncio.run(_all_outcomes())
 
 

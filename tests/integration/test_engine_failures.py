@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
-from pointsman_ingress.engine.proxy import EngineFailedError
+from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.engine.first_byte import FirstByteDeadline
 from pointsman_ingress.placement import in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
-from pointsman_ingress.timeouts import FirstByteDeadline
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually

@@ -36,7 +36,7 @@ RESUMES_SECONDS_MAX = 4.0
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    arguments = ("--engines", "2", "--schedulers", "2", "--speed", str(SPEED))
+    arguments = ("--instances", "2", "--schedulers", "2", "--speed", str(SPEED))
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
         running.wait_for("Try it")
         yield running

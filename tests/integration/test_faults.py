@@ -18,8 +18,8 @@ REQUESTS = 60
 def struck(directory: Path, *arguments: str) -> dict[str, Any]:
     """The report of one run, which must have held."""
     report = directory / "report.json"
-    command = [POINTSMAN_LAB, "faults", "--workload", "chat", "--requests", str(REQUESTS), "--engines", "2"]
-    command += ["--rate", "1", "--speed", "10", "--data", str(directory / "run"), "--json", str(report), *arguments]
+    command = [POINTSMAN_LAB, "faults", "--workload", "chat", "--requests", str(REQUESTS), "--instances", "2"]
+    command += ["--rate", "1", "--speed", "10", "--data", str(directory / "run"), "--out", str(report), *arguments]
     environment = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "TMPDIR": "/tmp"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, env=environment, check=False)
     print(run.stdout)

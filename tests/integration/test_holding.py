@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman_ingress.placement import holding
+from pointsman_ingress.placement import hold_queue
 from tests.support.events import joined, reported
 from tests.support.ingress_world import COMPLETIONS, ONE, TOKENS, TWO, World, drop, world_with
 from tests.support.waiting import eventually
@@ -64,7 +64,7 @@ async def test_who_has_waited_in_vain_is_told_when_to_ask_again_and_leaves_no_tr
 
 
 async def test_no_more_requests_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "HELD_REQUESTS_MAX", 2)
+    monkeypatch.setattr(hold_queue, "HELD_REQUESTS_MAX", 2)
     async with world_with(engines_join=False) as world:
         waiting = [asyncio.create_task(asked(world)) for _ in range(2)]
         await held(world, 2)

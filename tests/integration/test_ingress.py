@@ -26,9 +26,10 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import Epoch, Term
-from pointsman_ingress.placement import routing
-from pointsman_ingress.prompt import probe
-from pointsman_lab import gateway
+from pointsman_ingress import key_probe
+from pointsman_ingress.placement import scheduler_client
+from pointsman_lab.gateway import measurements
+from pointsman_lab.gateway.connection import Target
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -595,7 +596,7 @@ async def test_a_request_that_takes_too_long_gets_408_and_one_end(where: str) ->
 async def test_a_waiting_request_says_again_and_again_that_it_is_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routing, "REPEAT_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler_client, "REPEAT_WALL_SECONDS", 0.05)
     world.scheduler.holds_back = True
     asking = asyncio.create_task(_drain(world, TOKENS))
     await eventually(lambda: len(world.scheduler.asked) >= 3)
@@ -645,7 +646,7 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
 
 
 async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "ALONE_WALL_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_client, "PROBE_WALL_SECONDS", 0.01)
     async with world_with(scheduler_timeout_seconds=0.05) as world:
         world.broker.disconnect()
         async with world.post(COMPLETIONS, TOKENS) as blind:
@@ -665,7 +666,7 @@ async def test_once_a_scheduler_answers_again_it_is_obeyed(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("secret", ["pointsman-development", "another"])
 async def test_the_probe_finds_out_whether_keys_agree(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
     async with world_with(probe=True) as world:
         chain = KeyChain(secret=secret.encode(), model="m", block_tokens=64)
         publishing = asyncio.create_task(_publish_blocks(world, chain))
@@ -689,8 +690,8 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_a_leader_says_
 
 
 async def test_keys_that_differed_are_probed_again_and_found_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(probe, "AGAIN_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(key_probe, "REPEAT_WALL_SECONDS", 0.1)
     async with world_with(probe=True) as world:
         publishing = asyncio.create_task(_publish_blocks(world, _chain("another")))
         await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
@@ -704,7 +705,7 @@ async def test_keys_that_differed_are_probed_again_and_found_to_agree(monkeypatc
 
 
 async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.2)
     async with world_with(probe=True) as world:
         publishing = asyncio.create_task(_publish_blocks(world, _chain("pointsman-development"), epoch=2))
         await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
@@ -713,7 +714,7 @@ async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: py
         await world.log.append(joined(ONE, epoch=2, url=world.one.url, at=now))
         await world.log.append(reported(ONE, 0, [], epoch=2, at=now))
         await eventually(lambda: _agrees(world))
-        await asyncio.sleep(3 * probe.EVENTS_WALL_SECONDS_MAX)  # as long as the former life's probe may take
+        await asyncio.sleep(3 * key_probe.EVENTS_WALL_SECONDS_MAX)  # as long as the former life's probe may take
         publishing.cancel()
 
         assert [(event.epoch, event.parity) for event in await _verdicts(world)] == [(2, True)]
@@ -777,9 +778,9 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 
 
 async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
-    setup = gateway.Setup(
-        gateway=gateway.Target.of(world.url),
-        engines={ONE: gateway.Target.of(world.one.url)},
+    setup = measurements.Setup(
+        gateway=Target.of(world.url),
+        engines={ONE: Target.of(world.one.url)},
         pids={"ingress": os.getpid()},
         model="m",
         requests=10,
@@ -788,7 +789,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
     await eventually(lambda: world.board.whole)
-    figures = await gateway.measure(setup)
+    figures = await measurements.measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}
     assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())

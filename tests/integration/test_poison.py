@@ -91,7 +91,7 @@ async def tool(up: RunningUp, *arguments: str) -> tuple[int, str]:
 
 
 async def test_a_fleet_that_is_poisoned_serves_on_with_the_same_processes(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--engines", "2") as up:
+    with pointsman_up(tmp_path, "--instances", "2") as up:
         url = up.wait_for(r"nats://127\.0\.0\.1:\d+")[0]
         up.wait_for(r"curl ")
         before = process_ids(up)

@@ -125,7 +125,7 @@ async def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path) ->
             os.kill(stopped, signal.SIGSTOP)
 
             await eventually(lambda: front.named("listening").count("front-3") == 2, seconds=60)
-            assert re.findall(r"process_hangs +number=(\d) pid=(\d+)", front.log) == [("3", str(stopped))]
+            assert re.findall(r"process_unresponsive +number=(\d) pid=(\d+)", front.log) == [("3", str(stopped))]
             assert not alive(stopped)
 
 

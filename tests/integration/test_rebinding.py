@@ -23,8 +23,8 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
 from pointsman.state.workload import Stage
 from pointsman_ingress.main import assembled
-from pointsman_ingress.placement import heartbeat
-from pointsman_ingress.placement.rebinding import Rebinding
+from pointsman_ingress.placement import in_flight
+from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.settings import IngressSettings
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
@@ -45,7 +45,7 @@ ENDS = ("RequestFinished", "RequestFailed", "RequestCancelled", "RequestRejected
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is asked twenty times a second."""
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_WALL_SECONDS", 0.05)
+    monkeypatch.setattr(in_flight, "HEARTBEAT_WALL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -91,7 +91,6 @@ async def test_from_the_first_bytes_on_the_request_stays(world: World) -> None:
 
 
 async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
-    watcher = Rebinding()
     here, there = (
         RouteGranted(
             request=RequestId("r1"),
@@ -104,13 +103,14 @@ async def test_where_both_come_in_the_same_moment_the_answer_counts() -> None:
         )
         for instance in (ONE, TWO)
     )
-    async with watcher.watch(here) as watch:
-        watch.onward = there
-        watch.wait.reschedule(0.0)
-        watcher.answered(here)
+    async with asyncio.timeout(None) as interrupt:
+        request = InFlightRequest(here, interrupt=interrupt)
+        request.redispatch(there)
+        assert request.redispatched_to is there
+        request.answered()
         await asyncio.sleep(0.01)
 
-    assert watch.onward is None
+    assert request.redispatched_to is None
 
 
 async def test_answers_that_are_lost_or_of_a_leader_that_is_deposed_change_nothing(world: World) -> None:

@@ -27,7 +27,7 @@ RESTART_SECONDS_MAX = 60.0
 
 @pytest.fixture
 async def up(tmp_path: Path) -> AsyncIterator[RunningUp]:
-    arguments = ("--engines", "2", "--ingresses", "2", "--speed", str(SPEED), "--engine-args", "--stream-interval 10")
+    arguments = ("--instances", "2", "--ingresses", "2", "--speed", str(SPEED), "--engine-args", "--stream-interval 10")
     with pointsman_up(tmp_path, *arguments) as running:
         await asyncio.to_thread(running.wait_for, "Try it")
         yield running

@@ -83,7 +83,7 @@ def _still_running(keepers: list[Path]) -> list[Path]:
 
 
 def test_draining_loses_nothing_and_a_killed_instance_only_what_it_had_begun(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--scale", "2..3", "--scaling", "manual", "--speed", "4") as fleet:
+    with pointsman_up(tmp_path, "--instances", "2..3", "--set", "scaler.scaling=manual", "--speed", "4") as fleet:
         fleet.wait_for("ready in")
         url = f"http://127.0.0.1:{fleet.port}"
 

@@ -22,7 +22,7 @@ LONG = " ".join(f"fact {number}" for number in range(200))
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    arguments = ("--engines", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
+    arguments = ("--instances", "1", "--also", "Coder 7B=1", "--lora", "poet", "--speed", str(SPEED))
     with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
         running.wait_for("Try it")
         yield running

@@ -49,7 +49,7 @@ SEED = 20261121
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POINTSMAN_FAULT_DROP_EVENT_BATCHES", "3")
-        arguments = ("--engines", "2", "--speed", str(SPEED), "--kv-blocks", str(ENGINE_BLOCKS))
+        arguments = ("--instances", "2", "--speed", str(SPEED), "--kv-blocks", str(ENGINE_BLOCKS))
         with pointsman_up(tmp_path_factory.mktemp("fleet"), *arguments) as running:
             running.wait_for("Try it")
             yield running

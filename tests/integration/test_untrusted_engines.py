@@ -29,7 +29,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
-from pointsman_ingress.engine import proxy
+from pointsman_ingress.engine import client
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_worker.service import WorkerService
@@ -168,7 +168,7 @@ BROKEN_STREAMS = {
 async def test_a_stream_that_goes_wrong_ends_with_one_error_event_of_its_own(
     world: World, liar: RawEngine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy, "CUT_CHECK_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.2)
     liar.otherwise = BROKEN_STREAMS[name]
     liar.pause_seconds = 0.1
 
@@ -237,7 +237,7 @@ def mangled(chance: random.Random, answer: bytes) -> list[bytes]:
 async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_mistake_of_ours(
     world: World, liar: RawEngine, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy, "CUT_CHECK_WALL_SECONDS", 0.1)
+    monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.1)
     chance = random.Random(seed)
     for number in range(25):
         liar.otherwise = mangled(chance, chance.choice(SOUND))

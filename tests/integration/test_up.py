@@ -25,12 +25,13 @@ from pointsman.adapters.tcp_ports import free_ports, is_free
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.discovery import find_fleet
+from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
-from pointsman_cli.up.plan import SOCKET_PATH_MAX, processes
+from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script
-from pointsman_cli.up.settings import EngineAddress, UpSettings, checked
+from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
 from tests.support.compose import settings_type_of
@@ -45,9 +46,8 @@ GONE_SECONDS_MAX = 20.0
 def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_value_that_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = UpSettings(
-        policy="round_robin", admission="none", order="fcfs", kv_blocks=100, block_tokens=96, slo_ttft=3.0, rebind=True
-    )
+    own = ("scheduler.admission=none", "scheduler.order=fcfs", "scheduler.rebind=true", "rebalancer.rebind=true")
+    asked = UpSettings(policy="round_robin", kv_blocks=100, block_tokens=96, slo_ttft=3.0, set=own)
     for process in processes(plan_of(asked)):
         with monkeypatch.context() as patched:
             for name, value in process.environment.items():
@@ -59,11 +59,19 @@ def test_everything_that_up_tells_a_process_is_a_setting_of_that_process_with_a_
         assert told <= set(accepted), process.name
 
 
-def test_re_binding_is_told_to_who_plans_it_and_who_allows_it_and_to_nobody_unasked() -> None:
-    asked, unasked = (processes(plan_of(UpSettings(rebind=rebind))) for rebind in (True, None))
+def test_set_gives_a_service_its_option_and_a_policy_setting_goes_to_the_service_of_the_policy() -> None:
+    own = (
+        "scheduler.rebind=true",
+        "rebalancer.rebind=true",
+        "ingress.forward_tenant=false",
+        "rebalance.waste_weight=2",
+    )
+    asked, unasked = ({p.name: p.arguments for p in processes(plan_of(UpSettings(set=s)))} for s in (own, ()))
 
-    assert {p.name for p in asked if "POINTSMAN_REBIND" in p.environment} == {"scheduler", "rebalancer"}
-    assert not any("POINTSMAN_REBIND" in p.environment for p in unasked)
+    assert {name for name, arguments in asked.items() if "--rebind" in arguments} == {"scheduler", "rebalancer"}
+    assert asked["rebalancer"] == ("--rebind", "--set", "rebalance.waste_weight=2")
+    assert asked["ingress"] == ("--no-forward-tenant",)
+    assert not any("--rebind" in arguments for arguments in unasked.values())
 
 
 def test_each_ingress_has_a_port_of_its_own() -> None:
@@ -78,7 +86,7 @@ def test_each_ingress_has_a_port_of_its_own() -> None:
 
 
 def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> None:
-    planned = {process.name: process for process in processes(plan_of(UpSettings(engines=2)))}
+    planned = {process.name: process for process in processes(plan_of(UpSettings(instances="2")))}
 
     for number in (1, 2):
         engine, worker = planned[f"engine-{number}"], planned[f"worker-{number}"]
@@ -90,7 +98,7 @@ def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> N
 
 
 def test_engines_that_only_prefill_or_decode_have_a_connector_and_workers_that_say_so() -> None:
-    planned = {process.name: process for process in processes(plan_of(UpSettings(engines=3, prefill=1, decode=2)))}
+    planned = {process.name: process for process in processes(plan_of(UpSettings(split="1+2")))}
 
     roles = [planned[f"worker-{number}"].environment["POINTSMAN_ROLE"] for number in (1, 2, 3)]
     assert roles == ["prefill", "decode", "decode"]
@@ -123,7 +131,7 @@ def test_a_mere_port_is_one_of_the_engines_own_host() -> None:
 
 def test_the_cpu_engine_and_the_ingress_have_the_same_tokenizer_and_the_worker_the_engines_sockets() -> None:
     home = EngineHome(Path("/home"))
-    settings = UpSettings(engine="vllm", engines=1, engine_args="--num-gpu-blocks-override 64")
+    settings = UpSettings(engine="vllm", instances="1", engine_args="--num-gpu-blocks-override 64")
     planned = {process.name: process for process in processes(replace(plan_of(settings), home=home))}
 
     engine, worker = planned["engine-1"], planned["worker-1"]
@@ -148,7 +156,7 @@ def test_the_cpu_engine_and_the_ingress_have_the_same_tokenizer_and_the_worker_t
     ],
 )
 def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(template: str, endpoint: str) -> None:
-    settings = UpSettings(engine_command=template, engines=1)
+    settings = UpSettings(engine_command=template, instances="1")
     planned = {process.name: process for process in processes(plan_of(settings))}
 
     engine, worker = planned["engine-1"], planned["worker-1"]
@@ -169,14 +177,14 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(engine_command="no-such-program --port {port}"),
         UpSettings(engine_command="python3 without-a-port"),
         UpSettings(engine_command="python3 {model} {port}"),
-        UpSettings(engine_command="python3 {port}", scale="1..2"),
+        UpSettings(engine_command="python3 {port}", instances="1..2"),
         UpSettings(engine_command="python3 'left open {port}"),
         UpSettings(engine="http://a:8000#zmq=tcp://a:1"),
         UpSettings(engine="http://a:8000#role=cook"),
-        UpSettings(engine="http://a:8000", prefill=1, decode=1),
-        UpSettings(prefill=1),
-        UpSettings(prefill=1, decode=1, scale="1..2"),
-        UpSettings(engines=0),
+        UpSettings(engine="http://a:8000", split="1+1"),
+        UpSettings(split="1"),
+        UpSettings(split="1+1", instances="1..2"),
+        UpSettings(instances="0"),
         UpSettings(speed=0.0),
         UpSettings(port=65_536),
         UpSettings(port=65_535, ingresses=2),
@@ -184,6 +192,9 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(kv_blocks=0),
         UpSettings(tokenizer="/no/such/directory"),
         UpSettings(pool="My Pool"),
+        UpSettings(set=("cook.x=1",)),
+        UpSettings(set=("nats.sync_interval=often",)),
+        UpSettings(set=("scheduler",)),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(settings: UpSettings) -> None:
@@ -252,7 +263,7 @@ async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_unti
     )
     runner, said = runner_of(child)
     await child.start()
-    keeping = asyncio.create_task(runner.keep(restart=True))
+    keeping = asyncio.create_task(runner.keep())
 
     await eventually(lambda: sum("was started again" in line for line in said) >= 8)
     cure.touch()
@@ -265,17 +276,6 @@ async def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_unti
     assert set(waits[3:]) == {"0.04 s later"}
     assert "✗ child keeps dying: it is started again every 0.04 s" in said
     assert not any("stays down" in line for line in said)
-
-
-async def test_without_restart_a_death_is_told_and_left(tmp_path: Path) -> None:
-    child = Script(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    runner, said = runner_of(child)
-    await child.start()
-
-    await runner.keep(restart=False)
-
-    assert "was killed by SIGKILL" in said[0]
-    assert said[1].endswith("stays down: --no-restart")
 
 
 async def test_an_ingress_that_still_streams_when_the_fleet_stops_gets_a_second_signal(
@@ -345,7 +345,7 @@ async def test_what_a_script_leaves_running_ends_with_it(tmp_path: Path, end: st
         await runner.stop()
     else:
         os.kill(child.pid, signal.SIGKILL)
-        await runner.keep(restart=False)
+        await child.exited()
 
     assert gone([int(left.read_text())])
 
@@ -414,7 +414,7 @@ def up_fails(directory: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with pointsman_up(tmp_path_factory.mktemp("fleet"), "--engines", "1", "--speed", "50") as up:
+    with pointsman_up(tmp_path_factory.mktemp("fleet"), "--instances", "1", "--speed", "50") as up:
         up.wait_for("Stop +Ctrl-C")
         yield up
 
@@ -489,8 +489,8 @@ def test_a_worker_that_is_told_to_stop_comes_back_in_the_same_epoch(fleet: Runni
     deadline = time.monotonic() + 60
     while "epoch_resumed" not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
-    handed_over = re.search(r"handed_over.*epoch=(\d+)", log.read_text())
-    goes_on = re.search(r"epoch_goes_on.*epoch=(\d+)", log.read_text())
+    handed_over = re.search(r"handover_written.*epoch=(\d+)", log.read_text())
+    goes_on = re.search(r"epoch_resumed.*epoch=(\d+)", log.read_text())
     assert handed_over is not None
     assert goes_on is not None
     assert handed_over[1] == goes_on[1]
@@ -522,7 +522,7 @@ def test_an_interrupt_stops_everything_and_kills_nothing(fleet: RunningUp) -> No
 def test_only_a_second_ctrl_c_kills_and_leaves_nobody_behind_either(
     tmp_path: Path, second: signal.Signals, kills: bool
 ) -> None:
-    with pointsman_up(tmp_path, "--scale", "1..1", "--speed", "50") as up:
+    with pointsman_up(tmp_path, "--instances", "1..1", "--speed", "50") as up:
         up.wait_for("Stop +Ctrl-C")
         pids = [process.pid for process in find_fleet(data=up.data).processes] + scaled_instance(up.data)
 
@@ -537,7 +537,7 @@ def test_only_a_second_ctrl_c_kills_and_leaves_nobody_behind_either(
 
 def test_a_reader_who_goes_away_keeps_nobody_from_stopping_in_order(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    command = [POINTSMAN, "up", "--data", str(data), "--port", "0", "--engines", "1", "--speed", "50"]
+    command = [POINTSMAN, "up", "--data", str(data), "--port", "0", "--instances", "1", "--speed", "50"]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as up:
         try:
@@ -555,7 +555,7 @@ def test_a_reader_who_goes_away_keeps_nobody_from_stopping_in_order(tmp_path: Pa
 
 
 def test_nothing_survives_an_up_that_is_killed_while_it_starts(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--engines", "1") as up:
+    with pointsman_up(tmp_path, "--instances", "1") as up:
         up.wait_for("starting the fleet")
         pids = wait_for_children(up.process.pid)
 
@@ -566,7 +566,7 @@ def test_nothing_survives_an_up_that_is_killed_while_it_starts(tmp_path: Path) -
 
 
 def test_nothing_survives_a_killed_up_not_even_what_its_scaler_started(tmp_path: Path) -> None:
-    with pointsman_up(tmp_path, "--scale", "1..1", "--speed", "50") as up:
+    with pointsman_up(tmp_path, "--instances", "1..1", "--speed", "50") as up:
         up.wait_for("Stop +Ctrl-C")
         pids = [process.pid for process in find_fleet(data=up.data).processes] + scaled_instance(up.data)
 

@@ -572,7 +572,7 @@ async def test_while_the_log_is_away_changes_net_out_and_then_the_difference_is_
 
 @pytest.mark.parametrize("loss", ["recreated", "tail", "head"])
 async def test_a_log_that_lost_this_instance_is_told_again(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pointsman_worker.service.LOG_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("pointsman_worker.writer.LOG_CHECK_SECONDS", 0.05)
     cache = ScriptedCache()
     async with FakePublisher() as publisher, working(publisher) as bench:
         await publisher.publish(cache.store(tokens(1, 2)))

@@ -23,7 +23,7 @@ from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.speculation import Speculation
-from pointsman_ingress.placement.routing import Router
+from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.faults import FAULTS
@@ -31,6 +31,7 @@ from pointsman_lab.torture.loop import OWNER, EndlessStepError, KillableTask, St
 from pointsman_lab.torture.network import LinkConditions, Network
 from pointsman_lab.torture.plan import plan_of
 from pointsman_lab.torture.run import run_seed
+from pointsman_lab.torture.simulated_ports import open_link
 from pointsman_scheduler.service import SchedulerService
 
 SEEDS = range(1, 51)
@@ -158,12 +159,12 @@ def _counting_again(_decided: RecentDecisions, _stamp: Stamp) -> bool:
     return True
 
 
-def _forgetting_terms(router: Router, term: Term) -> None:
-    _hear_election(router, term)
-    router._term = Term(0)
+def _forgetting_terms(client: SchedulerClient, term: Term) -> None:
+    _hear_election(client, term)
+    client._term = Term(0)
 
 
-_hear_election = Router._elected
+_hear_election = SchedulerClient._on_election
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ _hear_election = Router._elected
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
-        (Router, "_elected", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "weather")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
@@ -282,18 +283,18 @@ def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on
 
 def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop: VirtualLoop) -> None:
     network = Network(PoolName("test"), loop, Random(2))
-    link = network.link(SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
+    link = open_link(network, SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
     link.weather = LinkConditions(delay=0.05, loss=0.2, doubling=0.2)
 
     async def write() -> None:
         for epoch in range(100):
             left = InstanceLeft(at=0.0, instance=InstanceId("engine-1"), epoch=Epoch(epoch), reason="")
-            link.log.append_soon(left)
+            link.ports.log.append_soon(left)
             if epoch == 50:
                 network.server_down()
                 loop.outside(5.0, network.server_up)
             await asyncio.sleep(0.02)
-        assert await link.log.flush(60.0)
+        assert await link.ports.log.flush(60.0)
 
     loop.run_until_complete(write())
 

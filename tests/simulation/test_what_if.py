@@ -124,4 +124,4 @@ def test_pictures_are_drawn(entries: list[LogEntry], tmp_path: Path) -> None:
 
     assert result.exit_code == 0
     names = {picture.name for picture in (tmp_path / "pictures").iterdir()}
-    assert {"ttft_cdf.png", "pending_heatmap.png"} <= names
+    assert {"ttft_cdf.png", "prompt_lengths.png"} <= names

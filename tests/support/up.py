@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.plan import FleetPlan, ports_needed
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
-from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman_cli.up.settings import UpSettings, further_pools
 
 START_SECONDS_MAX = 60.0
 POINTSMAN = str(Path(sysconfig.get_path("scripts")) / "pointsman")
@@ -31,7 +32,9 @@ def plan_of(settings: UpSettings, *engines: EngineAddress) -> FleetPlan:
         nats_port=1,
         model="m",
         secret="s",
+        secret_file=Path("/data/secret"),
         config=None,
+        config_policy="pointsman",
         runtime=Path("/run/p"),
         ports=tuple(range(ports_needed(settings, len(engines), further))),
         engines=engines,

@@ -137,7 +137,7 @@ def booted(
 @contextmanager
 def real_fleet(home: EngineHome, *arguments: str, directory: Path) -> Iterator[RealFleet]:
     """Two real engines behind `pointsman up`, from ready to stopped. `arguments` go to `up`."""
-    told = ["--engine", "vllm", "--engines", "2", "--vllm-dir", str(home.directory), *arguments]
+    told = ["--engine", "vllm", "--instances", "2", *arguments]
     with _developer_mode(), pointsman_up(directory, *told) as up:
         up.wait_for("Stop +Ctrl-C", BOOT_SECONDS_MAX)
         for number in (1, 2):

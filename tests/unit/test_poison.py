@@ -49,7 +49,7 @@ from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from pointsman_cli.terminal import SafeConsole
-from pointsman_ingress.engine.proxy import EngineClient, EngineFailedError
+from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
@@ -392,9 +392,9 @@ async def test_a_handler_goes_on_behind_garbage_and_behind_an_error_of_its_own()
 @pytest.mark.parametrize("url", ["http://[", "http://" + "a" * 200, "nothing", "http://127.0.0.1:99999", "file:///etc"])
 async def test_an_engine_whose_url_is_none_has_merely_failed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
-        engines = EngineClient(session, api_key="", forward_authorization=False)
+        engines = EngineClient(session, api_key="", forward_authorization=False, chunk_timeout_seconds=60.0)
         with pytest.raises(EngineFailedError):
-            await engines.send(url, "/v1/completions", b"{}", {}, "r-1")
+            await engines.send(EngineRequest(url, "/v1/completions", b"{}", {}, "r-1"))
 
 
 # Tools

@@ -269,7 +269,7 @@ async def test_under_eviction_after_a_reset_and_after_a_restart_predictions_are_
 ) -> None:
     small_cache = ("--num-gpu-blocks-override", "48", "--max-model-len", "1024")
     with engine_with(vllm_home, tmp_path, *small_cache) as engine:
-        told = ("--engine", engine.address(), "--block-tokens", str(BLOCK_TOKENS), "--restart")
+        told = ("--engine", engine.address(), "--block-tokens", str(BLOCK_TOKENS))
         with pointsman_up(tmp_path, *told) as up:
             up.wait_for("Try it", READY_SECONDS_MAX)
             fleet = find_fleet(data=up.data)

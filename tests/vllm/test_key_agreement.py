@@ -23,9 +23,11 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
-from pointsman_ingress.engine.proxy import EngineClient, usage_in
-from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_chat, parse_completion, parse_messages
-from pointsman_ingress.prompt.tokenization import TokenizeContext, Tokenizing, Tokens
+from pointsman_ingress.engine.client import EngineClient
+from pointsman_ingress.engine.usage import usage_in
+from pointsman_ingress.prompt.messages_input import parse_messages
+from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_chat, parse_completion
+from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 from tests.support.engine_cache import EngineCache, followed
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
@@ -198,7 +200,9 @@ def vectors_of(home: EngineHome, tokens: int) -> bytes:
 class Bench:
     """One engine, and what the ingress and the worker have, without anything between them."""
 
-    def __init__(self, engine: RunningEngine, cache: EngineCache, local: Tokenizing, remote: Tokenizing) -> None:
+    def __init__(
+        self, engine: RunningEngine, cache: EngineCache, local: PromptTokenizer, remote: PromptTokenizer
+    ) -> None:
         self.engine, self.cache, self.local, self.remote = engine, cache, local, remote
 
     async def post(self, path: str, body: bytes) -> tuple[int, Any]:
@@ -207,7 +211,7 @@ class Bench:
             async with session.post(self.engine.url + path, data=body, headers=headers) as answer:
                 return answer.status, await answer.json()
 
-    def keys(self, tokens: Tokens, asked: ParsedRequest, adapter: str) -> list[list[BlockKey]]:
+    def keys(self, tokens: PromptTokens, asked: ParsedRequest, adapter: str) -> list[list[BlockKey]]:
         """Of each prompt."""
         root = self.cache.chain.root(lora=adapter, cache_salt=asked.cache_salt)
         prompts = [tokens.keyed] if len(tokens.prompts) == 1 else tokens.prompts
@@ -232,10 +236,10 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         followed(engine.kv, engine.replay, chain=chain, engine_block_tokens=BLOCK_TOKENS) as cache,
     ):
         ways = [
-            Tokenizing(
+            PromptTokenizer(
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
-                engines=EngineClient(session, api_key="", forward_authorization=False),
+                engines=EngineClient(session, api_key="", forward_authorization=False, chunk_timeout_seconds=60.0),
                 clock=ScaledClock(),
             )
             for own in (tokenizer, None)
@@ -321,7 +325,7 @@ async def test_who_asks_how_likely_the_prompt_is_gets_nothing_from_the_cache(ben
     await bench.post(case.path, case.body)
     _, answer = await bench.post(case.path, case.body)
 
-    assert (tokens.keyed, tokens.said) == ([], "none; prompt_logprobs")
+    assert (tokens.keyed, tokens.prefix_header) == ([], "none; prompt_logprobs")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
@@ -332,10 +336,10 @@ async def test_embeddings_in_place_of_a_prompt_have_no_keys_on_either_side(bench
     before = await bench.cache.holds(set())
     status, answer = await bench.post(case.path, case.body)
 
-    assert (tokens.keyed, tokens.said, tokens.exact) == ([], "none; prompt_embeds", False)
+    assert (tokens.keyed, tokens.prefix_header, tokens.exact) == ([], "none; prompt_embeds", False)
     assert status == 200, answer
     assert await bench.cache.holds(set()) == before
-    assert bench.cache.translator.tally.keyless == 100 // BLOCK_TOKENS
+    assert bench.cache.translator.counters.keyless == 100 // BLOCK_TOKENS
 
 
 def test_this_engine_takes_no_pictures_and_says_so_itself(versatile_engine: RunningEngine) -> None:

@@ -34,7 +34,7 @@ def test_any_command_line_starts_engines_and_they_may_publish_over_tcp(
 ) -> None:
     flags = ["--port", "{port}", "--block-size", str(BLOCK_TOKENS), "--kv-events-config", TCP_EVENTS]
     command = shlex.join(vllm_home.serve_command(flags, served_model="mine"))
-    arguments = ["--engines", "1", "--block-tokens", str(BLOCK_TOKENS), "--tokenizer", str(vllm_home.model)]
+    arguments = ["--instances", "1", "--block-tokens", str(BLOCK_TOKENS), "--tokenizer", str(vllm_home.model)]
 
     with pointsman_up(tmp_path, *arguments, "--engine-command", command) as up:
         up.wait_for("✓ engine-1 .*: the keys of a chat agree", BOOT_SECONDS_MAX)

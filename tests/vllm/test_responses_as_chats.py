@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman_cli.vllm_cpu.home import EngineHome
-from pointsman_ingress.prompt.responses_input import chat_form
+from pointsman_ingress.prompt.responses_input import chat_form, continues
 
 WEATHER = {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}}
 ASKS = {"role": "user", "content": "How is the weather?"}
@@ -54,9 +54,9 @@ def test_a_responses_request_becomes_the_chat_that_vllm_makes_of_it(vllm_home: E
             instructions=fields.get("instructions", ""),
             given=fields["input"],
             tools=fields.get("tools", []),
-            kept_elsewhere="",
+            kept_by_engine="",
         )
 
-        ours = {"messages": form.messages, "tools": form.tools, "continues": form.continues}
+        ours = {"messages": form.messages, "tools": form.tools, "continues": continues(fields["input"])}
         assert form.foreign == ""
         assert ours == theirs, body

@@ -1,4 +1,4 @@
-"""`pointsman-ingress`: the one place where the ingress's parts are chosen and put together."""
+"""`pointsman-ingress`: chooses and connects the ingress's parts, and runs them in one process or several."""
 
 import asyncio
 import os
@@ -30,41 +30,34 @@ from pointsman.runtime.processes import serve_in_processes
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
-from pointsman_ingress.engine.proxy import EngineClient, open_session
-from pointsman_ingress.http.access_log import AccessLog
-from pointsman_ingress.http.app import ingress_app
+from pointsman_ingress.access_log import AccessLog
+from pointsman_ingress.app import ingress_app
+from pointsman_ingress.engine.client import EngineClient, open_session
+from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
-from pointsman_ingress.http.request_headers import Objectives
-from pointsman_ingress.http.tenants import Keyring, KeysFileError
+from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.placement.fleet_view import FleetView
-from pointsman_ingress.placement.heartbeat import Heartbeat
-from pointsman_ingress.placement.holding import Hold, HoldBounds
-from pointsman_ingress.placement.in_flight import InFlightRequests
+from pointsman_ingress.placement.hold_queue import HoldQueue
+from pointsman_ingress.placement.in_flight import InFlightRequests, send_heartbeats
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
-from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_ingress.placement.retry_budget import RetryBudget
-from pointsman_ingress.placement.routing import Router
-from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
-from pointsman_ingress.prompt.keys import Keys
-from pointsman_ingress.prompt.probe import Prober
-from pointsman_ingress.prompt.tokenization import Tokenizing
-from pointsman_ingress.service import BodyRewrites, Bounds, Gateway
+from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
+from pointsman_ingress.prompt.block_keys import BlockKeys
+from pointsman_ingress.prompt.tokenization import PromptTokenizer
+from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
-from pointsman_ingress.timeouts import FirstByteBounds
 
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: Seconds = 1.0
-"""How often one of several processes shows its parent that it runs."""
-FLUSH_WALL_SECONDS: Seconds = 1.0
-"""How long the last events may take to reach the log at shutdown."""
+LISTENS_WALL_SECONDS: Seconds = 1.0  # how often one of several processes shows its parent that it runs
+FLUSH_WALL_SECONDS: Seconds = 1.0  # how long the last events may take to reach the log at shutdown
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")
 def main(settings: IngressSettings) -> None:
-    """The OpenAI-compatible front door: understands a request, asks the scheduler where it belongs, forwards it to
-    that engine and streams the answer back.
+    """HTTP front end, compatible with OpenAI's API and Anthropic's Messages: asks the scheduler where a request goes,
+    forwards it to that engine and streams the answer back.
 
     \b
     Example:
@@ -86,7 +79,6 @@ def main(settings: IngressSettings) -> None:
 def _serve_as_one_of_several(
     settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
 ) -> None:
-    """A member of the fleet with its own name, which its log lines have too."""
     own = replace(settings, name=f"{settings.name}-{number}")
     structlog.contextvars.bind_contextvars(process=own.name)
     run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
@@ -99,19 +91,17 @@ async def serve(
     listener: socket.socket | None = None,
     listens: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run an ingress until the supervisor is told to stop. `listener`: as in `HttpServer`. `listens` is called when it does, and each
-    second from then on."""
+    """Run until the supervisor is stopped. `listener`: as in `HttpServer`. `listens`: called every second from when it
+    listens."""
     clock = ScaledClock(settings.speed)
-    board = PoolsBoard(pool_names(settings))
-    async with AsyncExitStack() as open_links:
-        links = {
-            pool: await open_links.enter_async_context(
-                open_link(
-                    replace(settings, pool=pool), clock, board.pools[pool], name=_name(settings), serves_without=True
-                )
-            )
-            for pool in pool_names(settings)
-        }
+    names = pool_names(settings)
+    board = PoolsBoard(names)
+    async with AsyncExitStack() as stack:
+        links: dict[PoolName, Link] = {}
+        for pool in names:
+            own = replace(settings, pool=pool)
+            link = open_link(own, clock, board.pools[pool], name=_name(settings), serves_without=True)
+            links[pool] = await stack.enter_async_context(link)
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
@@ -128,7 +118,6 @@ async def serve(
 def http_server(
     app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
 ) -> HttpServer:
-    """What carries the ingress's application; `board` says when it shuts down."""
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return HttpServer(
         app,
@@ -156,157 +145,115 @@ async def assembled(
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """The parts put together, as an ASGI application that works while the context is open.
+    """The ASGI application, which works while the context is open.
 
-    `links`: to each pool that is served. `engine_session`: the way to the engines, where it is not the network. `chance`: what ids and probes are drawn from.
-    `pool_boards`: where single pools say what they wait for, if that is not on `board`.
-    `access_log_out`: where the access log goes, if not to standard output.
-    Raises click.ClickException where the keys file or a tokenizer cannot be read.
+    `links`: one per pool. `engine_session`: instead of real HTTP to engines. `chance`: source of ids and probes.
+    `pool_boards`: health of single pools, if not on `board`. `access_log_out`: default standard output.
+    Raises click.ClickException if the keys file or a tokenizer cannot be read.
     """
-    keyring = _keyring(settings, clock)
+    try:
+        keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
+    except KeysFileError as error:
+        raise click.ClickException(str(error)) from error
     chance = chance or SystemRandom()
+    hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
         engines = EngineClient(
             session,
             api_key=settings.engine_api_key,
             forward_authorization=not keyring.required,
-            chunk_wall_seconds=settings.chunk_timeout_seconds,
+            chunk_timeout_seconds=settings.chunk_timeout_seconds,
         )
-        with ExitStack() as closing:
-            hold = Hold(HoldBounds(settings.hold_seconds), clock)
-            served = [
-                _pool(
-                    settings,
-                    name,
-                    link,
-                    engines=engines,
-                    clock=clock,
-                    board=(pool_boards or {}).get(name, board),
-                    hold=hold,
+        with ExitStack() as stack:
+            served = []
+            for name, link in links.items():
+                pool_board = (pool_boards or {}).get(name, board)
+                pool = _pool(
+                    settings, name, link, engines, clock=clock, board=pool_board, hold=hold, supervisor=supervisor
                 )
-                for name, link in links.items()
-            ]
-            for pool in served:
-                closing.callback(pool.tokenising.close)
+                stack.callback(pool.tokenizer.close)
+                if settings.probe:
+                    prober = KeyProber(pool, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
+                    supervisor.start(prober.run(), name=f"probe-{name}")
+                served.append(pool)
             pools = Pools(served, hold)
-            lines = closing.enter_context(_access_lines(access_log_out)) if settings.access_log else None
+            access_log = None
+            if settings.access_log:
+                out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
+                access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
             gateway = Gateway(
-                name=_name(settings),
-                bounds=Bounds(
-                    body_bytes=settings.body_bytes_max,
-                    request_wall_seconds=settings.request_timeout_seconds,
-                    hold_wall_seconds=settings.hold_seconds,
-                    retries=settings.retries_max,
-                    first_byte=FirstByteBounds(settings.first_byte_factor, settings.first_byte_seconds_min),
-                ),
-                objectives=Objectives(settings.slo_ttft_seconds, settings.slo_tpot_seconds),
-                additions=BodyRewrites(stream_usage=settings.stream_usage, client_name=settings.forward_tenant),
+                replace(settings, name=_name(settings)),
                 keyring=keyring,
                 pools=pools,
                 engines=engines,
                 clock=clock,
                 supervisor=supervisor,
                 ids=RequestIds(chance),
-                access_log=AccessLog(lines, clock) if lines else None,
+                access_log=access_log,
             )
             supervisor.start(keyring.follow(), name="api-keys")
-            for pool in served:
-                _attend(pool, settings, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
-
-
-def _access_lines(out: Output | None) -> LineWriter:
-    """To standard output, if to nowhere else."""
-    return LineWriter(out or FileIO(sys.stdout.fileno(), "w", closefd=False))
-
-
-def pool_names(settings: IngressSettings) -> list[PoolName]:
-    """The pools to serve."""
-    return [PoolName(name) for name in dict.fromkeys(settings.pools or (settings.pool,))]
 
 
 def _pool(
     settings: IngressSettings,
     name: PoolName,
     link: Link,
-    *,
     engines: EngineClient,
+    *,
     clock: Clock,
     board: HealthBoard,
-    hold: Hold,
+    hold: HoldQueue,
+    supervisor: Supervisor,
 ) -> Pool:
-    """Raises click.ClickException."""
+    """A pool, with its background tasks started. Raises click.ClickException."""
     fleet = FleetView(clock, board)
-    under_way = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
-    silence = SchedulerLiveness(
-        commands=link.commands, pool=name, clock=clock, board=board, silence_max=settings.scheduler_timeout_seconds
-    )
-    rebinding = Rebinding()
-    router = Router(
-        commands=link.commands, fleet=fleet, under_way=under_way, silence=silence, pool=name, clock=clock, hold=hold
-    )
-    tokenising = Tokenizing(
-        tokenizer=_tokenizer(_tokenizer_places(settings).get(name, settings.tokenizer)),
-        engine=under_way.least_busy,
-        failed=under_way.failed,
-        engines=engines,
+    in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
+    liveness = SchedulerLiveness(
+        commands=link.commands,
+        pool=name,
         clock=clock,
+        board=board,
+        timeout_seconds=settings.scheduler_timeout_seconds,
     )
-    return Pool(
+    scheduler = SchedulerClient(
+        commands=link.commands,
+        fleet=fleet,
+        in_flight=in_flight,
+        liveness=liveness,
+        pool=name,
+        clock=clock,
+        hold=hold,
+    )
+    pool = Pool(
         name=name,
         fleet=fleet,
-        silence=silence,
-        under_way=under_way,
-        router=router,
-        rebinding=rebinding,
-        heartbeat=Heartbeat(
-            commands=link.commands,
-            pool=name,
+        in_flight=in_flight,
+        scheduler=scheduler,
+        tokenizer=PromptTokenizer(
+            tokenizer=_tokenizer(_pool_tokenizers(settings).get(name, settings.tokenizer)),
+            engine=in_flight.least_busy,
+            engines=engines,
             clock=clock,
-            under_way=under_way,
-            rebinding=rebinding,
-            newest_term=lambda: router.newest_term,
+            failed=in_flight.failed,
         ),
-        tokenising=tokenising,
-        keys=Keys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
+        block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
         retry_budget=RetryBudget(settings.retry_budget),
     )
-
-
-def _attend(
-    pool: Pool,
-    settings: IngressSettings,
-    *,
-    engines: EngineClient,
-    clock: Clock,
-    supervisor: Supervisor,
-    chance: Random,
-) -> None:
-    """Start what goes on beside the requests of a pool."""
-    supervisor.start(pool.fleet.follow(pool.events), name=f"fleet-view-{pool.name}")
-    supervisor.start(pool.silence.look_out(), name=f"scheduler-watch-{pool.name}")
-    supervisor.start(pool.heartbeat.beat(), name=f"heartbeat-{pool.name}")
-    if settings.probe:
-        prober = Prober(
-            fleet=pool.fleet,
-            tokenising=pool.tokenising,
-            keys=pool.keys,
-            engines=engines,
-            events=pool.events,
-            clock=clock,
-            supervisor=supervisor,
-            chance=chance,
-        )
-        supervisor.start(prober.run(), name=f"probe-{pool.name}")
+    supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
+    supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
+    heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
+    supervisor.start(heartbeats, name=f"heartbeat-{name}")
+    return pool
 
 
 async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
-    """Say where the server listens, and ask it to stop when the process is asked to; at once where a background task fails."""
+    """Report that the server listens, and stop it with the process; at once if a background task fails."""
     while not server.started:
         await clock.sleep_wall(0.01)
     log.info("listening", port=server.bound_port)
-    supervisor.start(_say_again_and_again(listens, clock), name="say-listening")
+    supervisor.start(_repeat(listens, clock), name="say-listening")
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")
@@ -314,46 +261,42 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
             server.lame_duck_seconds = 0.0
         server.should_exit = True
         await supervisor.until_hurried()
-    finally:  # `until_stopped` raises what a background task has failed with
+    finally:  # `until_stopped` raises what a background task failed with
         server.should_exit = True
         server.hurry()
 
 
-async def _say_again_and_again(listens: Callable[[], None], clock: Clock) -> None:
+async def _repeat(listens: Callable[[], None], clock: Clock) -> None:
     while True:
         listens()
         await clock.sleep_wall(LISTENS_WALL_SECONDS)
+
+
+def pool_names(settings: IngressSettings) -> list[PoolName]:
+    return [PoolName(name) for name in dict.fromkeys(settings.pools or (settings.pool,))]
 
 
 def _name(settings: IngressSettings) -> str:
     return settings.name or f"ingress-{os.getpid()}"
 
 
-def _tokenizer_places(settings: IngressSettings) -> dict[str, str]:
-    """Where the tokenizers of single pools are. Raises click.BadParameter."""
-    places = {}
-    for told in settings.pool_tokenizer:
-        pool, equals, place = told.partition("=")
+def _pool_tokenizers(settings: IngressSettings) -> dict[str, str]:
+    """Directories of `--pool-tokenizer`. Raises click.BadParameter."""
+    directories = {}
+    for given in settings.pool_tokenizer:
+        pool, equals, directory = given.partition("=")
         if not equals or pool not in pool_names(settings):
-            msg = f"'{told}' is not POOL=DIRECTORY with one of the pools {', '.join(pool_names(settings))}"
+            msg = f"'{given}' is not POOL=DIRECTORY with one of the pools {', '.join(pool_names(settings))}"
             raise click.BadParameter(msg, param_hint="--pool-tokenizer")
-        places[pool] = place
-    return places
+        directories[pool] = directory
+    return directories
 
 
-def _tokenizer(place: str) -> Tokenizer | None:
+def _tokenizer(directory: str) -> Tokenizer | None:
     """Raises click.ClickException."""
-    if not place:
+    if not directory:
         return None
     try:
-        return Tokenizer.builtin() if place == BUILTIN_TOKENIZER else Tokenizer.load(Path(place))
+        return Tokenizer.builtin() if directory == BUILTIN_TOKENIZER else Tokenizer.load(Path(directory))
     except TokenizerLoadError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _keyring(settings: IngressSettings, clock: Clock) -> Keyring:
-    """Raises click.ClickException."""
-    try:
-        return Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
-    except KeysFileError as error:
         raise click.ClickException(str(error)) from error

@@ -3,6 +3,7 @@
 import click
 
 from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.state.state import PoolSettings, State
 from pointsman_scheduler.settings import SchedulerSettings
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence
-from pointsman_worker.translator import Changes
+from pointsman_worker.held_keys import Changes
 
 CacheEvents = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
 

@@ -38,7 +38,7 @@ class SimulatedPool:
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state
         self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
-        self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), seen=self.seen)
+        self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), policy_state=self.seen)
 
     def apply(self, event: LogEvent, now: Seconds) -> None:
         self.state.apply(event)

@@ -19,6 +19,8 @@ from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.bench.answer import StreamedAnswer, StreamError, error_code
 from pointsman_cli.bench.report import Outcome
 
+VOCAB_SIZE = 4000
+"""Token ids stay below this, as small models need."""
 BODIES_AHEAD_MAX = 256
 """Bodies that are made before they are due."""
 
@@ -29,10 +31,10 @@ IDLE_CONNECTION_SECONDS = 2.0
 """Shorter than servers keep idle connections, so that none is used in the moment in which it is closed."""
 
 NO_ROOM_SECONDS = 0.005
-"""How often is looked for room when as many requests are under way as may be."""
+"""How often is looked for room when as many requests are in flight as may be."""
 
 GRACE_SECONDS_AFTER_STOP = 1.0
-"""After Ctrl-C, how long requests under way are still waited for."""
+"""After Ctrl-C, how long requests in flight are still waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +44,13 @@ class Target:
     url: str
     model: str
     speed: float
-    vocab_size: int
     seed: int
     slo_ttft_s: Seconds | None = None
     """Sent as `x-slo-ttft-ms` where given; else the fleet's own holds."""
     api_key: str | None = None
     output_tokens_max: Tokens | None = None
     shrink: int = 1
-    """Prompts are made of every so many-th token, and answers so many times shorter; what prompts share, they still do."""
+    """Prompts take every n-th token and answers are n times shorter; shared prefixes stay shared."""
     in_flight_max: int = 1000
     request_seconds_max: float = 600.0
 
@@ -84,14 +85,20 @@ class LoadGenerator:
     """One run of a workload. Bounded by `in_flight_max`: when so many wait for answers, the next is sent late."""
 
     def __init__(
-        self, target: Target, requests: Sequence[WorkloadRequest], *, time_scale: float, warmup: int = 0
+        self,
+        target: Target,
+        requests: Sequence[WorkloadRequest],
+        *,
+        time_scale: float | None = None,
+        warmup: int = 0,
     ) -> None:
-        """`time_scale`: how much faster than in the workload requests are sent, on the wall. The first `warmup`
-        requests are sent but not counted."""
+        """`time_scale`: how much faster than the workload's arrivals requests are sent; by default the speed.
+
+        The first `warmup` requests are sent but not counted."""
         self.tally = Tally(total=len(requests))
         self._target = target
         self._requests = requests
-        self._time_scale = time_scale
+        self._time_scale = time_scale or target.speed
         self._warmup = warmup
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -104,21 +111,21 @@ class LoadGenerator:
         """Send everything and wait for all answers; False when it was stopped. `tick` is called often.
 
         Raises what went wrong in the bench itself; the server's faults are outcomes."""
-        under_way: set[asyncio.Task[None]] = set()
+        in_flight: set[asyncio.Task[None]] = set()
         async with self._session() as session:
             try:
-                await self._send_all(session, under_way, tick)
-                await self._wait_for_all(under_way, tick)
+                await self._send_all(session, in_flight, tick)
+                await self._wait_for_all(in_flight, tick)
             finally:
-                for task in under_way:
+                for task in in_flight:
                     task.cancel()
-                await asyncio.gather(*under_way, return_exceptions=True)
+                await asyncio.gather(*in_flight, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
         return not self._stop.is_set()
 
     async def _send_all(
-        self, session: aiohttp.ClientSession, under_way: set[asyncio.Task[None]], tick: Callable[[], None]
+        self, session: aiohttp.ClientSession, in_flight: set[asyncio.Task[None]], tick: Callable[[], None]
     ) -> None:
         waiting: deque[_Prepared] = deque()
         coming = self._prepare()
@@ -132,26 +139,26 @@ class LoadGenerator:
                 await asyncio.sleep(0)
             elif slack > 0:
                 await self._sleep(slack)
-            elif len(under_way) >= self._target.in_flight_max:
+            elif len(in_flight) >= self._target.in_flight_max:
                 await self._sleep(NO_ROOM_SECONDS)
             else:
                 task = asyncio.create_task(self._ask(session, waiting.popleft(), start))
-                under_way.add(task)
-                task.add_done_callback(lambda ended: self._ended(ended, under_way))
+                in_flight.add(task)
+                task.add_done_callback(lambda ended: self._ended(ended, in_flight))
                 if not waiting and (more := next(coming, None)):
                     waiting.append(more)
 
-    async def _wait_for_all(self, under_way: set[asyncio.Task[None]], tick: Callable[[], None]) -> None:
-        while under_way and not self._stop.is_set():
+    async def _wait_for_all(self, in_flight: set[asyncio.Task[None]], tick: Callable[[], None]) -> None:
+        while in_flight and not self._stop.is_set():
             tick()
             await self._sleep(0.1)
-        if under_way:
-            await asyncio.wait(under_way, timeout=GRACE_SECONDS_AFTER_STOP)
+        if in_flight:
+            await asyncio.wait(in_flight, timeout=GRACE_SECONDS_AFTER_STOP)
         tick()
 
-    def _ended(self, task: asyncio.Task[None], under_way: set[asyncio.Task[None]]) -> None:
+    def _ended(self, task: asyncio.Task[None], in_flight: set[asyncio.Task[None]]) -> None:
         """A fault of our own, unlike one of the server, ends the run."""
-        under_way.discard(task)
+        in_flight.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = self._failure or failure
             self._stop.set()
@@ -183,7 +190,7 @@ class LoadGenerator:
         target = self._target
         wanted = request.output_tokens // target.shrink
         output_tokens = max(1, min(wanted, target.output_tokens_max or wanted))
-        prompt = prompt_token_ids(request, vocab_size=target.vocab_size, seed=target.seed)
+        prompt = prompt_token_ids(request, vocab_size=VOCAB_SIZE, seed=target.seed)
         return msgspec.json.encode(
             {
                 "model": target.model,

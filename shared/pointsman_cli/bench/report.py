@@ -21,7 +21,7 @@ from pointsman_cli.bench.moves import Moves
 from pointsman_cli.formatting import count, milliseconds, share
 
 LATENESS_SHARE_MAX = 0.05
-"""The bench warns when its own lateness (P99) exceeds this share of the TTFT objective."""
+"""The bench warns when its own lateness (P99) exceeds this share of the TTFT SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,6 @@ class RunReport(msgspec.Struct, kw_only=True):
     offered_rate: float
     slo_ttft_s: Seconds
     speed: float
-    time_scale: float
     workload: str
     trace: str | None
     seed: int
@@ -105,7 +104,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """What `--json` writes."""
+    """What `--out` writes."""
 
     runs: list[RunReport]
 
@@ -117,7 +116,6 @@ class RunFacts:
     policy: str
     slo_ttft_s: Seconds
     speed: float
-    time_scale: float
     offered_rate: float
     workload: str
     trace: str | None
@@ -162,7 +160,6 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
         offered_rate=facts.offered_rate,
         slo_ttft_s=facts.slo_ttft_s,
         speed=facts.speed,
-        time_scale=facts.time_scale,
         workload=facts.workload,
         trace=facts.trace,
         seed=facts.seed,
@@ -171,7 +168,7 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
 
 
 def attainment(outcomes: Sequence[Outcome], slo_ttft: Seconds) -> float | None:
-    """Effective request capacity: the share of all requests that met the objective."""
+    """Effective request capacity: the share of all requests that met the SLO."""
     return sum(o.met(slo_ttft) for o in outcomes) / len(outcomes) if outcomes else None
 
 
@@ -190,7 +187,7 @@ def lateness_warning(report: RunReport) -> str | None:
     return (
         f"the bench itself was late: P99 {late:.2f} s of engine time ({late / report.speed * 1000:.0f} ms on the wall), "
         f"at worst {report.late_max_s or 0.0:.2f} s. Latencies count from when a request was really sent; for exact "
-        "arrivals use a lower --speed, --rate or --time-scale."
+        "arrivals use a lower --speed or --rate."
     )
 
 
@@ -299,7 +296,7 @@ def errors_text(errors: Mapping[str, int]) -> Text:
 def headline(run: RunReport) -> Text:
     """What was run, for above the table."""
     return Text(
-        f"{run.workload}, {run.offered_rate:.2f} requests/s, TTFT objective {run.slo_ttft_s:g} s, "
+        f"{run.workload}, {run.offered_rate:.2f} requests/s, TTFT SLO {run.slo_ttft_s:g} s, "
         f"times are engine time (speed {run.speed:g})",
         style="bold",
     )

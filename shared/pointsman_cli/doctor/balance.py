@@ -14,9 +14,8 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import InstanceQueue
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.findings import Finding
 
-AREA = "balance"
 SAMPLE_SECONDS = 1.0
 """Engine seconds between two looks."""
 
@@ -29,6 +28,8 @@ _NO_LINE = InstanceQueue()
 
 class Balance(Examiner):
     """How often one queue was longer than half the objective while another was empty."""
+
+    area = "balance"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -67,11 +68,15 @@ class Balance(Examiner):
         share = self._uneven / self._looks if self._looks else 0.0
         if self._looks >= LOOKS_MIN and share > UNEVEN_SHARE_MAX:
             bound = LONG_SHARE_OF_OBJECTIVE * self._objective
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"for {share:.0%} of the busy time one queue was longer than {bound:.1f} s while another was empty",
-                evidence=[f"longest: {name}, {count / self._uneven:.0%} of that time" for name, count in self._longest.most_common(3)]
-                + [f"idle: {name}, {count / self._uneven:.0%} of that time" for name, count in self._idle.most_common(3)],
-                advice="`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it.",
-            )  # fmt: skip
+            yield self.warning(
+                f"for {share:.0%} of the busy time one queue was longer than {bound:.1f} s while another was empty",
+                [
+                    f"longest: {name}, {count / self._uneven:.0%} of that time"
+                    for name, count in self._longest.most_common(3)
+                ]
+                + [
+                    f"idle: {name}, {count / self._uneven:.0%} of that time"
+                    for name, count in self._idle.most_common(3)
+                ],
+                "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it.",
+            )

@@ -16,7 +16,6 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number, times
 
-AREA = "caches"
 HEALED_WALL_SECONDS = 5.0
 """A doubt should not last longer."""
 DECAYED_WALL_SECONDS = 60.0
@@ -36,6 +35,8 @@ class _Loss:
 
 class Caches(Examiner):
     """Losses, doubts and how they ended, resyncs, failed probes, engine events that nobody understood."""
+
+    area = "caches"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -129,23 +130,19 @@ class Caches(Examiner):
         yield from self._unhealed(state)
         yield from self._doubted()
         if self._undecodable:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"engine events that were not understood: {sum(self._undecodable.values()):,}",
-                evidence=[f"{name}: {count:,}" for name, count in sorted(self._undecodable.items())],
-                advice="The engine's version may be newer than what the worker knows; look into the worker's log.",
+            yield self.warning(
+                f"engine events that were not understood: {sum(self._undecodable.values()):,}",
+                [f"{name}: {count:,}" for name, count in sorted(self._undecodable.items())],
+                "The engine's version may be newer than what the worker knows; look into the worker's log.",
             )
         yield from self._not_known(state)
 
     def _wrong_keys(self) -> Iterator[Finding]:
         if self._disparity:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"the keys of prompts are not those of the engine's events on {', '.join(sorted(self._disparity))}",
-                evidence=[f"{name}: {detail}" for name, detail in sorted(self._disparity.items())],
-                advice="No hit is found there. Tokenizer, chat template, block size or secret differ (docs/operations.md).",
+            yield self.serious(
+                f"the keys of prompts are not those of the engine's events on {', '.join(sorted(self._disparity))}",
+                [f"{name}: {detail}" for name, detail in sorted(self._disparity.items())],
+                "No hit is found there. Tokenizer, chat template, block size or secret differ (docs/operations.md).",
             )
 
     def _unhealed(self, state: State) -> Iterator[Finding]:
@@ -155,37 +152,30 @@ class Caches(Examiner):
             if self.wall(state.last_at - at) > HEALED_WALL_SECONDS and name in state.fleet
         }
         if lasting:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"what {', '.join(sorted(lasting))} holds is in doubt, and nothing has healed it",
-                evidence=[
-                    f"{name}: for {seconds:.1f} s: {doubt}" for name, (seconds, doubt) in sorted(lasting.items())
-                ],
-                advice="The worker should answer a resync within a second: look into its log, or restart it.",
+            yield self.serious(
+                f"what {', '.join(sorted(lasting))} holds is in doubt, and nothing has healed it",
+                [f"{name}: for {seconds:.1f} s: {doubt}" for name, (seconds, doubt) in sorted(lasting.items())],
+                "The worker should answer a resync within a second: look into its log, or restart it.",
             )
 
     def _doubted(self) -> Iterator[Finding]:
         if self._doubts:
             slow = [name for name, (seconds, _) in self._longest.items() if seconds > HEALED_WALL_SECONDS]
             lasting = f", {len(self._doubted_since)} of them to the end" if self._doubted_since else ", and healed"
-            yield Finding(
-                severity=Severity.WARNING if slow else Severity.NOTE,
-                area=AREA,
-                what=f"what the log says of caches was out of step {times(self._doubts.total())}{lasting}",
-                evidence=[
+            yield self.finding(
+                Severity.WARNING if slow else Severity.NOTE,
+                f"what the log says of caches was out of step {times(self._doubts.total())}{lasting}",
+                [
                     f"{name}: doubted {times(self._doubts[name])}, for {self._longest[name][0]:.1f} s at most, "
                     f"{number(self._resyncs[name], 'snapshot')}: {self._longest[name][1]}"
                     for name in sorted(self._longest)
                 ],
             )
         if self._healed:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"engine events were lost for good {times(len(self._healed))}, and that has healed",
-                evidence=self._healed,
-                advice="Gaps mean the engine's publisher drops: raise its buffer and give it a replay endpoint.",
+            yield self.warning(
+                f"engine events were lost for good {times(len(self._healed))}, and that has healed",
+                self._healed,
+                "Gaps mean the engine's publisher drops: raise its buffer and give it a replay endpoint.",
             )
 
     def _not_known(self, state: State) -> Iterator[Finding]:
@@ -199,12 +189,11 @@ class Caches(Examiner):
             return
         lost = any(instance.id in self._lost and self._lost[instance.id].gaps for instance in uncertain)
         contradicted = any(instance.contradicted for instance in uncertain)
-        yield Finding(
-            severity=Severity.WARNING if lost or contradicted else Severity.NOTE,
-            area=AREA,
-            what=f"the caches of {', '.join(instance.id for instance in uncertain)} are not known exactly",
-            evidence=[self._why(instance, state) for instance in uncertain],
-            advice="KV events need --kv-events-config at the engine, with a replay endpoint (docs/cache-path.md).",
+        yield self.finding(
+            Severity.WARNING if lost or contradicted else Severity.NOTE,
+            f"the caches of {', '.join(instance.id for instance in uncertain)} are not known exactly",
+            [self._why(instance, state) for instance in uncertain],
+            "KV events need --kv-events-config at the engine, with a replay endpoint (docs/cache-path.md).",
         )
 
     def _why(self, instance: Instance, state: State) -> str:

@@ -22,7 +22,6 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.samples import Sample
 
-AREA = "clocks"
 SKEW_WALL_SECONDS = 0.5
 SKEW_SERIOUS_WALL_SECONDS = 1.5
 """Half of the silence after which an instance is suspected."""
@@ -40,6 +39,8 @@ LEADER = "scheduler"
 
 class Clocks(Examiner):
     """Every process against the scheduler, which is told most often; and events that stand behind much later ones."""
+
+    area = "clocks"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -105,12 +106,11 @@ class Clocks(Examiner):
         far = {writer: skew for writer, skew in skews.items() if abs(skew) > SKEW_WALL_SECONDS}
         if far:
             worst = max(abs(skew) for skew in far.values())
-            yield Finding(
-                severity=Severity.SERIOUS if worst > SKEW_SERIOUS_WALL_SECONDS else Severity.WARNING,
-                area=AREA,
-                what=f"clocks differ from the scheduler's by up to {worst:.1f} s",
-                evidence=[f"{w} is {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for w, s in sorted(far.items())],
-                advice="Synchronise the machines' clocks (NTP). Silence, objectives and TTFT are all measured across them.",
+            yield self.finding(
+                Severity.SERIOUS if worst > SKEW_SERIOUS_WALL_SECONDS else Severity.WARNING,
+                f"clocks differ from the scheduler's by up to {worst:.1f} s",
+                [f"{w} is {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for w, s in sorted(far.items())],
+                "Synchronise the machines' clocks (NTP). Silence, objectives and TTFT are all measured across them.",
             )
         yield from self._lateness()
 
@@ -118,10 +118,9 @@ class Clocks(Examiner):
         if not self._late:
             return
         share = self._late.total() / max(1, self._events.total())
-        yield Finding(
-            severity=Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
-            area=AREA,
-            what=f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
-            evidence=[f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
-            advice="Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
+        yield self.finding(
+            Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
+            f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
+            [f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
+            "Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
         )

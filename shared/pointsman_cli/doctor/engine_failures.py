@@ -17,7 +17,6 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number, times
 from pointsman_cli.terminal import wall_time
 
-AREA = "engines"
 TOUCHED_SHARE_MAX = 0.02
 """Of a pool's requests: more that one engine has failed are serious."""
 REQUESTS_MAX = 10_000
@@ -39,6 +38,8 @@ class _Engine:
 
 class EngineFailures(Examiner):
     """Failed attempts and ejections, by engine; requests that failed wherever they went."""
+
+    area = "engines"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -98,12 +99,10 @@ class EngineFailures(Examiner):
             if engine.failed or engine.ejected:
                 yield self._of_engine(name, engine, state.fleet.get(name), state)
         if self._deadly:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{number(self._deadly, 'request')} failed at every engine that tried: their own fault, by all signs",
-                evidence=self._deadly_examples,
-                advice="Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
+            yield self.warning(
+                f"{number(self._deadly, 'request')} failed at every engine that tried: their own fault, by all signs",
+                self._deadly_examples,
+                "Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
                 "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
             )
 
@@ -113,12 +112,11 @@ class EngineFailures(Examiner):
         share = failed / max(1, self._granted)
         said = [f"failed {number(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
         said += [f"was ejected {times(engine.ejected.total())}"] * bool(engine.ejected)
-        return Finding(
-            severity=Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
-            area=AREA,
-            what=f"{name} {' and '.join(said)}{self._end_of(instance)}",
-            evidence=[*self._failures_of(engine, failed), *self._ejections_of(engine, state)],
-            advice=f"Look at the engine {name}: its /health says nothing of this. Drain it until its own log says why.",
+        return self.finding(
+            Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
+            f"{name} {' and '.join(said)}{self._end_of(instance)}",
+            [*self._failures_of(engine, failed), *self._ejections_of(engine, state)],
+            f"Look at the engine {name}: its /health says nothing of this. Drain it until its own log says why.",
         )
 
     def _end_of(self, instance: Instance | None) -> str:

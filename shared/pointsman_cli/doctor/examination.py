@@ -1,10 +1,12 @@
-"""One reading of a log: every entry is folded, and shown to each examiner before and after."""
+"""Reads a log once: folds every entry, and shows it to each examiner before and after."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pointsman.contracts.codec import LogEvent, short_reason
+from pointsman.contracts.envelope import is_fenced
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds
 from pointsman.simulation.replay import apply_entry
@@ -15,42 +17,54 @@ from pointsman_cli.history.start_point import StartPoint
 
 
 class Examiner(ABC):
-    """Looks for one kind of anomaly. `before` sees the state that an event is about to change, `after` what it has
-    become; an event of a deposed leader changes nothing and is shown to neither."""
+    """Looks for one kind of anomaly. `before` and `after` get each event with the state before and after it; events of
+    deposed leaders have no effect and are left out."""
+
+    area: ClassVar[str]
+    """Subject of its findings."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
 
     def wall(self, seconds: Seconds) -> Seconds:
-        """Engine seconds as seconds of the wall."""
+        """Wall seconds for engine seconds."""
         return seconds / self.settings.speed
 
+    def finding(self, severity: Severity, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return Finding(severity=severity, area=self.area, what=what, evidence=list(evidence), advice=advice)
+
+    def serious(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return self.finding(Severity.SERIOUS, what, evidence, advice)
+
+    def warning(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return self.finding(Severity.WARNING, what, evidence, advice)
+
+    def note(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return self.finding(Severity.NOTE, what, evidence, advice)
+
     def begin(self, state: State, *, blind: bool) -> None:  # noqa: B027 - most examiners need one of these
-        """What is known before the first entry is read. `blind`: entries are gone of which nothing is known, so that what
-        the state does not have may have been."""
+        """The state before the first entry. `blind`: earlier entries are missing, and no checkpoint replaces them."""
 
     def read(self, entry: LogEntry) -> None:  # noqa: B027 - most examiners need one of these
-        """Every entry, also one that does not decode or that nobody applies."""
+        """Every entry, also those that do not decode or have no effect."""
 
     def before(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
-        """The event is about to be applied."""
+        """Before the event is applied."""
 
     def after(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
-        """The event was applied."""
+        """After the event was applied."""
 
     def summary(self) -> Iterator[str]:
-        """What is worth knowing of any log, healthy or not."""
+        """Worth knowing of any log."""
         yield from ()
 
     @abstractmethod
     def findings(self, state: State) -> Iterator[Finding]:
-        """What is wrong, now that the log is read; `state` is that of its end."""
+        """After the whole log; `state` is that of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What came of it."""
-
     entries: int
     first_at: Seconds
     last_at: Seconds
@@ -70,7 +84,7 @@ def examine(
         count += 1
         board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
-        if event is None or (event.stamp is not None and event.stamp.term < state.term):
+        if event is None or is_fenced(event.stamp, state.term):
             apply_entry(state, entry)
             continue
         first_at = first_at or event.at
@@ -86,7 +100,7 @@ def examine(
 
 
 class _Board:
-    """The examiners that still examine: what one of them fails on ends that one, and becomes a finding."""
+    """The examiners at work. One that raises is stopped, which becomes a finding; the others go on."""
 
     def __init__(self, examiners: Sequence[Examiner]) -> None:
         self._examiners = list(examiners)
@@ -96,7 +110,7 @@ class _Board:
         for examiner in self._examiners:
             try:
                 step(examiner)
-            except Exception as error:  # noqa: BLE001 - the others still have something to say
+            except Exception as error:  # noqa: BLE001 - the others go on
                 self._stop(examiner, error, state)
 
     def _stop(self, examiner: Examiner, error: Exception, state: State) -> None:

@@ -13,10 +13,9 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.doctor.findings import Finding, times
 from pointsman_cli.history.restarts import Restarts
 
-AREA = "fleet"
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
 """An instance flaps when it goes away so often within that time."""
@@ -24,6 +23,8 @@ FLAP_WALL_SECONDS = 300.0
 
 class FleetHealth(Examiner):
     """Silence, departures, restarts, flapping, misfits."""
+
+    area = "fleet"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -97,29 +98,24 @@ class FleetHealth(Examiner):
         for joined in self._restarts.open():
             self._note_restart(joined)
         if self._flaps:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{', '.join(self._flaps)} went away and came back again and again",
-                evidence=[self._history_of(instance) for instance in self._flaps],
-                advice="Take it out (drain it) until its worker's and its engine's logs say why.",
+            yield self.serious(
+                f"{', '.join(self._flaps)} went away and came back again and again",
+                [self._history_of(instance) for instance in self._flaps],
+                "Take it out (drain it) until its worker's and its engine's logs say why.",
             )
         if self._unschedulable:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
-                evidence=[f"{instance}: {reason}" for instance, reason in self._unschedulable.items()],
-                advice="Start its engine with the pool's model (--served-model-name), or its worker with another --pool.",
+            yield self.serious(
+                f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
+                [f"{instance}: {reason}" for instance, reason in self._unschedulable.items()],
+                "Start its engine with the pool's model (--served-model-name), or its worker with another --pool.",
             )
         yield from self._gone(state)
         yield from self._troubled()
         if state.unregistered and not self._blind:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{', '.join(sorted(state.unregistered))} reports without having joined, as far as this log tells",
-                advice="A leader asks it to join again. If that goes on, restart its worker.",
+            yield self.warning(
+                f"{', '.join(sorted(state.unregistered))} reports without having joined, as far as this log tells",
+                [],
+                "A leader asks it to join again. If that goes on, restart its worker.",
             )
 
     def _gone(self, state: State) -> Iterator[Finding]:
@@ -128,42 +124,34 @@ class FleetHealth(Examiner):
         unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
         unknown = self._blind and state.unregistered
         if not ready and not unknown and (gone or unwell):
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what="at the end of the log no instance takes requests",
-                evidence=[self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
-                advice="Start the engines and their workers; requests are refused with no_instance until then.",
+            yield self.serious(
+                "at the end of the log no instance takes requests",
+                [self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
+                "Start the engines and their workers; requests are refused with no_instance until then.",
             )
         elif gone or unwell:
             names = list(dict.fromkeys((*gone, *unwell)))
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
+            yield self.warning(
+                f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
                 + (f", of {len(state.unregistered)} that is not known" if unknown else ""),
-                evidence=[self._history_of(name) for name in names],
-                advice="Look at its engine and its worker: nobody stopped it in order.",
+                [self._history_of(name) for name in names],
+                "Look at its engine and its worker: nobody stopped it in order.",
             )
 
     def _troubled(self) -> Iterator[Finding]:
         """Who was away and is back."""
         silent = [name for name in self._suspected if name not in self._flaps]
         if silent:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"the workers of {', '.join(silent)} fell silent",
-                evidence=[self._history_of(name) for name in silent],
-                advice="Its process or its way to nats-server stood still; a busy machine does that too.",
+            yield self.warning(
+                f"the workers of {', '.join(silent)} fell silent",
+                [self._history_of(name) for name in silent],
+                "Its process or its way to nats-server stood still; a busy machine does that too.",
             )
         restarted = [name for name in (*self._restarted, *self._down) if name not in self._flaps]
         if restarted:
-            yield Finding(
-                severity=Severity.NOTE,
-                area=AREA,
-                what=f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
-                evidence=[self._history_of(name) for name in dict.fromkeys(restarted)],
+            yield self.note(
+                f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",
+                [self._history_of(name) for name in dict.fromkeys(restarted)],
             )
 
     def _history_of(self, name: InstanceId) -> str:

@@ -13,7 +13,6 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
 
-AREA = "log"
 EVIDENCE_MAX = 5
 LEADERLESS_WALL_SECONDS = 2.0
 """A takeover should not take longer."""
@@ -23,6 +22,8 @@ TERMS_A_HOUR_MAX = 6
 
 class LogHealth(Examiner):
     """Holes, dead letters, lost writes, terms."""
+
+    area = "log"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -92,34 +93,28 @@ class LogHealth(Examiner):
 
     def _incomplete(self, state: State) -> Iterator[Finding]:
         if self._blind:
-            yield Finding(
-                severity=Severity.NOTE,
-                area=AREA,
-                what=f"what was known before entry {self._first:,} is missing: findings are of what began behind it",
-                evidence=[
+            yield self.note(
+                f"what was known before entry {self._first:,} is missing: findings are of what began behind it",
+                [
                     f"{name} joined before: its cost model, cache, queue and pace are not known"
                     for name in sorted(state.unregistered)
                 ],
-                advice="The recorder's archive has all (--from .pointsman/archive.sqlite).",
+                "The recorder's archive has all (--from .pointsman/archive.sqlite).",
             )
         if self._missing:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{self._missing:,} entries are missing",
-                evidence=[f"entries {first:,} to {last:,}" for first, last in self._holes],
-                advice="A stream has no holes: this copy is damaged, or was cut together. Read the live log or the archive.",
+            yield self.serious(
+                f"{self._missing:,} entries are missing",
+                [f"entries {first:,} to {last:,}" for first, last in self._holes],
+                "A stream has no holes: this copy is damaged, or was cut together. Read the live log or the archive.",
             )
 
     def _unreadable(self) -> Iterator[Finding]:
         """Dead letters: entries without an effect."""
         if self._undecodables:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{self._undecodables:,} entries do not decode",
-                evidence=self._undecodable,
-                advice="Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
+            yield self.warning(
+                f"{self._undecodables:,} entries do not decode",
+                self._undecodable,
+                "Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
                 "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
                 "rights to publish keep strangers out.",
             )
@@ -127,55 +122,47 @@ class LogHealth(Examiner):
     def _unapplied(self, state: State) -> Iterator[Finding]:
         letters = state.dead_letters
         if letters.unapplied:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{letters.unapplied:,} entries could not be applied",
-                evidence=[
+            yield self.serious(
+                f"{letters.unapplied:,} entries could not be applied",
+                [
                     f"entry {letter.sequence:,}, {letter.what}: {letter.reason}"
                     for letter in letters.newest
                     if letter.decoded
                 ][-EVIDENCE_MAX:],
-                advice="The fold has a defect, or an entry says what cannot be. All processes passed over it alike; what is "
+                "The fold has a defect, or an entry says what cannot be. All processes passed over it alike; what is "
                 "known of the instances and requests in it may be wrong until they join or end. Export this log and report it.",
             )
 
     def _lost_writes(self) -> Iterator[Finding]:
         if self._lost:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{self._lost.total():,} writes were lost for good",
-                evidence=[f"{n:,} of {w}: {self._lost_reasons[w]}" for w, n in self._lost.most_common(EVIDENCE_MAX)],
-                advice="The log is incomplete there. Look at nats-server: a full disk, a stream at its bound, or down for long.",
+            yield self.serious(
+                f"{self._lost.total():,} writes were lost for good",
+                [f"{n:,} of {w}: {self._lost_reasons[w]}" for w, n in self._lost.most_common(EVIDENCE_MAX)],
+                "The log is incomplete there. Look at nats-server: a full disk, a stream at its bound, or down for long.",
             )
 
     def _leadership(self, state: State) -> Iterator[Finding]:
         if self._rivals:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what="two schedulers led in one term",
-                evidence=self._rivals[:EVIDENCE_MAX],
-                advice="The lease did not fence them. Export this log and report it.",
+            yield self.serious(
+                "two schedulers led in one term",
+                self._rivals[:EVIDENCE_MAX],
+                "The lease did not fence them. Export this log and report it.",
             )
         if self._changes:
             slow = [(term, gap) for term, gap in self._leaderless if gap > LEADERLESS_WALL_SECONDS]
             hours = max(1.0, self.wall(state.last_at - self._leaders[0].at) / 3600)
             often = self._changes > TERMS_A_HOUR_MAX * hours
-            yield Finding(
-                severity=Severity.WARNING if slow or often else Severity.NOTE,
-                area=AREA,
-                what=f"the leader changed {times(self._changes)}",
-                evidence=[f"term {leader.term}: {leader.scheduler}" for leader in self._leaders]
+            yield self.finding(
+                Severity.WARNING if slow or often else Severity.NOTE,
+                f"the leader changed {times(self._changes)}",
+                [f"term {leader.term}: {leader.scheduler}" for leader in self._leaders]
                 + [f"before term {term} nothing was decided for {gap:.1f} s" for term, gap in slow[:EVIDENCE_MAX]],
-                advice="Look into the logs of the schedulers for why they ended; a second one (--schedulers 2) shortens the gap.",
+                "Look into the logs of the schedulers for why they ended; a second one (--schedulers 2) shortens the gap.",
             )
         fenced = state.fenced - self._fenced_before
         if fenced:
-            yield Finding(
-                severity=Severity.NOTE,
-                area=AREA,
-                what=f"{fenced:,} decisions of deposed leaders came late and were passed over",
-                advice="That is the fence at work. Their requests were placed again.",
+            yield self.note(
+                f"{fenced:,} decisions of deposed leaders came late and were passed over",
+                [],
+                "That is the fence at work. Their requests were placed again.",
             )

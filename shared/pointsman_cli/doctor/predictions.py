@@ -16,7 +16,6 @@ from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.samples import Sample
 from pointsman_cli.terminal import wall_time
 
-AREA = "predictions"
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
 """Of the mean time to first token."""
@@ -81,6 +80,8 @@ class _Record:
 
 class Predictions(Examiner):
     """Bias of TTFT, pace of prefills, and hits that were not what was predicted, by instance."""
+
+    area = "predictions"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -167,25 +168,25 @@ class Predictions(Examiner):
             usual = median(others) if others else 1.0
             if pace < SLOW_FACTOR * max(1.0, usual):
                 continue
-            yield Finding(
-                severity=Severity.SERIOUS if pace > SLOW_SERIOUS_FACTOR * max(1.0, usual) else Severity.WARNING,
-                area=AREA,
-                what=f"{name} is slow: its prefills take {pace:.1f} times what its cost model says, others {usual:.1f} times",
-                evidence=[f"{other}: {value:.2f} times, median of {self._records[other].paces.seen:,}" for other, value in sorted(paces.items())],
-                advice="Compare its machine with the others' (clock rate, neighbours, other tenants); drain it if need be.",
-            )  # fmt: skip
+            yield self.finding(
+                Severity.SERIOUS if pace > SLOW_SERIOUS_FACTOR * max(1.0, usual) else Severity.WARNING,
+                f"{name} is slow: its prefills take {pace:.1f} times what its cost model says, others {usual:.1f} times",
+                [
+                    f"{other}: {value:.2f} times, median of {self._records[other].paces.seen:,}"
+                    for other, value in sorted(paces.items())
+                ],
+                "Compare its machine with the others' (clock rate, neighbours, other tenants); drain it if need be.",
+            )
 
     def _spells(self) -> Iterator[Finding]:
         for record in self._records.values():
             self._end_spell(record)
         spells = {name: record.spells for name, record in sorted(self._records.items()) if record.spells}
         if spells:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"slow for a while: {', '.join(spells)}",
-                evidence=[f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
-                advice="Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
+            yield self.warning(
+                f"slow for a while: {', '.join(spells)}",
+                [f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
+                "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
             )
 
     def _biased(self, state: State) -> Iterator[Finding]:
@@ -202,12 +203,10 @@ class Predictions(Examiner):
                 off = state.latency.prediction_error(name)
                 biased[name] += f"; the newest prefills alone off by {off:.0%} (median)" if off is not None else ""
         if biased:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"TTFT is predicted wrongly on {', '.join(biased)}",
-                evidence=list(biased.values()),
-                advice="The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and tell the workers (--engine-calibration).",
+            yield self.warning(
+                f"TTFT is predicted wrongly on {', '.join(biased)}",
+                list(biased.values()),
+                "The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and tell the workers (--engine-calibration).",
             )
 
     def _missed(self) -> Iterator[Finding]:
@@ -221,11 +220,9 @@ class Predictions(Examiner):
                     f"{unexpected:.1%} were cached unexpectedly"
                 )
         if wrong:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"cache hits are predicted wrongly on {', '.join(wrong)}",
-                evidence=list(wrong.values()),
-                advice="Missing: blocks are evicted while requests wait (more KV cache, shorter queues), or events are lost. "
+            yield self.warning(
+                f"cache hits are predicted wrongly on {', '.join(wrong)}",
+                list(wrong.values()),
+                "Missing: blocks are evicted while requests wait (more KV cache, shorter queues), or events are lost. "
                 "Unexpected: events come late, or the contents were unknown.",
             )

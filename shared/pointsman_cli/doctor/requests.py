@@ -20,7 +20,6 @@ from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 
-AREA = "requests"
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
 """No ingress waits for a request any longer."""
@@ -40,6 +39,8 @@ ADVICE = {
 
 class Requests(Examiner):
     """Orphans, second ends, failures, refusals, requests that no scheduler placed."""
+
+    area = "requests"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -109,22 +110,19 @@ class Requests(Examiner):
     def findings(self, state: State) -> Iterator[Finding]:
         yield from self._orphans(state)
         if self._second_ends:
-            yield Finding(
-                severity=Severity.SERIOUS,
-                area=AREA,
-                what=f"{self._second_ends:,} requests ended twice",
-                evidence=self._twice,
-                advice="The second end changes nothing in any state, but a client may have been told both. Export the log.",
+            yield self.serious(
+                f"{self._second_ends:,} requests ended twice",
+                self._twice,
+                "The second end changes nothing in any state, but a client may have been told both. Export the log.",
             )
         ends = self._finished + self._failed.total() + self._rejected.total()
         yield from self._shares(ends)
         yield from self._lost()
         if self._alone:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{self._alone:,} requests were placed by ingresses alone, because no scheduler answered",
-                advice="Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
+            yield self.warning(
+                f"{self._alone:,} requests were placed by ingresses alone, because no scheduler answered",
+                [],
+                "Look at when the leader changed; a second scheduler (--schedulers 2) takes over within seconds.",
             )
 
     def _lost(self) -> Iterator[Finding]:
@@ -143,13 +141,7 @@ class Requests(Examiner):
                     else "their ingress still had them"
                 )
                 evidence.append(f"{alive:,} of them ended after all: {why}")
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{of.total():,} requests were given up: {cause.sentence}",
-                evidence=evidence,
-                advice=ADVICE[cause],
-            )
+            yield self.warning(f"{of.total():,} requests were given up: {cause.sentence}", evidence, ADVICE[cause])
 
     def _orphans(self, state: State) -> Iterator[Finding]:
         bound = max(OVERDUE_WALL_SECONDS * self.settings.speed, LONGEST_FACTOR * self._longest)
@@ -159,12 +151,11 @@ class Requests(Examiner):
         overdue.sort(key=lambda request: request.arrived_at)
         oldest = self.wall(state.last_at - overdue[0].arrived_at)
         granted = sum(r.stage in (Stage.PREFILL, Stage.DECODING) for r in overdue)
-        yield Finding(
-            severity=Severity.SERIOUS if oldest > ORPHAN_WALL_SECONDS else Severity.WARNING,
-            area=AREA,
-            what=f"{len(overdue):,} requests have no end, {granted:,} of them were granted; the oldest is {oldest:.0f} s old",
-            evidence=[self._orphan(request, state) for request in overdue[:SHOWN_MAX]],
-            advice="Their ingress died, or the end was lost. A leader gives them up after 3 s, as soon as one leads.",
+        yield self.finding(
+            Severity.SERIOUS if oldest > ORPHAN_WALL_SECONDS else Severity.WARNING,
+            f"{len(overdue):,} requests have no end, {granted:,} of them were granted; the oldest is {oldest:.0f} s old",
+            [self._orphan(request, state) for request in overdue[:SHOWN_MAX]],
+            "Their ingress died, or the end was lost. A leader gives them up after 3 s, as soon as one leads.",
         )
 
     def _orphan(self, request: Request, state: State) -> str:
@@ -180,26 +171,22 @@ class Requests(Examiner):
     def _shares(self, ends: int) -> Iterator[Finding]:
         if self._rejected:
             share = self._rejected.total() / max(1, ends)
-            yield Finding(
-                severity=Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
-                area=AREA,
-                what=f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                evidence=self._told(self._rejected),
-                advice="Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
+            yield self.finding(
+                Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
+                f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
+                self._told(self._rejected),
+                "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
             )
         if self._failed:
             share = self._failed.total() / max(1, ends)
-            yield Finding(
-                severity=Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
-                area=AREA,
-                what=f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
-                evidence=self._told(self._failed),
-                advice="`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
+            yield self.finding(
+                Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
+                f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
+                self._told(self._failed),
+                "`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
             )
         if self._cancelled:
-            yield Finding(
-                severity=Severity.NOTE,
-                area=AREA,
-                what=f"{self._cancelled.total():,} requests were cancelled",
-                evidence=[f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
+            yield self.note(
+                f"{self._cancelled.total():,} requests were cancelled",
+                [f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
             )

@@ -20,7 +20,6 @@ from pointsman_cli.doctor.samples import Heavy, Sample, Share
 from pointsman_cli.doctor.timeline import Stretch, Timeline
 from pointsman_cli.terminal import wall_time
 
-AREA = "service"
 TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
@@ -44,6 +43,8 @@ class _Prefix:
 
 class Service(Examiner):
     """Attainment of the TTFT objective, and hot prefixes."""
+
+    area = "service"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
@@ -137,16 +138,15 @@ class Service(Examiner):
         turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected or failed"] * bool(
             self._turned_away
         )
-        yield Finding(
-            severity=Severity.SERIOUS if on_the_whole and whole.value < SERIOUS_BELOW else Severity.WARNING,
-            area=AREA,
-            what=f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should"
+        yield self.finding(
+            Severity.SERIOUS if on_the_whole and whole.value < SERIOUS_BELOW else Severity.WARNING,
+            f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should"
             if on_the_whole
             else f"for a while fewer than {TARGET:.0%} of the requests had their first token in time",
-            evidence=[self._told_of(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
+            [self._told_of(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
             + turned_away
             + (self._worst_of(self._instances.items()) if on_the_whole else []),
-            advice="`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
+            "`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
         )
 
     def _told_of(self, stretch: Stretch) -> str:
@@ -156,14 +156,12 @@ class Service(Examiner):
     def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
         worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]
         if worse and len(groups) > 1:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what=f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
+            yield self.warning(
+                f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
                 if what == "tenant"
                 else f"{', '.join(str(name) for name, _ in worse[:3])} is late more often than the others",
-                evidence=self._worst_of(groups.items()),
-                advice="A fair ordering (--order vtc, fair_edf) shares what there is."
+                self._worst_of(groups.items()),
+                "A fair ordering (--order vtc, fair_edf) shares what there is."
                 if what == "tenant"
                 else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
             )
@@ -187,12 +185,10 @@ class Service(Examiner):
             told.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
             worse = worse or self._is_behind(share)
         if worse:
-            yield Finding(
-                severity=Severity.WARNING,
-                area=AREA,
-                what="some prompt lengths are served worse than the others",
-                evidence=told,
-                advice="Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
+            yield self.warning(
+                "some prompt lengths are served worse than the others",
+                told,
+                "Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
             )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
@@ -205,12 +201,11 @@ class Service(Examiner):
         if not hot:
             return
         late = [key for key, _ in hot if key in self._prefixes and self._is_behind(self._prefixes[key].on_time)]
-        yield Finding(
-            severity=Severity.WARNING if late else Severity.NOTE,
-            area=AREA,
-            what=f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
-            evidence=[self._told(key, count) for key, count in hot],
-            advice="Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
+        yield self.finding(
+            Severity.WARNING if late else Severity.NOTE,
+            f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
+            [self._told(key, count) for key, count in hot],
+            "Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
             if late
             else "",
         )

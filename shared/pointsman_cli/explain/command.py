@@ -1,4 +1,4 @@
-"""`pointsman explain`: which request is meant, and its story on the terminal or as JSON."""
+"""`pointsman explain`: which request is meant, and its timeline on the terminal or as JSON."""
 
 import click
 import msgspec
@@ -6,8 +6,8 @@ import msgspec
 from pointsman.primitives import RequestId, Sequence
 from pointsman.state.state import State
 from pointsman_cli.explain.lookup import last_request, request_named, slowest_requests
-from pointsman_cli.explain.page import show_slowest, show_story, story_as_json
-from pointsman_cli.explain.timeline import story_of
+from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
+from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_of
@@ -72,15 +72,15 @@ def _explain(history: History, request: RequestId, *, as_json: bool) -> None:
         note = beginning.note
         return beginning.state
 
-    story = story_of(entries, request, history.settings, known=known)
+    timeline = timeline_of(entries, request, history.settings, known=known)
     if as_json:
-        print_json({"origin": history.origin, "beginning": note, **story_as_json(story)})
+        print_json({"origin": history.origin, "beginning": note, **timeline_as_json(timeline)})
         return
     console = output_console()
     say(console, history.origin, "dim")
     if note:
         say(console, note, "yellow")
-    show_story(console, story)
+    show_timeline(console, timeline)
 
 
 def _list_slowest(history: History, count: int, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Why a request took as long as it did, in sentences with numbers: what a person would conclude from its story.
+"""Why a request took as long as it did, in sentences with numbers: what a person would conclude from its timeline.
 
 Each finding looks at one cause and is silent where that was none. Bounds for what is worth a sentence stand at the top;
 shares are of the time to first token.
@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.explain.timeline import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
 
 PHASE_SHARE_MIN = 0.2
 """A stretch that took less of the time to first token explains nothing."""
@@ -38,7 +38,7 @@ WAY_SHARE_MIN = 0.1
 NAMES_MAX = 3
 
 
-def reasons(story: RequestTimeline) -> list[str]:
+def reasons(timeline: RequestTimeline) -> list[str]:
     """The findings, most decisive first; none for a request that nothing is to be said about."""
     findings: tuple[Callable[[RequestTimeline], Iterator[str]], ...] = (
         _refusal,
@@ -56,42 +56,42 @@ def reasons(story: RequestTimeline) -> list[str]:
         _doubt,
         _no_end,
     )
-    return [sentence for finding in findings for sentence in finding(story)]
+    return [sentence for finding in findings for sentence in finding(timeline)]
 
 
-def headline(story: RequestTimeline) -> str:
+def headline(timeline: RequestTimeline) -> str:
     """How it ended, and whether in time."""
-    end, ttft = story.end, story.ttft
-    where = f" on {instance}" if (instance := _instance(story)) else ""
+    end, ttft = timeline.end, timeline.ttft
+    where = f" on {instance}" if (instance := _instance(timeline)) else ""
     match end:
         case None:
-            age = story.last_at - story.arrived_at
+            age = timeline.last_at - timeline.arrived_at
             return f"not ended{where}: {seconds(age)} old at the end of the log"
         case RequestRejected():
-            return f"rejected ({end.reason}) after {seconds(end.at - story.arrived_at)}"
+            return f"rejected ({end.reason}) after {seconds(end.at - timeline.arrived_at)}"
         case RequestFailed():
-            return f"failed{where} ({end.reason}, HTTP {end.status}) after {seconds(end.at - story.arrived_at)}"
+            return f"failed{where} ({end.reason}, HTTP {end.status}) after {seconds(end.at - timeline.arrived_at)}"
         case RequestCancelled():
-            return f"cancelled{where} ({end.reason}) after {seconds(end.at - story.arrived_at)}"
+            return f"cancelled{where} ({end.reason}) after {seconds(end.at - timeline.arrived_at)}"
         case RequestFinished():
             out = f"; {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "; the whole answer"
-            return f"finished{where}: {_punctuality(story, ttft or 0.0)}{out} in {seconds(end.e2e)}"
+            return f"finished{where}: {_punctuality(timeline, ttft or 0.0)}{out} in {seconds(end.e2e)}"
 
 
 def seconds(value: Seconds) -> str:
     return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 
-def _instance(story: RequestTimeline) -> InstanceId:
-    ended_at = getattr(story.end, "instance", "") if story.end else ""
+def _instance(timeline: RequestTimeline) -> InstanceId:
+    ended_at = getattr(timeline.end, "instance", "") if timeline.end else ""
     if ended_at:
         return InstanceId(ended_at)
-    placement = story.placement
+    placement = timeline.placement
     return placement.instance if placement else InstanceId("")
 
 
-def _punctuality(story: RequestTimeline, ttft: Seconds) -> str:
-    arrival = story.arrival
+def _punctuality(timeline: RequestTimeline, ttft: Seconds) -> str:
+    arrival = timeline.arrival
     what = "first token" if arrival is None or arrival.streaming else "answer"
     if arrival is None:
         return f"{what} after {seconds(ttft)}"
@@ -100,8 +100,8 @@ def _punctuality(story: RequestTimeline, ttft: Seconds) -> str:
     return f"{what} after {seconds(ttft)}, {verdict}"
 
 
-def _refusal(story: RequestTimeline) -> Iterator[str]:
-    rejected = next((d for d in story.decisions if d.kind == "rejected"), None)
+def _refusal(timeline: RequestTimeline) -> Iterator[str]:
+    rejected = next((d for d in timeline.decisions if d.kind == "rejected"), None)
     if rejected is None:
         return
     best = min(rejected.candidates, key=lambda c: c.predicted_ttft, default=None)
@@ -113,8 +113,8 @@ def _refusal(story: RequestTimeline) -> Iterator[str]:
         )
 
 
-def _held_up(story: RequestTimeline) -> Iterator[str]:
-    arrival = story.arrival
+def _held_up(timeline: RequestTimeline) -> Iterator[str]:
+    arrival = timeline.arrival
     if arrival is not None and arrival.held_up > OFF_SECONDS_MIN:
         yield f"no scheduler answered for {seconds(arrival.held_up)}: for admission its objective was longer by that"
 
@@ -128,18 +128,18 @@ FAILURES = {
 }
 
 
-def _failed_attempts(story: RequestTimeline) -> Iterator[str]:
-    for event in story.failed:
+def _failed_attempts(timeline: RequestTimeline) -> Iterator[str]:
+    for event in timeline.failed:
         told = event.what if event.what != event.failure else ""
         yield (
-            f"{event.instance} failed it {seconds(event.at - story.arrived_at)} after its arrival (attempt {event.attempt}): "
+            f"{event.instance} failed it {seconds(event.at - timeline.arrived_at)} after its arrival (attempt {event.attempt}): "
             f"{FAILURES[event.failure]}{f', {told}' if told else ''}"
         )
 
 
-def _out(story: RequestTimeline) -> Iterator[str]:
+def _out(timeline: RequestTimeline) -> Iterator[str]:
     """Who was ejected and so no candidate, when it was placed last."""
-    placement = story.placement
+    placement = timeline.placement
     for candidate in placement.candidates if placement is not None else ():
         if candidate.why_out and candidate.chosen:
             yield f"it was to try {candidate.instance} after its ejection, which was {candidate.why_out}"
@@ -147,37 +147,37 @@ def _out(story: RequestTimeline) -> Iterator[str]:
             yield f"{candidate.instance} was no candidate: {candidate.why_out}"
 
 
-def _retries(story: RequestTimeline) -> Iterator[str]:
-    for decision in story.decisions:
+def _retries(timeline: RequestTimeline) -> Iterator[str]:
+    for decision in timeline.decisions:
         if decision.excluded:
             failed = ", ".join(decision.excluded)
             yield f"{failed} failed it: placed again after {seconds(decision.after_seconds)} (attempt {decision.attempt})"
         if decision.kind == "moved":
             yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
-    if story.refused:
-        last = story.refused[-1]
-        often = f", {len(story.refused)} times" if len(story.refused) > 1 else ""
+    if timeline.refused:
+        last = timeline.refused[-1]
+        often = f", {len(timeline.refused)} times" if len(timeline.refused) > 1 else ""
         yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
 
 
-def _queue(story: RequestTimeline) -> Iterator[str]:
-    waited, decision = _spent(story, "queue"), story.placement
-    if decision is None or not _is_telling(story, waited):
+def _queue(timeline: RequestTimeline) -> Iterator[str]:
+    waited, decision = _spent(timeline, "queue"), timeline.placement
+    if decision is None or not _is_telling(timeline, waited):
         return
     work = sum(ahead.uncached_tokens for ahead in decision.ahead)
-    share = _share_of_wait(story, waited)
+    share = _share_of_wait(timeline, waited)
     said = (
         f"it waited {seconds(waited)} in the queue of {decision.instance}{share}: when it was placed, "
         f"{_requests(len(decision.ahead))} with {work:,} tokens to compute {_were(len(decision.ahead))} before it"
     )
-    overtaken = next((g.overtaken_by for g in story.grants if g.instance == decision.instance), [])
+    overtaken = next((g.overtaken_by for g in timeline.grants if g.instance == decision.instance), [])
     yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
 
 
-def _alternative(story: RequestTimeline) -> Iterator[str]:
+def _alternative(timeline: RequestTimeline) -> Iterator[str]:
     """What else there was, and why it was not taken."""
-    decision = story.placement
-    if decision is None or not (_is_telling(story, _spent(story, "queue")) or _took_long_inside(story)):
+    decision = timeline.placement
+    if decision is None or not (_is_telling(timeline, _spent(timeline, "queue")) or _took_long_inside(timeline)):
         return
     chosen = next((c for c in decision.candidates if c.chosen), None)
     others = [c for c in decision.candidates if not c.chosen and c.status == "ready"]
@@ -197,38 +197,40 @@ def _numbers(weighed: WeighedCandidate) -> str:
     return f"queue {seconds(weighed.queue_seconds)}, {weighed.uncached_tokens:,} tokens to compute"
 
 
-def _slow_engine(story: RequestTimeline) -> Iterator[str]:
-    grant, first = (story.grants[-1] if story.grants else None), story.first_token
-    if grant is None or first is None or (factor := _factor(story)) is None:
+def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
+    grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
+    if grant is None or first is None or (factor := _factor(timeline)) is None:
         return
-    if _is_telling(story, first.prefill):
+    if _is_telling(timeline, first.prefill):
         others = (
             f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
             if grant.in_engine
             else ""
         )
         yield (
-            f"{seconds(first.prefill)} passed inside {grant.instance}{_share_of_wait(story, first.prefill)}{others}: "
+            f"{seconds(first.prefill)} passed inside {grant.instance}{_share_of_wait(timeline, first.prefill)}{others}: "
             f"{grant.work_tokens:,} tokens of work, {seconds(grant.work_seconds)} by its cost model"
             + (f"; it took {factor:.1f} times as long" if factor >= SLOW_FACTOR_MIN else "")
         )
     if grant.instance_known:
         yield from _pace(grant, factor)
-    if _took_long_inside(story):
-        yield from _others(story.meanwhile, grant)
+    if _took_long_inside(timeline):
+        yield from _others(timeline.meanwhile, grant)
 
 
-def _factor(story: RequestTimeline) -> float | None:
+def _factor(timeline: RequestTimeline) -> float | None:
     """How many times as long its prefill took as the work inside the engine should; None where that is not told."""
-    grant, first = (story.grants[-1] if story.grants else None), story.first_token
+    grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
         return None
     return first.prefill / grant.work_seconds
 
 
-def _took_long_inside(story: RequestTimeline) -> bool:
-    factor, first = _factor(story), story.first_token
-    return factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(story, first.prefill)
+def _took_long_inside(timeline: RequestTimeline) -> bool:
+    factor, first = _factor(timeline), timeline.first_token
+    return (
+        factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(timeline, first.prefill)
+    )
 
 
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
@@ -273,8 +275,8 @@ def _or_more(grant: GrantRecord) -> str:
     return "or more " if grant.correction >= CORRECTION_MAX else ""
 
 
-def _hot_prefix(story: RequestTimeline) -> Iterator[str]:
-    decision = story.placement or (story.decisions[-1] if story.decisions else None)
+def _hot_prefix(timeline: RequestTimeline) -> Iterator[str]:
+    decision = timeline.placement or (timeline.decisions[-1] if timeline.decisions else None)
     prefix = decision.prefix if decision else None
     if prefix is None or prefix.window < HOT_ARRIVALS_MIN:
         return
@@ -288,8 +290,8 @@ def _hot_prefix(story: RequestTimeline) -> Iterator[str]:
         )
 
 
-def _missed_hit(story: RequestTimeline) -> Iterator[str]:
-    end, decision = story.end, story.placement
+def _missed_hit(timeline: RequestTimeline) -> Iterator[str]:
+    end, decision = timeline.end, timeline.placement
     if not isinstance(end, RequestFinished) or decision is None or end.cached_tokens < 0:
         return
     missing = decision.predicted_cached_tokens - end.cached_tokens
@@ -298,7 +300,7 @@ def _missed_hit(story: RequestTimeline) -> Iterator[str]:
     chosen = next((c for c in decision.candidates if c.chosen), None)
     promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
     why = f"; {promised} of the blocks were only promised by prompts placed there before it" if promised > 0 else ""
-    grant = story.grants[-1] if story.grants else None
+    grant = timeline.grants[-1] if timeline.grants else None
     when = (
         f"; when it was granted the log knew of {grant.held_tokens:,}"
         if grant and grant.instance_known and grant.held_tokens < decision.predicted_cached_tokens
@@ -307,18 +309,18 @@ def _missed_hit(story: RequestTimeline) -> Iterator[str]:
     yield f"{missing:,} tokens that were predicted to be cached had to be computed{why}{when}"
 
 
-def _way(story: RequestTimeline) -> Iterator[str]:
-    spent = _spent(story, "way")
-    if story.ttft and spent > WAY_SHARE_MIN * story.ttft:
+def _way(timeline: RequestTimeline) -> Iterator[str]:
+    spent = _spent(timeline, "way")
+    if timeline.ttft and spent > WAY_SHARE_MIN * timeline.ttft:
         yield (
-            f"{seconds(spent)} went by between the processes ({seconds(spent / story.speed)} on the wall): "
+            f"{seconds(spent)} went by between the processes ({seconds(spent / timeline.speed)} on the wall): "
             "ingress, scheduler or network were busy, or nobody led"
         )
 
 
-def _prediction(story: RequestTimeline) -> Iterator[str]:
-    decision, ttft = story.placement, story.ttft
-    if decision is None or decision.predicted_ttft is None or ttft is None or story.first_token is None:
+def _prediction(timeline: RequestTimeline) -> Iterator[str]:
+    decision, ttft = timeline.placement, timeline.ttft
+    if decision is None or decision.predicted_ttft is None or ttft is None or timeline.first_token is None:
         return
     off = ttft - decision.predicted_ttft
     if abs(off) > max(OFF_SECONDS_MIN, OFF_SHARE_MIN * ttft):
@@ -326,37 +328,37 @@ def _prediction(story: RequestTimeline) -> Iterator[str]:
         yield f"it took {seconds(abs(off))} {how} than predicted ({seconds(decision.predicted_ttft)})"
 
 
-def _doubt(story: RequestTimeline) -> Iterator[str]:
-    decision = story.placement
+def _doubt(timeline: RequestTimeline) -> Iterator[str]:
+    decision = timeline.placement
     chosen = next((c for c in decision.candidates if c.chosen), None) if decision else None
     if chosen is None:
         return
     if chosen.doubt:
         yield f"what {chosen.instance} held was in doubt: {chosen.doubt}"
-    if story.arrival is not None and not story.arrival.exact:
+    if timeline.arrival is not None and not timeline.arrival.exact:
         yield "its tokens had to be guessed, so no hit could be predicted for sure"
 
 
-def _no_end(story: RequestTimeline) -> Iterator[str]:
-    if story.end is None and story.phases:
-        phase = story.phases[-1]
+def _no_end(timeline: RequestTimeline) -> Iterator[str]:
+    if timeline.end is None and timeline.phases:
+        phase = timeline.phases[-1]
         yield f"since {seconds(phase.since_seconds)} after its arrival it is {phase.name}, for {seconds(phase.seconds)}"
 
 
-def _spent(story: RequestTimeline, kind: str) -> Seconds:
-    return sum(phase.seconds for phase in story.phases if phase.kind == kind)
+def _spent(timeline: RequestTimeline, kind: str) -> Seconds:
+    return sum(phase.seconds for phase in timeline.phases if phase.kind == kind)
 
 
-def _until_first_token(story: RequestTimeline) -> Seconds:
-    return sum(phase.seconds for phase in story.phases if phase.kind != "decoding")
+def _until_first_token(timeline: RequestTimeline) -> Seconds:
+    return sum(phase.seconds for phase in timeline.phases if phase.kind != "decoding")
 
 
-def _is_telling(story: RequestTimeline, spent: Seconds) -> bool:
-    return spent > PHASE_SHARE_MIN * _until_first_token(story) and spent > 0
+def _is_telling(timeline: RequestTimeline, spent: Seconds) -> bool:
+    return spent > PHASE_SHARE_MIN * _until_first_token(timeline) and spent > 0
 
 
-def _share_of_wait(story: RequestTimeline, spent: Seconds) -> str:
-    whole = _until_first_token(story)
+def _share_of_wait(timeline: RequestTimeline, spent: Seconds) -> str:
+    whole = _until_first_token(timeline)
     return f" ({min(1.0, spent / whole):.0%} of the time to the first token)" if whole else ""
 
 

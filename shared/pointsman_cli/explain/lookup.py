@@ -1,39 +1,35 @@
-"""Which request is meant: by its id or a part of it, the last one, or the slowest.
-
-The id of a request is the `x-request-id` of its answer. `tap` shows the end of long ones, so an end is as good as a
-beginning. One reading of the log finds everything; what is kept meanwhile is bounded by CANDIDATES_MAX requests, or by
-those that are under way.
-"""
+"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, the last one, or the slowest. One reading of
+the log, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
-from pointsman.contracts.decisions import RequestEnd, RequestGranted
+from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import (
-    PrefillFinished,
     RequestArrived,
     RequestEvent,
     RequestFinished,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
+from pointsman_cli.explain.values import RequestEnd
 from pointsman_cli.history.errors import HistoryError
 
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
-"""Requests under way that are remembered while the slowest are looked for; the oldest are forgotten first."""
+"""Requests in flight that are remembered; the oldest are forgotten first."""
 
 HINT = (
-    "The id is the x-request-id of the answer. `--last` takes the last request that ended, `--slowest 10` lists those "
-    "that waited longest, `pointsman tap --all --no-follow` shows all."
+    "The id is the x-request-id of the answer. `--last` takes the last request that ended, `--slowest 10` lists the "
+    "slowest, `pointsman tap --since 1 --until now` shows all."
 )
 
 
 @dataclass(slots=True)
 class Slow:
-    """A request that was answered, and where its time to first token went."""
+    """An answered request."""
 
     request: RequestId
     tenant: Tenant
@@ -56,7 +52,7 @@ class Slow:
 
 
 def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
-    """The request of this id, else the only one whose id begins or ends so. Raises HistoryError."""
+    """The request with this id, or the only one whose id begins or ends with it. Raises HistoryError."""
     found: dict[RequestId, None] = {}
     for request in _request_ids(entries):
         if request == text:
@@ -76,7 +72,7 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
 
 
 def last_request(entries: Iterable[LogEntry]) -> RequestId:
-    """The one that ended last. Raises HistoryError where none did."""
+    """The one that ended last. Raises HistoryError."""
     last: RequestId | None = None
     for entry in entries:
         if isinstance(entry.event, RequestEnd):
@@ -88,38 +84,26 @@ def last_request(entries: Iterable[LogEntry]) -> RequestId:
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
-    """The answered requests with the longest time to first token, slowest first. Raises HistoryError where there are none."""
-    underway: dict[RequestId, Slow] = {}
+    """The answered requests with the longest TTFT, slowest first. Raises HistoryError."""
+    in_flight: dict[RequestId, Slow] = {}
     heap: list[tuple[Seconds, int, Slow]] = []
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            underway[event.request] = _slow(event)
-            if len(underway) > OPEN_MAX:
-                underway.pop(next(iter(underway)))
+            in_flight[event.request] = _slow(event)
+            if len(in_flight) > OPEN_MAX:
+                in_flight.pop(next(iter(in_flight)))
         elif isinstance(event, RequestGranted):
-            if event.request in underway:
-                underway[event.request].granted_at = event.at
+            if event.request in in_flight:
+                in_flight[event.request].granted_at = event.at
         elif isinstance(event, RequestEnd):
-            slow = underway.pop(event.request, None)
+            slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
                 _keep(heap, count, (event.ttft, -entry.sequence, _answered(slow, event)))
     if not heap:
         msg = "no request was answered in this log"
         raise HistoryError(msg)
     return [slow for _, _, slow in sorted(heap, reverse=True)]
-
-
-def entries_of(entries: Iterable[LogEntry], request: RequestId) -> Iterator[LogEntry]:
-    """What the log says of one request."""
-    for entry in entries:
-        if isinstance(entry.event, RequestEvent) and entry.event.request == request:
-            yield entry
-
-
-def first_token_of(event: object) -> bool:
-    """Whether a first token was seen; the leader's assumption is none."""
-    return isinstance(event, PrefillFinished) and event.stamp is None
 
 
 def _request_ids(entries: Iterable[LogEntry]) -> Iterator[RequestId]:

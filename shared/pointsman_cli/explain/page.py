@@ -1,10 +1,9 @@
-"""A story as people read it: how it ended, why, where the time went, and then each decision with its numbers."""
+"""A request's timeline as text and JSON: how it ended, why, where the time went, and each decision with its numbers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +11,7 @@ from rich.text import Text
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman_cli.explain.diagnosis import headline, reasons, seconds
 from pointsman_cli.explain.lookup import Slow
-from pointsman_cli.explain.timeline import (
+from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
     GrantRecord,
@@ -24,46 +23,46 @@ from pointsman_cli.explain.timeline import (
     blocks_of,
 )
 from pointsman_cli.tap.event_lines import line
-from pointsman_cli.terminal import wall_time
+from pointsman_cli.terminal import say, table, wall_time
 
 BAR_CHARS = 56
 AHEAD_SHOWN = 8
 REFUSED_SHOWN = 8
 BAR_STYLES = {"gone": "dim", "way": "dim", "queue": "yellow", "engine": "cyan", "decoding": "green"}
+SLOWEST_COLUMNS = (
+    "request", "arrived", "instance", "tenant", ">TTFT", ">objective", ">before the grant", ">after it", ">prompt", ">cached",
+)  # fmt: skip
+CANDIDATE_COLUMNS = (
+    "", "instance", "status", "cache known", ">hit blocks", ">promised", ">to compute", ">queue", ">prefill", ">TTFT",
+    ">pending", ">in prefill", ">decoding", ">pace",
+)  # fmt: skip
 ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
 
 
-def show_story(console: Console, story: RequestTimeline) -> None:
-    """All of it, from the verdict to the single events."""
-    _show_head(console, story)
-    told = reasons(story)
+def show_timeline(console: Console, timeline: RequestTimeline) -> None:
+    _show_head(console, timeline)
+    told = reasons(timeline)
     if told:
-        console.print("\nwhy", style="bold")
+        say(console, "\nwhy", "bold")
         for sentence in told:
-            console.print(f"  - {sentence}", markup=False, soft_wrap=True)
-    _show_time(console, story.phases)
-    _show_predictions(console, story)
-    for decision in story.decisions:
+            say(console, f"  - {sentence}")
+    _show_time(console, timeline.phases)
+    _show_predictions(console, timeline)
+    for decision in timeline.decisions:
         _show_decision(console, decision)
-        for grant in story.grants:
+        for grant in timeline.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
                 _show_grant(console, grant, told=decision.ahead)
-    _show_refused(console, story.refused)
-    _show_events(console, story)
+    _show_refused(console, timeline.refused)
+    _show_events(console, timeline)
 
 
 def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> None:
-    """A row for each request, and what to type next."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column, justify in (
-        ("request", "left"), ("arrived", "left"), ("instance", "left"), ("tenant", "left"), ("TTFT", "right"),
-        ("objective", "right"), ("before the grant", "right"), ("after it", "right"), ("prompt", "right"), ("cached", "right"),
-    ):  # fmt: skip
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    rows = table(*SLOWEST_COLUMNS)
     for slow in slowest:
         queued = slow.queued_seconds
-        table.add_row(
+        rows.add_row(
             slow.request,
             f"{wall_time(slow.arrived_at, speed):%H:%M:%S}",
             slow.instance,
@@ -75,28 +74,30 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
             f"{slow.prompt_tokens:,}",
             f"{slow.cached_tokens:,}" if slow.cached_tokens >= 0 else "-",
         )
-    console.print(table)
-    console.print(f"for the story of one: pointsman explain {slowest[0].request}", markup=False, soft_wrap=True)
+    console.print(rows)
+    say(console, f"for the timeline of one: pointsman explain {slowest[0].request}")
 
 
-def story_as_json(story: RequestTimeline) -> dict[str, Any]:
-    """Everything that is shown, and every number unrounded."""
+def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
+    """Everything that is shown, unrounded."""
     return {
-        "request": story.request,
-        "arrived_at": story.arrived_at,
-        "wall_time": wall_time(story.arrived_at, story.speed).isoformat(timespec="milliseconds"),
-        "headline": headline(story),
-        "why": reasons(story),
-        "arrival": _arrival_as_json(story.arrival),
-        "ttft": story.ttft,
-        "phases": msgspec.to_builtins(story.phases),
-        "decisions": msgspec.to_builtins(story.decisions),
-        "failed_attempts": msgspec.to_builtins(story.failed),
-        "refused_moves": msgspec.to_builtins(story.refused),
-        "grants": msgspec.to_builtins(story.grants),
-        "meanwhile": msgspec.to_builtins(story.meanwhile),
-        "end": msgspec.to_builtins(story.end),
-        "events": [{"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in story.entries],
+        "request": timeline.request,
+        "arrived_at": timeline.arrived_at,
+        "wall_time": wall_time(timeline.arrived_at, timeline.speed).isoformat(timespec="milliseconds"),
+        "headline": headline(timeline),
+        "why": reasons(timeline),
+        "arrival": _arrival_as_json(timeline.arrival),
+        "ttft": timeline.ttft,
+        "phases": msgspec.to_builtins(timeline.phases),
+        "decisions": msgspec.to_builtins(timeline.decisions),
+        "failed_attempts": msgspec.to_builtins(timeline.failed),
+        "refused_moves": msgspec.to_builtins(timeline.refused),
+        "grants": msgspec.to_builtins(timeline.grants),
+        "meanwhile": msgspec.to_builtins(timeline.meanwhile),
+        "end": msgspec.to_builtins(timeline.end),
+        "events": [
+            {"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in timeline.entries
+        ],
     }
 
 
@@ -107,36 +108,33 @@ def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
     return {name: value for name, value in told.items() if name != "keys"} | {"blocks": blocks_of(arrival)}
 
 
-def _show_head(console: Console, story: RequestTimeline) -> None:
-    arrival = story.arrival
-    console.print(f"request {story.request}", style="bold", markup=False, soft_wrap=True)
-    when = wall_time(story.arrived_at, story.speed).isoformat(sep=" ", timespec="milliseconds")
-    if story.arrived_before_the_log:
-        console.print(
-            f"about {when}; it arrived before entry {story.log_begins:,}, with which the log begins", markup=False
-        )
+def _show_head(console: Console, timeline: RequestTimeline) -> None:
+    arrival = timeline.arrival
+    say(console, f"request {timeline.request}", "bold")
+    when = wall_time(timeline.arrived_at, timeline.speed).isoformat(sep=" ", timespec="milliseconds")
+    if timeline.arrived_before_the_log:
+        say(console, f"about {when}; it arrived before entry {timeline.log_begins:,}, with which the log begins")
     elif arrival is None:
-        console.print(f"about {when}; the log has no arrival of it: no scheduler took it in", markup=False)
+        say(console, f"about {when}; the log has no arrival of it: no scheduler took it in")
     else:
         session = f", session {arrival.session}" if arrival.session else ""
         streamed = "streamed" if arrival.streaming else "not streamed"
-        console.print(
-            f"{when}, through {arrival.ingress}, of {arrival.tenant or 'nobody named'}{session}", markup=False
+        say(console, f"{when}, through {arrival.ingress}, of {arrival.tenant or 'nobody named'}{session}")
+        say(
+            console,
+            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, up to "
+            f"{arrival.max_output_tokens:,} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}",
         )
-        console.print(
-            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {story.block_tokens}, up to "
-            f"{arrival.max_output_tokens:,} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}"
-        )
-    late = arrival is not None and story.ttft is not None and story.ttft > arrival.slo_ttft
-    well = isinstance(story.end, RequestFinished) and not late
-    console.print(headline(story), style=ENDED_WELL if well else ENDED_LATE, markup=False, soft_wrap=True)
+    late = arrival is not None and timeline.ttft is not None and timeline.ttft > arrival.slo_ttft
+    well = isinstance(timeline.end, RequestFinished) and not late
+    say(console, headline(timeline), ENDED_WELL if well else ENDED_LATE)
 
 
 def _show_time(console: Console, phases: Sequence[Phase]) -> None:
     if not phases:
         return
     whole = max(phase.since_seconds + phase.seconds for phase in phases) or 1.0
-    console.print("\nwhere the time went", style="bold")
+    say(console, "\nwhere the time went", "bold")
     width = max(len(phase.name) for phase in phases)
     for phase in phases:
         text = Text(f"  {phase.name:<{width}}  {seconds(phase.seconds):>9}  ")
@@ -147,37 +145,34 @@ def _show_time(console: Console, phases: Sequence[Phase]) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _show_predictions(console: Console, story: RequestTimeline) -> None:
-    decision, end = story.placement, story.end
+def _show_predictions(console: Console, timeline: RequestTimeline) -> None:
+    decision, end = timeline.placement, timeline.end
     if decision is None or decision.predicted_ttft is None:
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for column in ("predicted", "real"):
-        table.add_column(column, justify="right")
+    rows = table("", ">predicted", ">real")
     real = end.cached_tokens if isinstance(end, RequestFinished) else -1
-    table.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
-    what = "TTFT" if story.arrival is None or story.arrival.streaming else "TTFT (real: the whole answer)"
-    table.add_row(what, seconds(decision.predicted_ttft), "-" if story.ttft is None else seconds(story.ttft))
-    console.print(table)
+    rows.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
+    what = "TTFT" if timeline.arrival is None or timeline.arrival.streaming else "TTFT (real: the whole answer)"
+    rows.add_row(what, seconds(decision.predicted_ttft), "-" if timeline.ttft is None else seconds(timeline.ttft))
+    console.print(rows)
 
 
 def _show_decision(console: Console, decision: DecisionRecord) -> None:
-    console.print(
+    say(
+        console,
         f"{decision.kind} {seconds(decision.after_seconds)} after its arrival: entry {decision.sequence:,}, decision "
         f"{decision.number:,} of term {decision.term}, from what was known as of entry {decision.as_of:,}"
         + (f" ({decision.unseen_entries} entries behind)" if decision.unseen_entries else ""),
-        style="bold",
-        soft_wrap=True,
+        "bold",
     )
     if decision.candidates:
         console.print(_candidates(decision))
     chosen = "nowhere" if decision.kind == "rejected" else f"{decision.instance}"
     by = f" by {decision.policy}" if decision.policy else ""
-    console.print(f"  {chosen}{by}: {decision.reason}", markup=False, soft_wrap=True)
-    console.print(f"  {_admission(decision)}", markup=False, soft_wrap=True)
+    say(console, f"  {chosen}{by}: {decision.reason}")
+    say(console, f"  {_admission(decision)}")
     if decision.excluded:
-        console.print(f"  not to be tried again: {', '.join(decision.excluded)}", markup=False)
+        say(console, f"  not to be tried again: {', '.join(decision.excluded)}")
     _show_ahead(console, f"before it on {decision.instance}", decision.ahead)
 
 
@@ -196,14 +191,10 @@ def _admission(decision: DecisionRecord) -> str:
 
 
 def _candidates(decision: DecisionRecord) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("", "instance", "status", "cache known"):
-        table.add_column(column, no_wrap=True)
-    for column in ("hit blocks", "promised", "to compute", "queue", "prefill", "TTFT", "pending", "in prefill", "decoding", "pace"):  # fmt: skip
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = table(*CANDIDATE_COLUMNS)
     for weighed in decision.candidates:
-        table.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
-    return table
+        rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
+    return rows
 
 
 def _candidate(weighed: WeighedCandidate) -> Iterable[str]:
@@ -225,14 +216,15 @@ def _candidate(weighed: WeighedCandidate) -> Iterable[str]:
 
 
 def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAhead]) -> None:
-    """`told`: who was before it when it was placed."""
+    """`told`: the requests ahead of it when it was placed."""
     by = "granted" if grant.by_leader else "sent by its ingress, without a scheduler,"
-    console.print(
+    say(
+        console,
         f"{by} {seconds(grant.after_seconds)} after its arrival to {grant.instance}: entry {grant.sequence:,}",
-        style="bold",
-        soft_wrap=True,
+        "bold",
     )
-    console.print(
+    say(
+        console,
         f"  {grant.work_tokens:,} tokens to compute inside before its first token, {seconds(grant.work_seconds)} by the "
         "cost model"
         + (
@@ -240,10 +232,9 @@ def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAh
             if grant.instance_known
             else ""
         ),
-        soft_wrap=True,
     )
     if grant.overtaken_by:
-        console.print(f"  {len(grant.overtaken_by)} that came later were granted before it", style="yellow")
+        say(console, f"  {len(grant.overtaken_by)} that came later were granted before it", "yellow")
     if grant.in_engine != told:
         _show_ahead(console, f"before it in {grant.instance}", grant.in_engine)
 
@@ -251,49 +242,43 @@ def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAh
 def _show_ahead(console: Console, what: str, ahead: Sequence[QueuedAhead]) -> None:
     if not ahead:
         return
-    console.print(
-        f"  {what}: {len(ahead)}, {sum(one.uncached_tokens for one in ahead):,} tokens to compute", markup=False
-    )
+    say(console, f"  {what}: {len(ahead)}, {sum(one.uncached_tokens for one in ahead):,} tokens to compute")
     for one in ahead[:AHEAD_SHOWN]:
-        console.print(
+        say(
+            console,
             f"    {one.request}  {one.stage}, {one.uncached_tokens:,} tokens, {seconds(one.prefill_seconds)} of prefill, "
             f"there for {seconds(one.waited_seconds)}",
-            markup=False,
-            soft_wrap=True,
         )
     if len(ahead) > AHEAD_SHOWN:
-        console.print(f"    and {len(ahead) - AHEAD_SHOWN} more")
+        say(console, f"    and {len(ahead) - AHEAD_SHOWN} more")
 
 
 def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
-    """Moves that were not made, the newest of many."""
     if not refused:
         return
-    console.print("\nmoves that were refused", style="bold")
+    say(console, "\nmoves that were refused", "bold")
     if len(refused) > REFUSED_SHOWN:
-        console.print(f"  {len(refused) - REFUSED_SHOWN} before these")
+        say(console, f"  {len(refused) - REFUSED_SHOWN} before these")
     for move in refused[-REFUSED_SHOWN:]:
         how = "out of the engine of" if move.rebind else "from"
-        console.print(
+        say(
+            console,
             f"  {seconds(move.after_seconds)} after its arrival, {how} {move.source} to {move.instance}: {move.reason}, "
             f"{move.detail}",
-            markup=False,
-            soft_wrap=True,
         )
-        console.print(
+        say(
+            console,
             f"    {move.policy} had asked for it: {seconds(move.benefit_seconds)} sooner by what it knew as of entry "
             f"{move.planned_as_of:,} (plan {move.plan}); refused in entry {move.sequence:,}",
-            style="dim",
-            markup=False,
-            soft_wrap=True,
+            "dim",
         )
 
 
-def _show_events(console: Console, story: RequestTimeline) -> None:
-    console.print("\nits entries in the log", style="bold")
-    for entry in story.entries:
-        text = line(entry, speed=story.speed)
-        if entry.sequence in story.fenced:
-            text.append("  (of a deposed leader: nobody applied it)", style="yellow")
+def _show_events(console: Console, timeline: RequestTimeline) -> None:
+    say(console, "\nits entries in the log", "bold")
+    for entry in timeline.entries:
+        text = line(entry, speed=timeline.speed)
+        if entry.sequence in timeline.fenced:
+            text.append("  (of a deposed leader: without effect)", style="yellow")
         text.no_wrap = False
         console.print(text, soft_wrap=True)

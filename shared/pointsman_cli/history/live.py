@@ -108,7 +108,7 @@ class LiveHistory(History):
             try:
                 return await link.log.extent()
             except LogMissingError as error:
-                msg = f"{self.origin} does not exist; `pointsman fleet` shows which pool a running fleet serves"
+                msg = f"{self.origin} is not there; `pointsman fleet` shows which pool a running fleet serves"
                 raise HistoryError(msg) from error
             except LogUnavailableError as error:
                 raise _no_log(self.origin, error) from error

@@ -7,15 +7,13 @@ readers too; line style and marker differ as well, so that prints in grey still 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from math import ceil, isnan, nan
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-import matplotlib as mpl
 from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -38,7 +36,6 @@ LINE_STYLES = ("-", "--", ":", "-.")
 OWN_MARKER = "*"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 PANELS_MAX = 6
-HEAT_COLUMNS = 2
 WINDOWS = 40
 """Into how many stretches of time a timeline is cut."""
 
@@ -101,7 +98,6 @@ def draw_plots(results: Results, directory: Path) -> list[Path]:
         "capacity": capacity_against_rate,
         "ttft_cdf": ttft_distribution,
         "prompt_lengths": attainment_by_length,
-        "pending_heatmap": pending_over_time,
         "timeline": timeline,
     }
     return [draw_plot(draw, results, directory / f"{name}.png") for name, draw in drawings.items()]
@@ -166,7 +162,7 @@ def capacity_against_rate(results: Results) -> Figure:
     if 1 < len(rates) <= TICKS_MAX:
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xlabel("request rate (requests/s)")
-    axes.set_ylabel("requests within the TTFT objective")
+    axes.set_ylabel("requests within the TTFT SLO")
     _shares(axes)
     _legend(figure, [axes], f"goodput is read at {TARGET:.0%}")
     return figure
@@ -176,21 +172,21 @@ def ttft_distribution(results: Results) -> Figure:
     """Distribution of TTFT over all requests: a curve ends below 100% where requests were refused or never served."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Time to first token", results, share_x=True)
-    objective = results[0].cell.scenario.slo_ttft_s
+    slo = results[0].cell.scenario.slo_ttft_s
     for axes, rate in zip(panels, rates, strict=True):
         for key, look in _looks(results).items():
             arrivals = [arrival for series in _series(results, key, rate) for arrival in series.arrivals]
             seen = sorted(arrival.ttft for arrival in arrivals if arrival.ttft is not None)
             shares = [(number + 1) / len(arrivals) for number in range(len(seen))]
             axes.plot(seen, shares, label=look.label, **look.line)
-        axes.axvline(objective, **THRESHOLD_LINE)
+        axes.axvline(slo, **THRESHOLD_LINE)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_title(f"{rate:g} requests/s")
         axes.set_xlabel("time to first token (s, logarithmic)")
         _shares(axes)
     _left_label(panels, "share of all requests")
-    _legend(figure, panels, f"TTFT objective, {objective:g} s")
+    _legend(figure, panels, f"TTFT SLO, {slo:g} s")
     return figure
 
 
@@ -209,40 +205,8 @@ def attainment_by_length(results: Results) -> Figure:
         axes.set_title(f"{rate:g} requests/s")
         axes.set_xlabel("tenths of the requests, each by its longest\nprompt (thousand tokens)")
         _shares(axes)
-    _left_label(panels, "requests within the\nTTFT objective")
+    _left_label(panels, "requests within the\nTTFT SLO")
     _legend(figure, panels)
-    return figure
-
-
-def pending_over_time(results: Results) -> Figure:
-    """Where work waited: uncached prompt tokens at each instance over time, one panel a variant, one scale for all."""
-    rate = telling_rate(results)
-    found = {look.label: _series(results, key, rate) for key, look in _looks(results).items()}
-    shown = {label: series[0] for label, series in found.items() if series and series[0].samples}
-    columns = min(HEAT_COLUMNS, max(1, len(shown)))
-    title = f"Where work waited, at {rate:g} requests/s"
-    figure, panels = _panels(
-        max(1, len(shown)), title, results, columns=columns, width=11.0 / columns, height=2.1, share_x=True
-    )
-    grids = {label: _grid(series) for label, series in shown.items()}
-    ceiling = max(1.0, _high_of(tokens for grid in grids.values() for row in grid for tokens in row))
-    scale = PowerNorm(0.5, vmin=0, vmax=ceiling)
-    colours = mpl.colormaps["viridis"].with_extremes(bad="#FFFFFF")
-    image = None
-    for axes, (label, grid) in zip(panels, grids.items(), strict=False):
-        extent = (0.0, shown[label].samples[-1].at, -0.5, len(grid) - 0.5)
-        image = axes.imshow(
-            grid, extent=extent, cmap=colours, norm=scale, aspect="auto", interpolation="nearest", origin="lower"
-        )
-        axes.set_title(label)
-        axes.grid(visible=False)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        axes.set_xlabel("time (s)")
-    panels[0].set_xlim(0, max((series.samples[-1].at for series in shown.values()), default=1.0))
-    _left_label(panels, "instance")
-    if image is not None:
-        bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.015, aspect=35, extend="max", extendfrac=0.025)
-        bar.set_label("pending prompt tokens (thousand)")
     return figure
 
 
@@ -263,7 +227,7 @@ def timeline(results: Results) -> Figure:
             instances.step([at for at, _ in sizes], [count for _, count in sizes], where="post", **look.line)
             first_counted = series.arrivals[0].at if series.arrivals else 0.0
     _shares(on_time)
-    on_time.set_ylabel("within the objective,\nby time of arrival")
+    on_time.set_ylabel("within the SLO,\nby time of arrival")
     pending.set_ylabel("pending prompt tokens\n(thousand)")
     pending.set_ylim(bottom=0)
     instances.set_ylabel("ready instances")
@@ -339,19 +303,6 @@ def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
     for arrival in arrivals:
         groups.setdefault(min(WINDOWS - 1, int((arrival.at - start) / width)), []).append(arrival.on_time)
     return [(start + (number + 0.5) * width, fmean(group)) for number, group in sorted(groups.items())]
-
-
-def _grid(series: Series) -> list[list[float]]:
-    """Thousand tokens by instance and sample; nan where the instance was not there."""
-    names = sorted({name for sample in series.samples for name in sample.instances})
-    columns = [dict(zip(sample.instances, sample.pending_tokens, strict=True)) for sample in series.samples]
-    return [[column.get(name, nan) / 1000 for column in columns] for name in names]
-
-
-def _high_of(values: Iterable[float]) -> float:
-    """What all but one in a hundred stay below: a single spike must not wash out the rest."""
-    ordered = sorted(value for value in values if not isnan(value))
-    return ordered[int(len(ordered) * 0.99)] if ordered else 0.0
 
 
 # --- How to show it ---

@@ -1,22 +1,22 @@
-"""What is compared: a routing policy with its settings, an ordering and an admission policy.
+"""What is compared: a routing policy with its settings, an ordering and an admission policy."""
 
-On the command line a policy may carry settings of its own, `dualmap:both_over=least_loaded`, so that an ablation
-stands in the same table as what it ablates; `--set dualmap.both_over=...` is for all variants of a policy.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set
+from pointsman.policies.setting_text import SettingTextError, parts_of
+
+ROUTING = "routing"
+OTHER_KINDS = ("admission", "order", "pair")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One combination. `policy` is the routing policy as the user wrote it, `routing` its name.
+    """One combination. `policy` is the routing policy with the settings that vary, `routing` its name alone.
 
-    `note`: what else sets it apart, where it stands beside others of the same policies, such as a condition of its own.
+    `note`: what else sets it apart from others of the same policies, such as a condition of its own.
     """
 
     policy: str
@@ -28,16 +28,15 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """What tells variants apart wherever they are counted."""
+        """Unique among the variants of an experiment."""
         return f"{self.called} {self.ordering} {self.admission}"
 
     @property
     def called(self) -> str:
-        """The routing policy, with what sets it apart."""
         return f"{self.routing}, {self.note}" if self.note else self.policy
 
     def label(self, among: Iterable["Variant"]) -> str:
-        """What tells this one from the others: ordering and admission are named only where they differ."""
+        """Ordering and admission are named only where the variants differ in them."""
         others = list(among)
         parts = [self.called]
         if len({other.ordering for other in others}) > 1:
@@ -50,34 +49,38 @@ class Variant:
 def variants(
     policies: Sequence[str], orderings: Sequence[str], admissions: Sequence[str], settings: Sequence[str] = ()
 ) -> list[Variant]:
-    """Every combination, in the order given. Raises UnknownPolicyError for a name or a setting that does not exist."""
-    common = [_common_setting(text) for text in settings]
-    routings = {policy.partition(":")[0] for policy in policies}
-    for routing, name, _ in common:
-        if routing not in routings:
-            msg = f"--set {routing}.{name}: {routing} is not among the policies"
-            raise UnknownPolicyError(msg)
+    """Every combination, in the order given. `settings`: KIND.NAME=VALUE[,VALUE], where KIND may be one of the policies.
+
+    Raises UnknownPolicyError for a name or a setting that does not exist.
+    """
+    given = [_setting(text, policies) for text in settings]
     found = []
-    for policy, ordering, admission in product(policies, orderings, admissions):
-        routing, *own = policy.split(":")
-        chosen: Settings = {name: value for owner, name, value in common if owner == routing}
-        chosen |= dict(_setting(text, policy) for text in own)
-        policy_set(routing=routing, ordering=ordering, admission=admission, settings=chosen)
-        found.append(Variant(policy=policy, routing=routing, ordering=ordering, admission=admission, settings=chosen))
+    for routing in policies:
+        own = [(name, values) for kind, name, values in given if kind in (ROUTING, routing)]
+        own += [(f"{kind}.{name}", values) for kind, name, values in given if kind in OTHER_KINDS]
+        for called, chosen in _choices(routing, own):
+            for ordering, admission in product(orderings, admissions):
+                policy_set(routing=routing, ordering=ordering, admission=admission, settings=chosen)
+                found.append(
+                    Variant(policy=called, routing=routing, ordering=ordering, admission=admission, settings=chosen)
+                )
     return found
 
 
-def _common_setting(text: str) -> tuple[str, str, str]:
-    owner, dot, rest = text.partition(".")
-    if not dot:
-        msg = f"--set {text}: write POLICY.NAME=VALUE"
-        raise UnknownPolicyError(msg)
-    return owner, *_setting(rest, f"--set {text}")
+def _choices(routing: str, given: Sequence[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, Settings]]:
+    """Every combination of the values, with a name in which those that vary appear."""
+    for values in product(*(values for _, values in given)):
+        chosen: Settings = {name: value for (name, _), value in zip(given, values, strict=True)}
+        varied = [f"{name}={chosen[name]}" for name, each in given if len(each) > 1]
+        yield ":".join((routing, *varied)), chosen
 
 
-def _setting(text: str, where: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        msg = f"{where}: write a setting as NAME=VALUE, not {text}"
+def _setting(text: str, policies: Sequence[str]) -> tuple[str, str, list[str]]:
+    try:
+        kind, name, value = parts_of(text)
+    except SettingTextError as error:
+        raise UnknownPolicyError(str(error)) from error
+    if kind not in (ROUTING, *OTHER_KINDS, *policies):
+        msg = f"--set {text}: {kind} is not among the policies"
         raise UnknownPolicyError(msg)
-    return name, value
+    return kind, name, value.split(",")

@@ -1,8 +1,7 @@
-"""After the start: whether Pointsman really sees into the caches of engines that are not its own.
+"""After the start: whether KV events of real engines arrive.
 
-A worker that dials a socket where nobody publishes looks exactly like one beside an idle engine. What settles it is the
-probe that every ingress sends to every new engine: its keys must come back in the engine's events. This follows the log
-until each engine has its verdict, and tells people, with what to do where it is a bad one.
+A worker at a socket where nothing is published looks like one beside an idle engine. The ingress's probe decides: its
+keys must come back in the engine's events. Follows the log until each engine has its verdict, and prints them.
 """
 
 import asyncio
@@ -19,17 +18,16 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 
 VERDICT_SECONDS_MAX: Seconds = 180.0
-"""How long verdicts may take; a probe on a slow engine takes its time, and is tried again when the engine is busy."""
+"""Probes of slow engines take long, and are repeated while an engine is busy."""
 
 Tell = Callable[[str, str], None]
-"""Is given a line for people, and its colour."""
+"""Prints a line in a colour."""
 
 
-async def tell_what_is_known(
+async def report_cache_visibility(
     settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, tell: Tell
 ) -> None:
-    """Tell of each engine (its name, and its URL) how well its cache is known, once that is clear. `since`: Unix seconds;
-    what the log says from before is of an earlier fleet. Ends by itself."""
+    """Print the verdict on each engine (name and URL). `since`: Unix seconds; earlier events are of an earlier fleet."""
     configure_logging("error", "text")
     open_cases = dict(engines)
     try:
@@ -70,7 +68,7 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
 
 
 def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:
-    """A line and its colour, or None where another event will tell. `certain`: as the instance has said when it joined."""
+    """A line and its colour, or None before the verdict. `certain`: as in the instance's join."""
     match event:
         case InstanceJoined() if not event.completes:
             return (

@@ -1,8 +1,5 @@
-"""The life of one child process: logged to its own file, out of the terminal's reach, never outliving us.
-
-A child has its own process group, so that a Ctrl-C in the terminal reaches only `up`, which then stops the fleet in
-its order; and the kernel kills it when `up` dies, however it dies (on Linux).
-"""
+"""The processes of a fleet: each logs to its own file, is in its own process group (Ctrl-C reaches only `up`), and dies with
+`up` (on Linux)."""
 
 import asyncio
 import json
@@ -44,7 +41,7 @@ class ChildProcess(ABC):
         self.url = url
         self.log_file = log_file
         self.waiting_for = ""
-        """What it last said that it still needs before it is ready."""
+        """Missing before it is ready, by its last answer."""
 
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
@@ -55,7 +52,7 @@ class ChildProcess(ABC):
 
     @abstractmethod
     async def is_ready(self) -> bool:
-        """Whether it can do its work, and lacks nothing."""
+        """Whether it can do its work, and nothing is missing."""
 
     @property
     def pid(self) -> int:
@@ -67,8 +64,7 @@ class ChildProcess(ABC):
         return self._process.poll() if self._process else None
 
     async def exited(self) -> int:
-        """Wait until it has ended and return its exit code; negative is the signal that killed it. What it started and
-        left running (a script its engine, for instance) is then ended, too."""
+        """Wait for its exit code; negative: killed by that signal. Then kills what it left running."""
         while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
             await asyncio.sleep(POLL_SECONDS)
         if self._process:
@@ -76,11 +72,11 @@ class ChildProcess(ABC):
         return code
 
     def restart_wait(self) -> float:
-        """Seconds to wait before it is started once more, now that it has ended."""
+        """Seconds before the next start."""
         return self._backoff.wait(time.monotonic())
 
     def stop(self) -> None:
-        """Ask it to stop because the whole fleet does."""
+        """Ask it to stop with the whole fleet."""
         self._signal(signal.SIGTERM)
 
     def terminate(self) -> None:
@@ -92,12 +88,11 @@ class ChildProcess(ABC):
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and whatever it started."""
+        """Kill it and what it started."""
         if self._process and self._process.poll() is None:
             kill_group(self._process)
 
     def log_tail(self) -> list[str]:
-        """The last lines that it logged."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
@@ -108,7 +103,7 @@ class ChildProcess(ABC):
 
 
 class ServiceProcess(ChildProcess):
-    """A process that is run from its console script and answers on its `ready_path`."""
+    """A process that answers on its `ready_path`."""
 
     def __init__(self, plan: ProcessPlan, logs: Path) -> None:
         super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
@@ -145,18 +140,17 @@ class ServiceProcess(ChildProcess):
 
     @override
     def stop(self) -> None:
-        """A service takes SIGINT as the end of all of it: an ingress then plays no lame duck, and a worker's instance
-        leaves."""
+        """On SIGINT an ingress does not wait as a lame duck, and a worker's instance leaves the fleet."""
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
     def _last_words(self) -> str:
-        """What an engine, which says nothing over HTTP before it serves, last wrote to its log."""
-        said = [line for line in self.log_tail() if line.strip()]
-        return said[-1].strip()[:LAST_WORDS_MAX] if said else ""
+        """The last line of its log: an engine does not answer before it serves."""
+        lines = [line for line in self.log_tail() if line.strip()]
+        return lines[-1].strip()[:LAST_WORDS_MAX] if lines else ""
 
 
 class NatsProcess(ChildProcess):
-    """The fleet's own nats-server, at the same port and with the same store each time it is started."""
+    """The fleet's own nats-server."""
 
     def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
         super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
@@ -174,12 +168,11 @@ class NatsProcess(ChildProcess):
 
 
 def described_exit(code: int) -> str:
-    """An exit code as people read it."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def lacks_told(body: bytes) -> dict[str, str]:
-    """What an answer of /readyz says is missing or degraded, with the reasons; nothing where it is no such answer."""
+    """What /readyz reports as missing or degraded, with reasons; empty for any other answer."""
     try:
         told = json.loads(body)
         return {**told["missing"], **told["degraded"]}

@@ -1,4 +1,4 @@
-"""What people see of `pointsman up`: the fleet while it starts, the table once it runs, and what to try first."""
+"""The output of `pointsman up`: the fleet while it starts, the table once it runs, and what to try first."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ ROLE_NOTES = {
 
 
 class StartDisplay:
-    """The fleet while it starts: which processes are ready, and what the others wait for."""
+    """Which processes are ready, and what the others wait for."""
 
     def __init__(self, runner: FleetRunner) -> None:
         self._runner = runner
@@ -44,7 +44,7 @@ class StartDisplay:
 
 
 def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
-    """The status table, and below it what to type next."""
+    """The table, and what to type next."""
     console.print(_table(fleet, seconds))
     console.print()
     console.print("[bold]Try it[/bold]")
@@ -55,7 +55,7 @@ def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
 
 
 def curl_line(fleet: FleetFile) -> str:
-    """A streaming chat completion, ready to be pasted into a shell."""
+    """A streaming chat completion for a shell."""
     body = {
         "model": fleet.model,
         "stream": True,

@@ -1,22 +1,24 @@
-"""The one question `up` asks of others: does this URL answer?"""
+"""HTTP and TCP questions to processes that `up` starts or joins."""
 
 import asyncio
+import json
 import os
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import click
+
 ANSWER_BYTES_MAX = 1 << 20
+ENGINE_ANSWER_SECONDS = 5.0
 
 
 class NoAnswerError(Exception):
-    """Nobody answered in time, or not in HTTP; the message says which."""
+    """No answer in time, or none in HTTP; the message says which."""
 
 
 async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
-    """Status and body (at most 1 MiB) of a GET, within `timeout` wall seconds. Raises NoAnswerError.
-
-    The client is imported with the first question: that takes a quarter of a second, in which the processes that are
-    asked are starting anyway. It asks from the event loop: this process forks, and must have no threads (`adapters.child_process`).
-    """
+    """Status and body (at most 1 MiB) of a GET, within `timeout` wall seconds. Raises NoAnswerError. Imports aiohttp late: that
+    takes 0.25 s, in which the processes start anyway. Uses no threads, since this process forks."""
     import aiohttp
 
     try:
@@ -51,3 +53,18 @@ async def accepts_connections(url: str, *, timeout: float) -> bool:
         return False
     writer.close()
     return True
+
+
+async def model_of(url: str) -> str:
+    """The first model that an engine serves. Raises click.ClickException."""
+    try:
+        status, body = await http_get(f"{url}/v1/models", timeout=ENGINE_ANSWER_SECONDS)
+        if status == HTTPStatus.OK:
+            return str(json.loads(body)["data"][0]["id"])
+        problem = f"/v1/models answers {status}"
+    except NoAnswerError as error:
+        problem = str(error)
+    except (ValueError, LookupError, TypeError):
+        problem = "/v1/models names no model"
+    message = f"the engine {url} is of no use: {problem}"
+    raise click.ClickException(message)

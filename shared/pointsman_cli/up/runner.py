@@ -1,9 +1,8 @@
-"""Starts the processes of a fleet, watches them, and stops them in an order that loses nothing.
+"""Starts the processes of a fleet, watches and restarts them, and stops them in an order that loses nothing.
 
-Nothing is restarted silently: each death is told with its exit code and log file, and so is each new start. While
-stopping, the ingress goes first so that what it streams can finish, within `STREAMS_SECONDS_MAX`, and the nats-server last
-so that everybody can write their last words. A busy machine takes longer for that, and people are told who is waited for; only who hangs
-is killed, so that all of it ends within `STOP_SECONDS_MAX`.
+Each exit is printed with its code and log file, and so is each restart. The ingress stops first, so that its streams can
+finish, and the nats-server last, so that the others can write until their end. Processes that hang are killed: stopping
+takes at most `STOP_SECONDS_MAX`.
 """
 
 import asyncio
@@ -26,32 +25,29 @@ STOP_STAGES: tuple[frozenset[str], ...] = (
     frozenset({"recorder"}),
     frozenset({"nats"}),
 )
-"""Which roles stop together. Engines have nothing more to say once their workers are gone: they stop beside all that
-comes after."""
+"""Roles that stop together. Engines stop after their workers, beside the later stages."""
 
 STREAMS_SECONDS_MAX = 5.0
-"""How long answers may take to finish when the fleet stops. What an ingress still has then is cut, with an error event."""
+"""How long answers may take to finish when the fleet stops; then they are cut, with an error event."""
 
 STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
-"""How long one of these stages may take before what is left of it is killed: services give up by themselves before."""
+"""How long a stage may take before the rest of it is killed. Services stop waiting earlier."""
 
 STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
-"""How long a fleet may take to stop of which a process hangs in every stage."""
+"""Longest stop, if a process hangs in every stage."""
 
 STILL_STOPPING_SECONDS = 3.0
-"""How often people are told who is waited for."""
+"""Between two lines about processes that have not stopped."""
 
 
 class Condition(Enum):
-    """How a process is, as `up` shows it."""
-
     STARTING = "starting"
     READY = "ready"
     DEAD = "dead"
 
 
 class FleetStartError(Exception):
-    """A process did not become ready; the message says which and why, `tail` is the end of its log."""
+    """A process did not become ready. `tail` is the end of its log."""
 
     def __init__(self, message: str, tail: list[str]) -> None:
         super().__init__(message)
@@ -59,8 +55,8 @@ class FleetStartError(Exception):
 
 
 class FleetRunner:
-    """The processes of one fleet. `tell` is called with every line that people must see, and its colour;
-    `changed` when a process became ready, died or was started again."""
+    """The processes of one fleet. `tell` prints a line in a colour; `changed` is called when a process became ready, died or
+    was restarted."""
 
     def __init__(
         self,
@@ -70,8 +66,7 @@ class FleetRunner:
         changed: Callable[[], None],
         stop_others: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`stop_others`: ends what the fleet's processes have started themselves, within a bound of its own; done together
-        with the workers."""
+        """`stop_others`: ends what the fleet's processes started themselves; runs with the workers' stage."""
         self.children = list(children)
         self.conditions = {child.name: Condition.STARTING for child in self.children}
         self._tell = tell
@@ -94,15 +89,14 @@ class FleetRunner:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
-    async def keep(self, *, restart: bool) -> None:
-        """Watch every process for as long as the fleet runs; with `restart`, start what died again, however often."""
+    async def keep(self) -> None:
+        """Restart every process that ends, until the fleet stops."""
         async with asyncio.TaskGroup() as keepers:
             for child in self.children:
-                keepers.create_task(self._keep(child, restart=restart))
+                keepers.create_task(self._keep(child))
 
     async def stop(self) -> None:
-        """Stop everything, in order; what hangs is killed, and named. Ends within STOP_SECONDS_MAX, or within the bound of
-        `stop_others` where that is longer."""
+        """Stop everything, in order, within STOP_SECONDS_MAX or the bound of `stop_others`."""
         self._stopping.set()
         telling = asyncio.ensure_future(self._tell_who_still_stops())
         try:
@@ -132,7 +126,7 @@ class FleetRunner:
             raise FleetStartError(message, child.log_tail())
 
     async def _while_none_dies(self) -> None:
-        """Some are ready minutes before the last is; nobody should wait for that when one of them is dead."""
+        """Ends the start as soon as a process that was ready exits. Raises FleetStartError."""
         while True:
             for child in self.children:
                 if self.conditions[child.name] is Condition.READY and (code := child.exit_code) is not None:
@@ -157,16 +151,13 @@ class FleetRunner:
         message = f"not ready after {seconds:g} s: {', '.join(reasons)}; the first one's log is {late[0].log_file}"
         return FleetStartError(message, late[0].log_tail())
 
-    async def _keep(self, child: ChildProcess, *, restart: bool) -> None:
+    async def _keep(self, child: ChildProcess) -> None:
         while True:
             code = await child.exited()
             if self._stopping.is_set():
                 return
             self._became(child, Condition.DEAD)
             self._tell_end(child, code)
-            if not restart:
-                self._tell(f"✗ {child.name} stays down: --no-restart", "red")
-                return
             if not await self._started_again(child):
                 return
 
@@ -177,7 +168,7 @@ class FleetRunner:
             self._tell(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
-        """Start it again after a wait that grows; False where the fleet stops meanwhile."""
+        """Restart it after a growing wait; False if the fleet stops meanwhile."""
         while True:
             wait = child.restart_wait()
             if wait >= RESTART_WAIT_SECONDS_MAX:
@@ -213,7 +204,7 @@ class FleetRunner:
             self._tell(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
     async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
-        """A second signal ends what an ingress still has."""
+        """A second signal cuts the streams that an ingress still has."""
         deadline = time.monotonic() + STREAMS_SECONDS_MAX
         while any(child.exit_code is None for child in ingresses if child.pid):
             if time.monotonic() > deadline:

@@ -8,14 +8,12 @@ from pointsman_cli.simulate.plots import (
     Drawing,
     attainment_by_length,
     draw_plot,
-    pending_over_time,
     timeline,
     ttft_distribution,
 )
 
 DRAWINGS: dict[str, Drawing] = {
     "ttft_cdf": ttft_distribution,
-    "pending_heatmap": pending_over_time,
     "timeline": timeline,
     "prompt_lengths": attainment_by_length,
 }

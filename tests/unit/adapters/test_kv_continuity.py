@@ -1,6 +1,6 @@
 """The continuity of KV events, fed by hand: no socket, no clock."""
 
-from pointsman.adapters.kv_events.continuity import Continuity, Item, RawBatch
+from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
 from pointsman.adapters.kv_events.events import (
     Cursor,
     EngineAttached,
@@ -20,7 +20,7 @@ def frames_of(sequence: Sequence, engine: str = "a") -> list[bytes]:
     return [b"", sequence.to_bytes(8, "big"), payload_of(sequence, engine)]
 
 
-def ready(continuity: Continuity) -> list[Item | Sequence]:
+def ready(continuity: Continuity) -> list[object]:
     """The items that are ready; batches as their sequence alone."""
     items = iter(continuity.next_item, None)
     return [item.sequence if isinstance(item, RawBatch) else item for item in items]

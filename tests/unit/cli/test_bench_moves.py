@@ -1,14 +1,10 @@
 """What the bench says of rebalancing, and how a comparison names it."""
 
-import click
-import pytest
-
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated, RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Tenant
-from pointsman_cli.bench.comparison import Variant
 from pointsman_cli.bench.moves import moves_in
 from tests.support.events import finished
 
@@ -70,17 +66,3 @@ def test_where_nobody_moved_there_is_no_hit_rate() -> None:
     moves = moves_in(log_of(arrived("stays"), placed("stays", uncached=0)))
 
     assert (moves.moved, moves.hit_rate_placed, moves.hit_rate_found) == (0, None, None)
-
-
-def test_a_comparison_names_a_policy_and_where_wanted_its_rebalancing() -> None:
-    assert Variant.named("dualmap") == Variant("dualmap")
-    assert Variant.named(" dualmap + global ") == Variant("dualmap", "global")
-    assert Variant.named("dualmap+off").label == "dualmap+off"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"), [("nobody", "unknown policy nobody"), ("dualmap+x", "rebalancing policy x")]
-)
-def test_a_name_that_is_unknown_is_told_with_those_there_are(text: str, problem: str) -> None:
-    with pytest.raises(click.BadParameter, match=problem):
-        Variant.named(text)

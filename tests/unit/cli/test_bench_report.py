@@ -29,9 +29,7 @@ from pointsman_cli.bench.report import (
 )
 from pointsman_cli.output_file import json_of
 
-FACTS = RunFacts(
-    policy="dualmap", slo_ttft_s=5.0, speed=2.0, time_scale=2.0, offered_rate=1.0, workload="chat", trace=None, seed=1
-)
+FACTS = RunFacts(policy="dualmap", slo_ttft_s=5.0, speed=2.0, offered_rate=1.0, workload="chat", trace=None, seed=1)
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":64}}}\n\n'
 ISSUE_KEYS = {
     "policy", "requests", "completed", "rejected", "failed", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s",
@@ -190,7 +188,7 @@ def requests_at(*arrivals: float) -> list[WorkloadRequest]:
 
 
 def target(url: str, **changes: Any) -> Target:
-    return replace(Target(url=url, model="m", speed=10.0, vocab_size=4000, seed=1), **changes)
+    return replace(Target(url=url, model="m", speed=10.0, seed=1), **changes)
 
 
 async def test_requests_go_out_at_their_times_while_earlier_answers_are_still_due() -> None:
@@ -307,11 +305,12 @@ async def test_shrunk_prompts_are_shorter_and_share_what_they_shared() -> None:
         (["--url", "http://127.0.0.1:9"], "nothing answers at http://127.0.0.1:9"),
         (["--url", "http://127.0.0.1:9", "--trace", "absent.jsonl"], "absent.jsonl: No such file"),
         (["--trace", "a", "--workload", "chat"], "not both"),
-        (["--rate", "1", "--time-scale", "1"], "not both"),
-        (["--compare", "dualmap,best"], "unknown policy best"),
-        (["--compare", "dualmap", "--url", "http://x"], "leave --url away"),
-        (["--engine", "vllm"], "for the fleets that --compare starts"),
-        (["--compare", "dualmap", "--engine", "vllm", "--speed", "2"], "leave --speed away"),
+        (["--policy", "dualmap,best"], "unknown policy best; there are: "),
+        (["--policy", "dualmap", "--rebalance", "x"], "unknown policy x; there are: dualmap_pair, "),
+        (["--policy", "dualmap", "--url", "http://x"], "leave --url away"),
+        (["--rebalance", "off"], "for the fleets that --policy starts"),
+        (["--engine", "vllm"], "for the fleets that --policy starts"),
+        (["--policy", "dualmap", "--engine", "vllm", "--speed", "2"], "leave --speed away"),
     ],
 )
 def test_what_cannot_be_done_is_said_clearly(arguments: list[str], said: str) -> None:

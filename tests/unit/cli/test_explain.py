@@ -1,4 +1,4 @@
-"""The story of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
+"""The timeline of a request: what was known is rebuilt exactly, no second is lost, and the reasons name the cause."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.diagnosis import reasons
-from pointsman_cli.explain.timeline import story_of
+from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
@@ -52,10 +52,10 @@ def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: 
         placed = entry.event
         assert isinstance(placed, RequestPlaced)
         untold = rewritten(eventful, entry.sequence, msgspec.structs.replace(placed, candidates=[]))
-        story = story_of(untold, placed.request, settings)
-        decision = next((d for d in story.decisions if d.sequence == entry.sequence), None)
+        timeline = timeline_of(untold, placed.request, settings)
+        decision = next((d for d in timeline.decisions if d.sequence == entry.sequence), None)
         if decision is None:
-            assert entry.sequence in story.fenced
+            assert entry.sequence in timeline.fenced
             continue
 
         rebuilt = {c.instance: (c.hit_blocks, c.queue_seconds, c.prefill_seconds) for c in decision.candidates}
@@ -88,11 +88,11 @@ def test_the_phases_of_every_request_leave_no_second_out(eventful: list[LogEntry
     settings = pool_settings(eventful)
     requests = dict.fromkeys(e.event.request for e in eventful if isinstance(e.event, RequestArrived))
     for request in list(requests)[::4]:
-        story = story_of(eventful, request, settings)
-        if story.end is None or not story.phases:
+        timeline = timeline_of(eventful, request, settings)
+        if timeline.end is None or not timeline.phases:
             continue
-        assert sum(p.seconds for p in story.phases) == pytest.approx(
-            max(0.0, story.end.at - story.arrived_at), abs=1e-6
+        assert sum(p.seconds for p in timeline.phases) == pytest.approx(
+            max(0.0, timeline.end.at - timeline.arrived_at), abs=1e-6
         )
 
 
@@ -123,11 +123,11 @@ def test_a_wait_in_the_queue_names_who_was_ahead() -> None:
         engines=1,
         policies=policy_set(routing="min_ttft", admission="none", prefill_window_tokens=300),
     )
-    story = story_of(log.entries, RequestId("r-60"), pool_settings(log.entries))
+    timeline = timeline_of(log.entries, RequestId("r-60"), pool_settings(log.entries))
 
-    assert story.placement is not None
-    assert story.placement.ahead
-    assert any("it waited" in reason and "before it" in reason for reason in reasons(story))
+    assert timeline.placement is not None
+    assert timeline.placement.ahead
+    assert any("it waited" in reason and "before it" in reason for reason in reasons(timeline))
 
 
 def test_where_the_log_has_lost_its_beginning_nothing_is_said_of_what_is_not_known(

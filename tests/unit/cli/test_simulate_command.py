@@ -78,7 +78,7 @@ def result(policy: str, qps: float, *ttfts: float, seed: int = 1, trace: str = "
 def test_every_combination_is_run_and_written_in_the_order_of_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "runs.json"
 
-    done = run(*SMALL, "--policies", "round_robin,dualmap", "--order", "fcfs,edf", "--qps", "4,2", "--json", str(file))
+    done = run(*SMALL, "--policy", "round_robin,dualmap", "--order", "fcfs,edf", "--rate", "4,2", "--out", str(file))
 
     assert done.exit_code == 0, done.output
     runs = written(file)
@@ -91,7 +91,7 @@ def test_every_combination_is_run_and_written_in_the_order_of_the_command_line(t
 
 def test_equal_seeds_give_equal_numbers_and_others_other_ones(tmp_path: Path) -> None:
     for name in ("one.json", "again.json"):
-        run(*SMALL, "--policies", "dualmap", "--qps", "4", "--seeds", "2", "--json", str(tmp_path / name))
+        run(*SMALL, "--policy", "dualmap", "--rate", "4", "--seeds", "2", "--out", str(tmp_path / name))
 
     first, again = written(tmp_path / "one.json"), written(tmp_path / "again.json")
     for each in (*first, *again):
@@ -104,7 +104,7 @@ def test_equal_seeds_give_equal_numbers_and_others_other_ones(tmp_path: Path) ->
 def test_goodput_is_searched_from_the_sweep_and_written_with_every_run(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
 
-    done = run(*SMALL, "--policies", "round_robin", "--qps", "4", "--goodput", "--json", str(file))
+    done = run(*SMALL, "--policy", "round_robin", "--rate", "4", "--goodput", "--out", str(file))
 
     assert done.exit_code == 0, done.output
     (only,) = written(file)
@@ -115,8 +115,8 @@ def test_goodput_is_searched_from_the_sweep_and_written_with_every_run(tmp_path:
 
 def test_processes_of_a_pool_give_the_same_numbers(tmp_path: Path) -> None:
     for jobs in ("1", "2"):
-        asked = [*SMALL[:-2], "--jobs", jobs, "--policies", "round_robin,dualmap", "--qps", "4"]
-        assert run(*asked, "--json", str(tmp_path / jobs)).exit_code == 0
+        asked = [*SMALL[:-2], "--jobs", jobs, "--policy", "round_robin,dualmap", "--rate", "4"]
+        assert run(*asked, "--out", str(tmp_path / jobs)).exit_code == 0
 
     alone, together = written(tmp_path / "1"), written(tmp_path / "2")
     assert [r["ttft_p99_s"] for r in alone] == [r["ttft_p99_s"] for r in together]
@@ -126,14 +126,14 @@ def test_processes_of_a_pool_give_the_same_numbers(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ([], "--trace or --workload"),
-        ([*SMALL, "--policies", "magic"], "there is no routing policy magic"),
-        ([*SMALL, "--policies", "dualmap:magic=1"], "there is no setting of dualmap magic"),
-        ([*SMALL, "--policies", "dualmap", "--set", "min_ttft.x=1"], "min_ttft is not among the policies"),
-        ([*SMALL, "--qps", "4,fast"], "no list of rates"),
-        ([*SMALL, "--qps", "0"], "rates are positive"),
+        ([*SMALL, "--policy", "magic"], "there is no routing policy magic"),
+        ([*SMALL, "--policy", "dualmap", "--set", "dualmap.magic=1"], "there is no setting of dualmap magic"),
+        ([*SMALL, "--policy", "dualmap", "--set", "min_ttft.x=1"], "min_ttft is not among the policies"),
+        ([*SMALL, "--rate", "4,fast"], "no list of rates"),
+        ([*SMALL, "--rate", "0"], "rates are positive"),
         ([*SMALL, "--warmup", "60"], "nothing is left"),
-        ([*SMALL, "--slow", "2=0.5"], "there is no instance 2"),
-        ([*SMALL, "--fail", "soon"], "INSTANCE@SECONDS"),
+        ([*SMALL, "--split", "2"], "is not P+D"),
+        ([*SMALL, "--split", "2+1"], "needs 3 instances"),
         (["--trace", "missing.jsonl"], "missing.jsonl: No such file"),
     ],
 )
@@ -159,16 +159,17 @@ def test_without_matplotlib_the_way_to_get_it_is_named_before_anything_runs(
 # --- Variants ---
 
 
-def test_settings_belong_to_one_spelling_or_to_all_of_a_policy() -> None:
+def test_a_setting_with_several_values_makes_a_variant_of_each() -> None:
     plain, ablation = variants(
-        ["dualmap", "dualmap:both_over=affine"], ["fcfs"], ["none"], ["dualmap.ttft_slo_threshold=0.5"]
+        ["dualmap"], ["fcfs"], ["none"], ["routing.ttft_slo_threshold=0.5", "dualmap.both_over=least_loaded,affine"]
     )
 
-    assert plain.settings == {"ttft_slo_threshold": "0.5"}
+    assert plain.settings == {"ttft_slo_threshold": "0.5", "both_over": "least_loaded"}
     assert ablation.settings == {"ttft_slo_threshold": "0.5", "both_over": "affine"}
-    assert [v.label([plain, ablation]) for v in (plain, ablation)] == ["dualmap", "dualmap:both_over=affine"]
+    names = ["dualmap:both_over=least_loaded", "dualmap:both_over=affine"]
+    assert [v.label([plain, ablation]) for v in (plain, ablation)] == names
     with pytest.raises(UnknownPolicyError, match="NAME=VALUE"):
-        variants(["dualmap:both_over"], ["fcfs"], ["none"])
+        variants(["dualmap"], ["fcfs"], ["none"], ["dualmap.both_over"])
 
 
 def test_a_note_tells_rows_of_equal_policies_apart() -> None:
@@ -250,14 +251,10 @@ def test_pictures_are_drawn_of_whatever_there_is(tmp_path: Path) -> None:
 
     done = run(
         *SMALL,
-        "--policies",
+        "--policy",
         "pointsman,dualmap",
-        "--qps",
+        "--rate",
         "3,6",
-        "--scale",
-        "5=3",
-        "--fail",
-        "0@8",
         "--plot",
         str(file),
     )
@@ -265,7 +262,7 @@ def test_pictures_are_drawn_of_whatever_there_is(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     pictures = sorted(file.glob("*.png"))
     assert [picture.stem for picture in pictures] == [
-        "capacity", "pareto", "pending_heatmap", "prompt_lengths", "timeline", "ttft_cdf",
+        "capacity", "pareto", "prompt_lengths", "timeline", "ttft_cdf",
     ]  # fmt: skip
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
     assert len(draw_plots([result("dualmap", 4.0, 9.0)], tmp_path)) == len(pictures)

@@ -4,8 +4,9 @@ import click
 import pytest
 
 from pointsman.runtime.settings import options
-from pointsman_cli.up.plan import processes
-from pointsman_cli.up.settings import EngineAddress, UpSettings, further_pools
+from pointsman_cli.up.addresses import EngineAddress
+from pointsman_cli.up.processes import processes
+from pointsman_cli.up.settings import UpSettings, further_pools
 from pointsman_ingress.settings import IngressSettings
 from tests.support.up import plan_of
 
@@ -14,7 +15,7 @@ def test_each_further_model_has_a_pool_that_is_named_after_it() -> None:
     also = ("Qwen/Qwen2.5-Coder 7B=2", "other=http://a:8000#kv=tcp://a:5557,http://b:8000")
     coder, other = further_pools(UpSettings(also=also))
 
-    assert (coder.pool, coder.model, coder.engines) == ("qwen-qwen2-5-coder-7b", "Qwen/Qwen2.5-Coder 7B", 2)
+    assert (coder.pool, coder.model, coder.instances) == ("qwen-qwen2-5-coder-7b", "Qwen/Qwen2.5-Coder 7B", 2)
     assert other.addresses == (EngineAddress("http://a:8000", "tcp://a:5557"), EngineAddress("http://b:8000"))
 
 
@@ -25,8 +26,8 @@ def test_what_names_no_model_or_no_engines_is_refused(also: tuple[str, ...]) -> 
 
 
 def test_a_further_pool_has_keys_of_the_size_that_it_is_told_else_those_of_the_first() -> None:
-    also = ("coder=1", "a=http://a:8000")
-    asked = UpSettings(engines=1, block_tokens=32, also=also, also_block_tokens=("a=128",))
+    also = ("coder=1", "a=http://a:8000#block_tokens=128")
+    asked = UpSettings(instances="1", block_tokens=32, also=also)
     planned = {process.name: process for process in processes(plan_of(asked))}
 
     told = {name: process.environment.get("POINTSMAN_BLOCK_TOKENS") for name, process in planned.items()}
@@ -36,16 +37,19 @@ def test_a_further_pool_has_keys_of_the_size_that_it_is_told_else_those_of_the_f
     assert told["ingress"] is None
 
 
-@pytest.mark.parametrize("tokens", ["coder", "coder=", "coder=0", "coder=many", "=128", "poet=128"])
-def test_a_size_of_keys_that_is_no_number_or_of_no_further_model_is_refused(tokens: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"'{tokens}'|'{tokens.partition('=')[0]}'"):
-        further_pools(UpSettings(also=("coder=1",), also_block_tokens=(tokens,)))
+@pytest.mark.parametrize(
+    "engines",
+    ["1#block_tokens=0", "1#block_tokens=many", "http://a#block_tokens=1,http://b#block_tokens=2", "1#block=128"],
+)
+def test_a_size_of_keys_that_is_no_number_or_not_one_for_the_pool_is_refused(engines: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"'coder={engines}'"):
+        further_pools(UpSettings(also=(f"coder={engines}",)))
 
 
 def test_every_pool_has_a_scheduler_and_engines_and_one_ingress_serves_them_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    planned = processes(plan_of(UpSettings(engines=1, lora=("poet",), also=("coder=1", "other=http://a:8000"))))
+    planned = processes(plan_of(UpSettings(instances="1", lora=("poet",), also=("coder=1", "other=http://a:8000"))))
     pools = {process.name: process.environment["POINTSMAN_POOL"] for process in planned if process.role == "scheduler"}
     (ingress,) = [process for process in planned if process.role == "ingress"]
     for name, value in ingress.environment.items():

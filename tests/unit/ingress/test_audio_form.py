@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman_ingress.http.audio_form import FIELD_BYTES_MAX, PARTS_MAX, AudioForm, read_form
-from pointsman_ingress.http.openai_errors import Refusal
+from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.prompt.audio_form import FIELD_BYTES_MAX, PARTS_MAX, AudioForm, read_form
 
 BOUNDARY = "xYzZY"
 KIND = f"multipart/form-data; boundary={BOUNDARY}".encode()
@@ -97,6 +97,6 @@ def refusal(body: bytes, kind: bytes) -> int:
     """Its status; 0 where it is none."""
     try:
         read_form(body, kind)
-    except Refusal as refused:
+    except ApiError as refused:
         return refused.status
     return 0

@@ -9,11 +9,11 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman_ingress.engine.proxy import Usage, usage_in
+from pointsman_ingress.engine.usage import Usage, usage_in
+from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
-from pointsman_ingress.http.openai_errors import Refusal, rejected, unknown_model
-from pointsman_ingress.http.tenants import Keyring, KeysFileError
-from pointsman_ingress.prompt.keys import Keys
+from pointsman_ingress.http.errors import ApiError, rejected, unknown_model
+from pointsman_ingress.prompt.block_keys import BlockKeys
 
 
 def digest(key: str) -> str:
@@ -41,7 +41,7 @@ def test_a_key_names_its_tenant(keys_file: Path) -> None:
     "headers", [{}, bearer("sk-4"), bearer(""), bearer(digest("sk-1")), {b"authorization": b"Basic sk-1"}]
 )
 def test_anything_else_is_turned_away(keys_file: Path, headers: dict[bytes, bytes]) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(ApiError) as refusal:
         Keyring(keys_file, ScaledClock()).tenant(headers)
 
     assert refusal.value.status == 401
@@ -74,7 +74,7 @@ async def test_a_key_that_is_taken_out_stops_working_without_a_restart(keys_file
         await keyring.follow()
 
     assert keyring.tenant(bearer("sk-3")) == "bob"
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         keyring.tenant(bearer("sk-1"))
 
 
@@ -146,7 +146,7 @@ def test_a_client_that_asks_for_a_model_that_is_not_there_is_told_of_some_that_a
 
 
 def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:
-    keys = Keys(secret=b"s", block_tokens=lambda: 4)
+    keys = BlockKeys(secret=b"s", block_tokens=lambda: 4)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
     assert len(keys.packed("m", tokens)) == 16

@@ -19,9 +19,9 @@ from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSu
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
 from pointsman.runtime.health import HealthBoard
-from pointsman_ingress.http.openai_errors import Refusal
+from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.fleet_view import FleetView, Model
-from pointsman_ingress.placement.holding import Hold, HoldBounds
+from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from tests.support.events import joined, reported, route
@@ -48,14 +48,14 @@ class Rig:
 
     def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
         """Who is asked for it where all are idle."""
-        found = self.under_way(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
+        found = self.in_flight(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
         return found.id if found is not None else None
 
-    def under_way(self, pool: PoolName) -> InFlightRequests:
+    def in_flight(self, pool: PoolName) -> InFlightRequests:
         return InFlightRequests(fleet=self.fleets[pool], events=self.logs[pool], clock=ScaledClock())
 
     def refusal(self, name: str) -> tuple[int, str]:
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(ApiError) as refusal:
             self.pools.find(name)
         return refusal.value.status, refusal.value.code
 
@@ -71,19 +71,16 @@ async def rig(*names: PoolName) -> AsyncIterator[Rig]:
         Pool(
             name=name,
             fleet=fleets[name],
-            silence=unused,
-            under_way=unused,
-            router=unused,
-            rebinding=unused,
-            heartbeat=unused,
-            tokenising=unused,
-            keys=unused,
+            in_flight=unused,
+            scheduler=unused,
+            tokenizer=unused,
+            block_keys=unused,
             events=logs[name],
             retry_budget=unused,
         )
         for name in names
     ]
-    yield Rig(Pools(pools, Hold(HoldBounds(), clock)), fleets, logs)
+    yield Rig(Pools(pools, HoldQueue(30.0, clock)), fleets, logs)
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
@@ -161,13 +158,13 @@ async def test_without_a_scheduler_too_a_request_goes_only_where_it_has_its_name
     async with rig(CHAT) as one:
         await one.tell(CHAT, joined("a", at=1, max_model_len=100), joined("b", at=1, aliases=["m-latest"]))
         await one.tell(CHAT, joined("c", at=1), joined("0-liar", model="other", at=1, aliases=["m-latest"]))
-        fleet, under_way = one.fleets[CHAT], one.under_way(CHAT)
+        fleet, in_flight = one.fleets[CHAT], one.in_flight(CHAT)
         asked = [route("r", [], **needs) for needs in ({}, {"context_tokens": 101}, {"alias": "m-latest"})]
-        placed = [under_way.least_busy(command) for command in asked]
+        placed = [in_flight.least_busy(command) for command in asked]
         for name in ("a", "b", "c", "0-liar"):
             silent = InstanceSuspected(at=2, instance=InstanceId(name), epoch=Epoch(1), silent_seconds=5)
             await one.tell(CHAT, silent)
-        doubtful = [under_way.least_busy(command) for command in asked]
+        doubtful = [in_flight.least_busy(command) for command in asked]
 
         assert [known and known.id for known in placed] == ["a", "b", "b"]
         assert [known and known.id for known in doubtful] == ["a", "b", "b"]
@@ -219,16 +216,16 @@ async def test_a_pool_in_which_nobody_is_ready_says_who_does_not_fit() -> None:
 
 async def test_an_engine_is_as_busy_as_this_ingress_keeps_it_or_as_its_worker_has_said_just_now() -> None:
     async with rig(CHAT) as one:
-        under_way = one.under_way(CHAT)
+        in_flight = one.in_flight(CHAT)
         await one.tell(CHAT, joined("a", at=1), joined("b", at=1), busy("a", at=1, requests=9))
-        long_ago = under_way.least_busy()
+        long_ago = in_flight.least_busy()
         await one.tell(CHAT, busy("a", at=ScaledClock().now(), requests=2))
-        just_now = under_way.least_busy()
-        with under_way.at_engine(grant("r1", "b")), under_way.at_engine(grant("r2", "b")):
-            level = under_way.least_busy()
-            with under_way.at_engine(grant("r3", "b")):
-                kept_busy = under_way.least_busy()
-        done = under_way.least_busy()
+        just_now = in_flight.least_busy()
+        async with in_flight.at_engine(grant("r1", "b")), in_flight.at_engine(grant("r2", "b")):
+            level = in_flight.least_busy()
+            async with in_flight.at_engine(grant("r3", "b")):
+                kept_busy = in_flight.least_busy()
+        done = in_flight.least_busy()
 
     assert [known and known.id for known in (long_ago, just_now, level, kept_busy, done)] == ["a", "b", "a", "a", "b"]
 

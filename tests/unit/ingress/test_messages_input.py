@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.adapters.tokenizer.chat_template import ChatTemplate
-from pointsman_ingress.http.openai_errors import Refusal
-from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_messages
+from pointsman_ingress.http.errors import ApiError
+from pointsman_ingress.prompt.messages_input import parse_messages
+from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest
 
 ASKS = {"role": "user", "content": "How is the weather?"}
 NOTE = {"role": "system", "content": "It is late."}
@@ -57,7 +58,7 @@ def chat(**fields: Any) -> Chat:
 def test_whatever_a_body_holds_it_is_understood_or_refused(messages: Any, system: Any, tools: Any) -> None:
     try:
         prompt = chat(messages=messages, system=system, tools=tools)
-    except Refusal:
+    except ApiError:
         return
     for form in (prompt, prompt.system_first):
         assert form is None or not form.foreign or 0 <= form.foreign_message < len(form.messages)
@@ -68,7 +69,7 @@ def test_whatever_a_body_holds_it_is_understood_or_refused(messages: Any, system
     "fields", [{"messages": []}, {"messages": None}, {"messages": "x"}, {"max_tokens": 0}, {"system": 7}]
 )
 def test_what_is_no_message_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(Refusal) as raised:
+    with pytest.raises(ApiError) as raised:
         asked(**fields)
 
     assert raised.value.status == 400
@@ -78,7 +79,7 @@ def test_fields_of_other_apis_mean_nothing() -> None:
     found = asked(n=3, truncate_prompt_tokens=5, user="x", prompt_logprobs=1, stream=True)
 
     assert (found.answers, found.truncates, found.user, found.reads_cache) == (1, False, "", True)
-    assert not found.usage_may_be_asked
+    assert not found.may_add_usage
 
 
 def test_a_system_message_among_the_others_stands_where_the_template_takes_it() -> None:

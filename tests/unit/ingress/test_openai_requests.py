@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from pointsman_ingress.http.openai_errors import Refusal
-from pointsman_ingress.http.request_headers import Objectives, objectives, session_of, tenant_of
+from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
+from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
     Chat,
     SizedRequest,
     Texts,
-    Tokenised,
+    TokenIds,
     parse_chat,
     parse_completion,
     parse_pairs,
 )
 
-DEFAULTS = Objectives(5.0, 0.1)
+DEFAULTS = LatencySlo(5.0, 0.1)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -31,8 +31,8 @@ def completion(**fields: Any) -> bytes:
     return json.dumps({"model": "m", **fields}).encode()
 
 
-def refusal_of(parse: Any, body: bytes) -> Refusal:
-    with pytest.raises(Refusal) as raised:
+def refusal_of(parse: Any, body: bytes) -> ApiError:
+    with pytest.raises(ApiError) as raised:
         parse(body)
     return raised.value
 
@@ -61,8 +61,8 @@ def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_deman
     [
         ("text", Texts(["text"])),
         (["one", "two"], Texts(["one", "two"])),
-        ([1, 2, 3], Tokenised([array("I", [1, 2, 3])])),
-        ([[1, 2], [3]], Tokenised([array("I", [1, 2]), array("I", [3])])),
+        ([1, 2, 3], TokenIds([array("I", [1, 2, 3])])),
+        ([[1, 2], [3]], TokenIds([array("I", [1, 2]), array("I", [3])])),
     ],
 )
 def test_a_prompt_may_be_text_or_token_ids_alone_or_in_a_batch(prompt: Any, expected: Any) -> None:
@@ -87,7 +87,7 @@ def test_an_output_bound_must_be_a_positive_integer(name: str, value: Any) -> No
     refusal = refusal_of(parse_chat, chat(**{name: value}))
 
     assert refusal.status == 400
-    assert json.loads(refusal.body)["error"]["type"] == "invalid_request_error"
+    assert json.loads(OPENAI_ERRORS.body(refusal))["error"]["type"] == "invalid_request_error"
 
 
 def test_deep_nesting_is_refused_and_not_a_crash() -> None:
@@ -135,15 +135,15 @@ def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain()
 
 
 def test_objectives_come_from_either_family_of_headers() -> None:
-    assert objectives({}, DEFAULTS) == DEFAULTS
-    assert objectives({b"x-slo-ttft-ms": b"250"}, DEFAULTS) == Objectives(0.25, 0.1)
-    assert objectives({b"x-llm-d-slo-tpot-ms": b"20.5"}, DEFAULTS) == Objectives(5.0, 0.0205)
+    assert slo_of({}, DEFAULTS) == DEFAULTS
+    assert slo_of({b"x-slo-ttft-ms": b"250"}, DEFAULTS) == LatencySlo(0.25, 0.1)
+    assert slo_of({b"x-llm-d-slo-tpot-ms": b"20.5"}, DEFAULTS) == LatencySlo(5.0, 0.0205)
 
 
 @pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b""])
 def test_an_objective_that_is_no_positive_number_is_refused(value: bytes) -> None:
-    with pytest.raises(Refusal):
-        objectives({b"x-slo-ttft-ms": value}, DEFAULTS)
+    with pytest.raises(ApiError):
+        slo_of({b"x-slo-ttft-ms": value}, DEFAULTS)
 
 
 def test_a_tenant_is_who_the_fairness_header_or_the_user_field_says() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman_ingress.engine.proxy import COUNT_MAX, Usage, usage_in
-from pointsman_ingress.engine.stream_usage import HELD_BYTES_MAX, UsageRemover, asking_for_usage
+from pointsman_ingress.engine.body_rewrites import ask_for_usage
 from pointsman_ingress.engine.streams import CHUNKS, LAST_EVENT_BYTES_MAX, NAMED_EVENTS, TAIL_BYTES_MAX, StreamTail
+from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, Usage, UsageRemover, usage_in
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
 
@@ -33,7 +33,7 @@ def test_wherever_chunks_are_cut_all_but_the_usage_passes(before: list[str], usa
     for cut in [*cuts, len(stream)]:
         chunk, rest = rest[:cut], rest[cut:]
         if chunk:
-            shown += remover.shown(chunk)
+            shown += remover.feed(chunk)
 
     assert shown + remover.rest() == ("".join(before) + "data: [DONE]\n\n").encode()
 
@@ -42,9 +42,9 @@ def test_whole_events_are_never_held_back() -> None:
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
     remover = UsageRemover()
 
-    assert remover.shown(event) == event
-    assert remover.shown(event + event[:5]) == event
-    assert remover.shown(event[5:]) == event
+    assert remover.feed(event) == event
+    assert remover.feed(event + event[:5]) == event
+    assert remover.feed(event[5:]) == event
 
 
 SAID = {"choices": [{"text": "a"}], "usage": None}
@@ -97,7 +97,7 @@ def test_whatever_ends_lines_and_wherever_chunks_are_cut_the_client_sees_all_but
     for cut in cuts:
         pieces = [stream[a:b] for a, b in zip([0, *cut], [*cut, len(stream)], strict=True)]
         remover = UsageRemover()
-        shown = b"".join(remover.shown(piece) for piece in pieces) + remover.rest()
+        shown = b"".join(remover.feed(piece) for piece in pieces) + remover.rest()
 
         assert events_of(shown) == others, f"seed {seed}, cut at {cut}"
 
@@ -106,7 +106,7 @@ def test_whatever_ends_lines_and_wherever_chunks_are_cut_the_client_sees_all_but
 def test_a_whole_event_is_shown_at_once_however_its_lines_end(end: bytes) -> None:
     event = b"data: " + json.dumps(SAID).encode() + end + end
     remover = UsageRemover()
-    at_once = remover.shown(event), remover.shown(event[:9]), remover.shown(event[9:])
+    at_once = remover.feed(event), remover.feed(event[:9]), remover.feed(event[9:])
 
     assert at_once == (event, b"", event)
 
@@ -119,7 +119,7 @@ def test_an_event_that_is_too_long_to_tell_of_usage_passes_as_it_comes_and_the_n
         for size in (1000, 4099, HELD_BYTES_MAX):
             remover, shown, held_most = UsageRemover(), b"", 0
             for at in range(0, len(stream), size):
-                shown += remover.shown(stream[at : at + size])
+                shown += remover.feed(stream[at : at + size])
                 held_most = max(held_most, at + size - len(shown))
 
             assert shown + remover.rest() == long + b'"}' + end + b"data: [DONE]" + end
@@ -133,7 +133,7 @@ def test_a_stream_that_never_ends_an_event_costs_neither_memory_nor_time() -> No
     named.feed(b"event: response.completed\n")
     tracemalloc.start()
     for _ in range(4_000):  # 64 MB
-        shown += len(remover.shown(chunk))
+        shown += len(remover.feed(chunk))
         tail.feed(chunk)
         named.feed(chunk)
     peak = tracemalloc.get_traced_memory()[1]
@@ -201,7 +201,7 @@ def test_numbers_that_cannot_be_true_are_not_said(said: bytes) -> None:
     ],
 )
 def test_usage_is_asked_for_and_nothing_else_changes(body: bytes) -> None:
-    sent: dict[str, Any] = json.loads(asking_for_usage(body))
+    sent: dict[str, Any] = json.loads(ask_for_usage(body))
 
     wished = json.loads(body)
     assert sent.pop("stream_options") == {**(wished.pop("stream_options", None) or {}), "include_usage": True}
@@ -224,7 +224,7 @@ def test_it_is_asked_for_only_where_the_client_did_not_and_would_not_see_it(
 ) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], **fields}
 
-    assert parse_chat(json.dumps(body).encode()).usage_may_be_asked is asked
+    assert parse_chat(json.dumps(body).encode()).may_add_usage is asked
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
-from pointsman_ingress.engine.proxy import EngineClient
+from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
-from pointsman_ingress.prompt.tokenization import TokenizeContext, Tokenizing, Tokens
+from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 
 NOBODY = TokenizeContext({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}
@@ -19,33 +19,33 @@ PICTURE = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
 
 
 @pytest.fixture
-async def tokenising() -> AsyncIterator[Tokenizing]:
+async def tokenizer() -> AsyncIterator[PromptTokenizer]:
     """With the builtin tokenizer, and no engine to ask."""
     async with aiohttp.ClientSession() as session:
-        made = Tokenizing(
+        made = PromptTokenizer(
             tokenizer=Tokenizer.builtin(),
             engine=lambda _adapter: None,
-            engines=EngineClient(session, api_key="", forward_authorization=True),
+            engines=EngineClient(session, api_key="", forward_authorization=True, chunk_timeout_seconds=60.0),
             clock=ScaledClock(),
         )
         yield made
         made.close()
 
 
-async def of_chat(tokenising: Tokenizing, *messages: dict[str, Any], **fields: Any) -> Tokens:
+async def of_chat(tokenizer: PromptTokenizer, *messages: dict[str, Any], **fields: Any) -> PromptTokens:
     body = json.dumps({"messages": messages, **fields}).encode()
-    return await tokenising.tokens(parse_chat(body), NOBODY)
+    return await tokenizer.tokens(parse_chat(body), NOBODY)
 
 
-async def of_completion(tokenising: Tokenizing, **fields: Any) -> Tokens:
+async def of_completion(tokenizer: PromptTokenizer, **fields: Any) -> PromptTokens:
     body = json.dumps(fields).encode()
-    return await tokenising.tokens(parse_completion(body), NOBODY)
+    return await tokenizer.tokens(parse_completion(body), NOBODY)
 
 
-async def test_a_plain_prompt_is_known_whole(tokenising: Tokenizing) -> None:
-    tokens = await of_chat(tokenising, SYSTEM)
+async def test_a_plain_prompt_is_known_whole(tokenizer: PromptTokenizer) -> None:
+    tokens = await of_chat(tokenizer, SYSTEM)
 
-    assert (tokens.exact, tokens.said) == (True, "exact")
+    assert (tokens.exact, tokens.prefix_header) == (True, "exact")
     assert tokens.keyed == tokens.prompts[0]
 
 
@@ -60,40 +60,43 @@ async def test_a_plain_prompt_is_known_whole(tokenising: Tokenizing) -> None:
     ],
 )
 async def test_a_prompt_is_cut_as_the_engine_cuts_it(
-    tokenising: Tokenizing, fields: dict[str, Any], kept: slice, exact: bool, said: str
+    tokenizer: PromptTokenizer, fields: dict[str, Any], kept: slice, exact: bool, said: str
 ) -> None:
     ids = list(range(300, 320))
-    tokens = await of_completion(tokenising, prompt=ids, **{"truncate_prompt_tokens": 10, **fields})
+    tokens = await of_completion(tokenizer, prompt=ids, **{"truncate_prompt_tokens": 10, **fields})
 
-    assert (list(tokens.keyed), tokens.exact, tokens.said) == (ids[kept], exact, said)
+    assert (list(tokens.keyed), tokens.exact, tokens.prefix_header) == (ids[kept], exact, said)
 
 
 @pytest.mark.parametrize(
     "content", [[PICTURE], [{"type": "text", "text": "What is this?"}, PICTURE], [{"image_url": "x"}]]
 )
 async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_beside_it(
-    tokenising: Tokenizing, content: list[Any]
+    tokenizer: PromptTokenizer, content: list[Any]
 ) -> None:
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "Hello."}, {"role": "user", "content": content}]
-    text = await of_chat(tokenising, *turns[:2], {"role": "user", "content": "\n\nSomething else."})
-    tokens = await of_chat(tokenising, *turns, {"role": "assistant", "content": [PICTURE]})
+    text = await of_chat(tokenizer, *turns[:2], {"role": "user", "content": "\n\nSomething else."})
+    tokens = await of_chat(tokenizer, *turns, {"role": "assistant", "content": [PICTURE]})
 
-    assert (tokens.exact, tokens.said) == (False, "partial; image_url")
+    assert (tokens.exact, tokens.prefix_header) == (False, "partial; image_url")
     assert text.prompts[0][: len(tokens.keyed)] == tokens.keyed
     before = Tokenizer.builtin().encode(f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n<|im_start|>user\nHello.")
     assert len(before) < len(tokens.keyed) < len(text.prompts[0])
 
 
-async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenising: Tokenizing) -> None:
-    vectors = await of_completion(tokenising, prompt_embeds="AAAA")
-    likely = await of_chat(tokenising, SYSTEM, prompt_logprobs=0)
-    echoed = await of_completion(tokenising, prompt="Hello", echo=True, logprobs=1)
+async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenizer: PromptTokenizer) -> None:
+    vectors = await of_completion(tokenizer, prompt_embeds="AAAA")
+    likely = await of_chat(tokenizer, SYSTEM, prompt_logprobs=0)
+    echoed = await of_completion(tokenizer, prompt="Hello", echo=True, logprobs=1)
 
     assert [(t.keyed, t.exact) for t in (vectors, likely, echoed)] == [([], False), ([], True), ([], True)]
-    assert (vectors.said, likely.said, echoed.said) == ("none; prompt_embeds", *["none; prompt_logprobs"] * 2)
+    assert (vectors.prefix_header, likely.prefix_header, echoed.prefix_header) == (
+        "none; prompt_embeds",
+        *["none; prompt_logprobs"] * 2,
+    )
 
 
-async def test_a_template_of_the_clients_own_is_never_run_here(tokenising: Tokenizing) -> None:
-    tokens = await of_chat(tokenising, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
+async def test_a_template_of_the_clients_own_is_never_run_here(tokenizer: PromptTokenizer) -> None:
+    tokens = await of_chat(tokenizer, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
 
-    assert (tokens.exact, tokens.said) == (False, "none; guessed")
+    assert (tokens.exact, tokens.prefix_header) == (False, "none; guessed")

@@ -20,10 +20,9 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from pointsman_ingress.placement.fleet_view import FleetView
-from pointsman_ingress.placement.holding import Hold, HoldBounds
+from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
-from pointsman_ingress.placement.routing import REPEAT_WALL_SECONDS, Router
-from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
+from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, SchedulerClient, SchedulerLiveness
 from tests.support.events import joined, route
 
 POOL = PoolName("default")
@@ -86,8 +85,8 @@ class Rig:
     """A router, and a leader that a test plays."""
 
     broker: MemoryBroker
-    router: Router
-    under_way: InFlightRequests
+    scheduler: SchedulerClient
+    in_flight: InFlightRequests
     asked: list[tuple[RouteRequest, Reply]]
 
     async def asked_times(self, count: int) -> None:
@@ -121,16 +120,16 @@ async def rig() -> AsyncIterator[Rig]:
     broker, clock, board = MemoryBroker(POOL), ScaledClock(), HealthBoard()
     link = broker.client(clock, name="ingress")
     fleet = FleetView(clock, board)
-    under_way = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
-    silence = SchedulerLiveness(commands=link.commands, pool=POOL, clock=clock, board=board, silence_max=3.0)
-    router = Router(
+    in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
+    liveness = SchedulerLiveness(commands=link.commands, pool=POOL, clock=clock, board=board, timeout_seconds=3.0)
+    scheduler = SchedulerClient(
         commands=link.commands,
         fleet=fleet,
-        under_way=under_way,
-        silence=silence,
+        in_flight=in_flight,
+        liveness=liveness,
         pool=POOL,
         clock=clock,
-        hold=Hold(HoldBounds(), clock),
+        hold=HoldQueue(30.0, clock),
     )
     asked: list[tuple[RouteRequest, Reply]] = []
 
@@ -140,13 +139,13 @@ async def rig() -> AsyncIterator[Rig]:
 
     following = asyncio.create_task(fleet.follow(link.log))
     async with broker.client(clock, name="leader").commands.serve(route_subject(POOL), leader):
-        yield Rig(broker, router, under_way, asked)
+        yield Rig(broker, scheduler, in_flight, asked)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.router.route(route("r", [1])))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1])))
     await rig.asked_times(1)
     rig.broker.elect(elected(2), 0)
     await rig.asked_times(2)
@@ -158,7 +157,7 @@ async def test_who_waits_asks_again_as_soon_as_another_leads(rig: Rig) -> None:
 
 
 async def test_the_answer_of_a_deposed_leader_is_void(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.router.route(route("r", [1])))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1])))
     await rig.asked_times(1)
     rig.broker.elect(elected(2), 0)
     await rig.asked_times(2)
@@ -173,7 +172,7 @@ async def test_the_answer_of_a_deposed_leader_is_void(rig: Rig) -> None:
 
 async def test_a_log_that_begins_anew_begins_its_terms_anew(rig: Rig) -> None:
     rig.broker.elect(elected(5), 0)
-    waiting = asyncio.create_task(rig.router.route(route("r", [1])))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1])))
     await rig.asked_times(1)
     rig.broker.recreate()
     rig.broker.elect(elected(1), 0)
@@ -184,12 +183,12 @@ async def test_a_log_that_begins_anew_begins_its_terms_anew(rig: Rig) -> None:
 
 
 async def test_a_new_leader_is_told_of_grants_that_it_may_not_know(rig: Rig) -> None:
-    waiting = asyncio.create_task(rig.router.route(route("r", [1], attempt=2)))
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2)))
     await rig.asked_times(1)
     await rig.answer(1)
     grant = await waiting
     assert isinstance(grant, RouteGranted)
-    with rig.under_way.at_engine(grant):
+    async with rig.in_flight.at_engine(grant):
         rig.broker.elect(elected(2), 0)
         async with asyncio.timeout(2):
             while not rig.grants_told():  # noqa: ASYNC110 - likewise

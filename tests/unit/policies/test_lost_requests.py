@@ -20,9 +20,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
 from pointsman_ingress.placement.fleet_view import FleetView
-from pointsman_ingress.placement.heartbeat import HEARTBEAT_WALL_SECONDS, Heartbeat
-from pointsman_ingress.placement.in_flight import InFlightRequests
-from pointsman_ingress.placement.rebinding import Rebinding
+from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlightRequests, send_heartbeats
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.loop import VirtualLoop
 from tests.support.events import first_token, route
@@ -161,18 +159,11 @@ def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_i
         named.append(loop.time())
 
     async def scenario() -> None:
-        under_way = InFlightRequests(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
-        heartbeat = Heartbeat(
-            commands=link.commands,
-            pool=pool,
-            clock=clock,
-            under_way=under_way,
-            rebinding=Rebinding(),
-            newest_term=lambda: Term(0),
-        )
+        in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
+        heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
         async with link.commands.serve(follow_subject(pool), unanswered):
-            with under_way.asking(RequestId("r")):
-                beating = asyncio.create_task(heartbeat.beat())
+            with in_flight.waiting_for_place(RequestId("r")):
+                beating = asyncio.create_task(heartbeats)
                 await asyncio.sleep(10.5 * HEARTBEAT_WALL_SECONDS)
                 beating.cancel()
 

@@ -16,7 +16,8 @@ from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockS
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
-from pointsman_worker.translator import BlockTranslator, Changes, HeldBlocks
+from pointsman_worker.held_keys import Changes
+from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
 WIDTH = 2
 """Tokens in an engine block."""
@@ -122,11 +123,11 @@ class Twin:
 
 def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
     """Another one that goes on from there, where that can be."""
-    kept = translator.to_keep()
+    kept = translator.dump()
     if kept is None:
         return translator
     successor = BlockTranslator(chain_of(span), WIDTH)
-    successor.go_on_from(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=HeldBlocks))
+    successor.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=HeldBlocks))
     assert (successor.count, successor.digest) == (translator.count, translator.digest)
     return successor
 
@@ -239,7 +240,7 @@ def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follo
     translator.apply(removed(tokens, tokens[: 3 * WIDTH], tokens[: 2 * WIDTH], tokens[:WIDTH]))
 
     assert translator.held_keys() == set()
-    assert translator.tally.keyless == 3
+    assert translator.counters.keyless == 3
 
 
 def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:
@@ -261,7 +262,7 @@ def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() ->
     tokens = prompt(1)
     translator.apply(stored(tokens))
     translator.apply(stored(tokens))
-    translator.doubt()
+    translator.mark_unverified()
     assert len(translator.held_keys()) == 1
 
     translator.apply(removed(tokens))
@@ -306,14 +307,14 @@ def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: 
     translator.apply(stored(prompt(1), **fields))
 
     assert translator.held_keys() == set()
-    assert translator.tally.misfits == 1
+    assert translator.counters.misfits == 1
 
 
 def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
     for start in (100, 200, 300):
         translator.apply(stored(prompt(3, start=start), 1))
-    assert (translator.parked_blocks, translator.tally.parked_dropped) == (4, 2)
+    assert (translator.parked_blocks, translator.counters.parked_dropped) == (4, 2)
 
     for start in (100, 200, 300):
         translator.apply(stored(prompt(1, start=start)))
@@ -378,7 +379,7 @@ def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start)), now=0.0)
     translator.take_changes()
-    translator.doubt(10.0)
+    translator.mark_unverified(10.0)
     translator.apply(stored(prompt(2, start=50)), now=20.0)
     translator.apply(removed(prompt(2, start=90)), now=20.0)
     kept_until_then = translator.expire(9.9)
@@ -400,7 +401,7 @@ def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: floa
     translator.apply(stored(long[: 4 * WIDTH]), now=0.0)
     translator.apply(stored(long[: 6 * WIDTH], first=4), now=0.0)
     translator.apply(stored(prompt(4, start=100)), now=0.0)
-    translator.doubt(doubted)
+    translator.mark_unverified(doubted)
     translator.apply(stored(long, first=6), now=doubted + 1.0)
     translator.expire(doubted)
 
@@ -415,7 +416,7 @@ def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: b
         )
 
     translator = BlockTranslator(chain_of(1), WIDTH)
-    translator.fade(0.0, fading=fading)
+    translator.set_unverifiable(0.0, on=fading)
     translator.apply(lie(1, None), now=0.0)
     translator.apply(lie(2, 1), now=0.0)
     translator.apply(EngineBlockRemoved(block_hashes=[1]), now=0.0)
@@ -428,7 +429,7 @@ def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: b
 def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.fade(5.0, fading=True)
+    translator.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
     translator.apply(stored(prompt(2)), now=7.0)
     held = []
@@ -442,9 +443,9 @@ def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_agai
 def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_none_was() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.fade(5.0, fading=True)
+    translator.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
-    translator.fade(7.0, fading=False)
+    translator.set_unverifiable(7.0, on=False)
     translator.expire(100.0)
 
     assert translator.held_keys() == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
@@ -456,7 +457,7 @@ def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was
     long, other = prompt(6), prompt(6, start=50)
     for tokens in (long, other):
         translator.apply(stored(tokens[: 4 * WIDTH]), now=0.0)
-    translator.doubt(1.0)
+    translator.mark_unverified(1.0)
     translator.expire(1.0)
     given_up = translator.held_keys()
     translator.apply(removed(other[: 4 * WIDTH]), now=2.0)
@@ -474,7 +475,7 @@ def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_bef
     translator = BlockTranslator(chain_of(2), WIDTH)
     span = prompt(2)
     translator.apply(stored(span), now=0.0)
-    translator.doubt(1.0)
+    translator.mark_unverified(1.0)
     translator.expire(1.0)
     translator.apply(removed(span), now=2.0)
     translator.apply(stored(span, first=1), now=3.0)
@@ -483,11 +484,11 @@ def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_bef
 
 
 def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pointsman_worker.translator.GIVEN_UP_BLOCKS_MAX", 2)
+    monkeypatch.setattr("pointsman_worker.verification.GIVEN_UP_BLOCKS_MAX", 2)
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(1, start=start)), now=0.0)
-    translator.doubt(1.0)
+    translator.mark_unverified(1.0)
     translator.expire(1.0)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start), first=1), now=2.0)
@@ -512,7 +513,7 @@ def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=4)
     translator.apply(stored(prompt(2, start=50)), now=0.0)
     translator.apply(stored(prompt(2)), now=10.0)
-    translator.doubt(20.0)
+    translator.mark_unverified(20.0)
     translator.apply(stored(prompt(2, start=50)), now=30.0)
     translator.apply(stored(prompt(1, start=90)), now=30.0)
 
@@ -545,14 +546,14 @@ def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
 def test_a_dropped_store_says_why() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=1)
     translator.apply(stored(prompt(1), block_size=32))
-    wrong_size = translator.tally.problem
+    wrong_size = translator.counters.problem
     translator.apply(stored(prompt(3), 1), now=4.0)
 
     assert wrong_size == (
         f"the engine's events have blocks of 32 tokens, its /metrics say {WIDTH}: set --engine-block-tokens 32"
     )
-    assert translator.tally.problem == "2 blocks follow one that was never stored"
-    assert translator.tally.dropped == 3
+    assert translator.counters.problem == "2 blocks follow one that was never stored"
+    assert translator.counters.dropped == 3
 
 
 def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:

@@ -1,15 +1,9 @@
-"""Two engines for one request: one computes the prompt, another fetches its KV cache and gives the answer.
+"""Prefill on one engine and decode on another: in, a request body; out, the bodies for both engines.
 
-vLLM's protocol in two steps. The prefill engine gets the request with `max_tokens` 1 and `kv_transfer_params` that say
-that somebody else will decode; its answer says, in `kv_transfer_params` of its own, where the KV cache can be fetched.
-The decode engine gets the request as the client sent it, with those parameters. Connectors that find KV caches by the
-prompt itself, as those over a shared storage do, answer without parameters, and then none are passed on.
-
-Between the steps the leader is asked where the request goes on. Only completions and chats are split, and of those only
-requests with one prompt and for one answer, since `kv_transfer_params` mean one sequence. Of others the decode engine
-does all: then nothing is prefilled elsewhere, and the leader is told so.
-
-The bodies are made here, without I/O; who sends them is the gateway.
+vLLM's protocol: the prefill engine gets the request with `max_tokens` 1 and `kv_transfer_params` that announce a remote
+decode. Its answer says in its own `kv_transfer_params` where the KV cache is, or nothing if connectors find it by the
+prompt. The decode engine gets the client's request with those parameters. Only completions and chats with one prompt and
+one answer are split; of others the decode engine does all.
 """
 
 from dataclasses import dataclass
@@ -18,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.proxy import usage_in
+from pointsman_ingress.engine.usage import usage_in
 
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
@@ -28,70 +22,58 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What tells an engine that it only prefills. The empty ones are what vLLM's own proxies send too."""
+"""As vLLM's own proxies send it."""
 
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "best_of")
-"""What has no meaning, or only a price, where one token is generated that nobody reads."""
-
-_fields = msgspec.json.Decoder(dict[str, Any])
+"""Fields that only cost time if one token is generated that nobody reads."""
 
 
 class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
+_fields = msgspec.json.Decoder(dict[str, Any])
 _answers = msgspec.json.Decoder(_PrefillAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
-    """What the prefill engine said: where the KV cache is, and how much of the prompt it had. `cached_tokens` None where
-    nothing was prefilled elsewhere, -1 where the engine did not say."""
+class PrefillResult:
+    """Where the KV cache is, and how much of the prompt the prefill engine had cached: None if there was no prefill, -1 if
+    it did not say."""
 
     transfer: dict[str, Any] | None
     cached_tokens: Tokens | None
 
 
-NOT_PREFILLED = Prefilled(None, None)
+NO_PREFILL = PrefillResult(None, None)
 
 
 class SplitBody:
-    """One request's body, for both of its engines."""
-
-    def __init__(self, body: bytes, *, path_splits: bool) -> None:
-        """`path_splits`: whether its path is one of those that engines can split."""
+    def __init__(self, body: bytes, *, splittable: bool) -> None:
+        """`splittable`: whether engines can split requests on this path."""
         self._body = body
-        self._path_splits = path_splits
-        self._asked: dict[str, Any] = _fields.decode(body) if path_splits else {}
-
-    @property
-    def possible(self) -> bool:
-        """Whether it can be split: one prompt is asked for one answer."""
-        if not self._path_splits:
-            return False
-        prompt = self._asked.get("prompt")
+        self._fields: dict[str, Any] = _fields.decode(body) if splittable else {}
+        prompt = self._fields.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        return (self._asked.get("n") or 1) == 1 and not several
+        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several
+        """Whether it has one prompt and asks for one answer."""
 
-    def prefill(self) -> bytes:
-        """For the engine that computes the prompt."""
-        asked = {name: value for name, value in self._asked.items() if name not in NOT_FOR_PREFILL}
-        asked |= {"stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE}
-        if "max_completion_tokens" in asked:
-            asked["max_completion_tokens"] = 1
-        return msgspec.json.encode(asked)
+    def for_prefill(self) -> bytes:
+        fields = {name: value for name, value in self._fields.items() if name not in NOT_FOR_PREFILL}
+        fields |= {"stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE}
+        if "max_completion_tokens" in fields:
+            fields["max_completion_tokens"] = 1
+        return msgspec.json.encode(fields)
 
-    def decode(self, prefilled: Prefilled) -> bytes:
-        """For the engine that answers."""
-        if not prefilled.transfer:
+    def for_decode(self, prefill: PrefillResult) -> bytes:
+        if not prefill.transfer:
             return self._body
-        return msgspec.json.encode(self._asked | {"kv_transfer_params": prefilled.transfer})
+        return msgspec.json.encode(self._fields | {"kv_transfer_params": prefill.transfer})
 
 
-def read_prefill(answer: bytes) -> Prefilled:
-    """The answer of the engine that computed the prompt."""
+def read_prefill(answer: bytes) -> PrefillResult:
     try:
         transfer = _answers.decode(answer).kv_transfer_params
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         transfer = None
-    return Prefilled(transfer, usage_in(answer).cached_tokens)
+    return PrefillResult(transfer, usage_in(answer).cached_tokens)

@@ -1,10 +1,7 @@
-"""What the streams of different endpoints look like, as far as a proxy cares: where output begins, and how they end.
+"""Streams of different endpoints: in, chunks as they come; out, whether output has begun, whether it ended, its last events.
 
-Completions and chats send a chunk when there is a token, and `[DONE]` when all is said. The Responses API sends named
-events: some before anything was computed, then deltas, and a last one that holds the whole answer once more. So does
-Anthropic's Messages API, whose usage is in the last event but one.
-
-Lines may end in any of the three ways of the standard for server-sent events: LF, CRLF, CR.
+Completions and chats send a chunk per token and `[DONE]` at the end. The Responses API and Anthropic's Messages API
+send named events, some of them before the first output, and a last one with a name of its own.
 """
 
 import re
@@ -14,29 +11,22 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
+
 TAIL_BYTES_MAX = 8 * 1024
-"""How much of the end of a stream is kept, and a chunk: the usage and the last event are in it."""
+"""How much of the end of a stream is kept, plus a chunk: the usage and the last event are in it."""
+LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # how much is kept of a last event that holds the whole answer
+USAGE_LINES_MAX = 64  # lines at the end of a stream in which the usage is searched
 
-LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024
-"""How much is kept of a last event that holds the whole answer."""
-
-USAGE_LINES_MAX = 64
-"""Lines at the end of a stream in which the usage is looked for."""
-
-_TWO_LINE_ENDS = rb"[\r\n](?:(?<=\n)|(?<=\r)(?:\n|(?=\r)))(?:\r\n?|\n)"
-EVENT_END = re.compile(_TWO_LINE_ENDS)
-"""The end of a line, and an empty line. Where a CR comes last, an LF that belongs to it may still follow."""
-
-_ENDS_HERE = re.compile(_TWO_LINE_ENDS + rb"\Z")
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+_ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
+_LINE_ENDS = (b"\n", b"\r")
 _MARK_BYTES_MAX = 64
-"""No mark of a shape is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """`output`: any of these marks the first event that holds output; none, that every event does. `ends`: any of these
-    marks the last event; a stream without it was broken off. Marks contain line breaks where text could look like them."""
+    """`output`: marks of the first event with output; none: every event has some. `ends`: marks of the last event; a
+    stream without one broke off. Marks contain line breaks if text could look like them."""
 
     output: tuple[bytes, ...]
     ends: tuple[bytes, ...]
@@ -48,35 +38,29 @@ class StreamShape:
         return any(mark in tail for mark in self.ends)
 
 
+def _event_names(*names: bytes) -> tuple[bytes, ...]:
+    return tuple(b"event: " + name + end for name in names for end in _LINE_ENDS)
+
+
 CHUNKS = StreamShape(output=(), ends=(b"[DONE]",))
-
-_LAST_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
-_LINE_ENDS = (b"\n", b"\r")
-
 NAMED_EVENTS = StreamShape(
     output=tuple(b".delta" + end for end in _LINE_ENDS),
-    ends=tuple(b"event: " + name + end for name in _LAST_EVENTS for end in _LINE_ENDS),
+    ends=_event_names(b"response.completed", b"response.incomplete", b"response.failed", b"error"),
 )
-
-
-MESSAGE_EVENTS = StreamShape(
-    output=tuple(b"event: content_block_start" + end for end in _LINE_ENDS),
-    ends=tuple(b"event: " + name + end for name in (b"message_stop", b"error") for end in _LINE_ENDS),
-)
+MESSAGE_EVENTS = StreamShape(output=_event_names(b"content_block_start"), ends=_event_names(b"message_stop", b"error"))
 
 
 class StreamTail:
-    """The end of a stream, as it comes: whether it is whole, and what it says last. Takes time in proportion to what it is
-    fed, and keeps no more than TAIL_BYTES_MAX and a chunk, or LAST_EVENT_BYTES_MAX of a last event."""
+    """The end of a stream so far. Time is linear in what it is fed; memory is bounded by TAIL_BYTES_MAX plus a chunk, or
+    LAST_EVENT_BYTES_MAX for a last event."""
 
     def __init__(self, shape: StreamShape) -> None:
         self._shape = shape
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
-        self._seen = b""
-        """Of the last chunks, what may hold the beginning of a mark."""
-        self._shows_output = False
+        self._carry = b""  # end of the last chunks, which may hold the beginning of a mark
+        self._shows_output = not shape.output
         self._last_event = False
 
     def feed(self, chunk: bytes) -> None:
@@ -85,16 +69,15 @@ class StreamTail:
         while self._bytes - len(self._chunks[0]) >= self._bytes_max:
             self._bytes -= len(self._chunks.popleft())
         if self._shape.output and not self._last_event:
-            seen = self._seen + chunk
+            seen = self._carry + chunk
             self._shows_output = self._shows_output or self._shape.shows_output(seen)
-            self._seen = seen[-_MARK_BYTES_MAX:]
+            self._carry = seen[-_MARK_BYTES_MAX:]
             if self._shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
 
     @property
     def shows_output(self) -> bool:
-        """Whether there was output yet."""
-        return self._shows_output or not self._shape.output
+        return self._shows_output
 
     @property
     def has_ended(self) -> bool:
@@ -103,7 +86,6 @@ class StreamTail:
 
     @property
     def mid_event(self) -> bool:
-        """Whether the stream stands in the middle of an event."""
         return self._bytes > 0 and _ENDS_HERE.search(b"".join([*self._chunks][-4:])[-4:]) is None
 
     def data_backwards(self) -> Iterator[bytes]:
@@ -114,13 +96,7 @@ class StreamTail:
                 yield line[5:]
 
 
-def event_data(event: bytes) -> bytes:
-    """What an event says: its data lines, joined."""
-    lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(event) if line.startswith(b"data:")]
-    return b"\n".join(lines)
-
-
-_OWN_FAULT_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
+_ENGINE_ERROR_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
 
 
 class _Error(msgspec.Struct):
@@ -136,9 +112,9 @@ class _ErrorEvent(msgspec.Struct):
 _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
-def tells_failure(events: bytes) -> bool:
-    """Whether an event says that the engine failed: vLLM and SGLang have sent 200 by the time a stream fails, and tell of it in an
-    event with an `error`, before the regular end. One that blames the request (a code of 4xx) is no failure of theirs."""
+def reports_failure(events: bytes) -> bool:
+    """Whether an event says that the engine failed: vLLM and SGLang have sent 200 by then and report it in an event with
+    an `error`. One that blames the request (a code of 4xx) does not count."""
     return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))
 
 
@@ -146,10 +122,10 @@ def _is_failure(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
     try:
-        said = _error_events.decode(event_data(event))
+        decoded = _error_events.decode(event_data(event))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    if said.error is None or said.choices is not None:
+    if decoded.error is None or decoded.choices is not None:
         return False
-    code = said.error.code
-    return code >= 500 if isinstance(code, int) else said.error.type in _OWN_FAULT_TYPES
+    code = decoded.error.code
+    return code >= 500 if isinstance(code, int) else decoded.error.type in _ENGINE_ERROR_TYPES

@@ -1,142 +1,115 @@
-"""The client's side of a request: what came over HTTP, and the answer that goes back.
-
-Only our own response headers and the engine's content type reach the client.
-"""
+"""One HTTP exchange with a client: in, a request as ASGI gives it; out, an answer that is begun and ended once."""
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Iterable
+from functools import cache
 from itertools import count
 from random import Random
 
 from prometheus_client import Counter as Metric
 
-from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Tenant, Tokens
+from pointsman.primitives import RequestId, Seconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.telemetry import HTTP_REQUESTS
-from pointsman_ingress.http.bodies import Bodies
-from pointsman_ingress.http.endpoints import Endpoint
-from pointsman_ingress.http.openai_errors import Refusal, body_too_large, timed_out
+from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
+BODY_WALL_SECONDS: Seconds = 30.0  # how long a client may take to send its body
+UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024
+"""Of all bodies that are being read. One that arrives in one piece is never counted."""
 RECENT_IDS_MAX = 100_000
-"""Request ids that clients chose and that are remembered, so that a second use of one gets an id of its own."""
-
-BODY_WALL_SECONDS: Seconds = 30.0
-"""How long a client may take to send its body."""
-
+"""Request ids chosen by clients that are remembered, so that a second use of one gets an id of its own."""
 JSON = "application/json"
 
 
 class ClientGoneError(Exception):
-    """The client hung up before it had said what it wants."""
+    """The client hung up before its body was read."""
 
 
 class RequestIds:
-    """Gives each request an id that no other has in the log, the client's own where that is possible."""
+    """Gives each request an id that is unique in the log, the client's own if possible."""
 
     def __init__(self, chance: Random) -> None:
         self._prefix = f"{chance.getrandbits(48):012x}"
         self._numbers = count(1)
-        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._recent: dict[str, None] = {}
 
     def take(self, wanted: str) -> RequestId:
-        """`wanted` if it may be an id and was not seen lately, else a new one."""
+        """`wanted` if it is a valid id and was not used recently, else a new one."""
         if not wanted or wanted in self._recent or not REQUEST_ID_PATTERN.match(wanted):
             return self.fresh()
         self._recent[wanted] = None
         if len(self._recent) > RECENT_IDS_MAX:
-            self._recent.popitem(last=False)
+            del self._recent[next(iter(self._recent))]
         return RequestId(wanted)
 
     def fresh(self) -> RequestId:
-        """An id that nobody else has."""
         return RequestId(f"{self._prefix}-{next(self._numbers)}")
 
 
-class Call:
-    """One HTTP exchange: first what was asked, then the answer, which can be begun and ended once."""
+class BodyBudget:
+    """Bytes of unfinished bodies that this process holds, over all clients."""
 
-    def __init__(self, endpoint: Endpoint, scope: Scope, send: Send, *, ids: RequestIds, clock: Clock) -> None:
-        self.endpoint = endpoint
+    def __init__(self, bytes_max: int = UNFINISHED_BODIES_BYTES_MAX) -> None:
+        self._bytes_left = bytes_max
+
+    def take(self, size: int) -> None:
+        """Raises ApiError (503)."""
+        if size > self._bytes_left:
+            raise too_many_bodies()
+        self._bytes_left -= size
+
+    def give_back(self, size: int) -> None:
+        self._bytes_left += size
+
+
+class Call:
+    """One exchange. Only our own response headers and the engine's content type reach the client."""
+
+    def __init__(
+        self, path: str, errors: ErrorShape, scope: Scope, send: Send, *, ids: RequestIds, clock: Clock
+    ) -> None:
+        self.path = path
         self.method: str = scope["method"]
-        self.client: str | None = (scope.get("client") or (None,))[0]
-        """Its address."""
+        self.client: str | None = (scope.get("client") or (None,))[0]  # its address
         self.headers: Headers = dict(scope["headers"])
-        self.arrived_at = clock.now()
-        """Engine time."""
+        self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
-        self.first_byte_at_wall: Seconds = 0.0
-        """When the first bytes of the answer's body were sent; 0 before."""
-        shown = header_text(self.headers, b"x-request-id")
-        self.id = ids.take(shown)
-        self.body = b""
-        self.key_name: Tenant | None = None
-        """Whose API key was shown; None where nobody asks for one."""
-        self.prefix = "exact"
-        """How much of the prompt block keys are known for, as the client is told."""
-        self.comparable = True
-        """Whether the cached tokens that the engine reports can be held against those predicted."""
-        self.asks_usage = False
-        """Whether the engine is asked for the stream's usage, of which the client wants to hear nothing."""
-        self.output_bounded = True
-        """Whether the client, or the model's context, bounds how much comes out."""
-        self.tenant: Tenant | None = None
-        self.model: str | None = None
-        self.pool: PoolName | None = None
-        self.wants_stream = False
-        self.prompt_tokens: Tokens | None = None
-        """As we count them."""
-        self.instance: InstanceId | None = None
-        """What answered, where no scheduler granted it."""
-        self.retries = 0
-        self.reason = ""
-        """Why it did not end well, as far as this end of it knows."""
-        self.status = 0
-        """0 until the answer has begun."""
+        self.first_byte_at_wall: Seconds = 0.0  # when the first bytes of the answer's body were sent; 0 before
+        sent_id = header_text(self.headers, b"x-request-id")
+        self.id = ids.take(sent_id)
+        self.status = 0  # 0 until the answer has begun
+        self.error_code = ""
         self.request_bytes = 0
-        self.response_bytes = 0
-        """Of the bodies."""
+        self.response_bytes = 0  # of the bodies
+        self._errors = errors
         self._clock = clock
         self._streaming = False
-        self._id_header = (b"x-request-id", (shown or self.id).encode())
+        self._id_header = (b"x-request-id", (sent_id or self.id).encode())
         self._send = send
 
-    async def read_body(self, receive: Receive, bodies: Bodies, *, bytes_max: int) -> None:
-        """Take in the whole body, which counts among `bodies` meanwhile. Raises Refusal (413, 408, 503) and
-        ClientGoneError."""
-        if self._announced_bytes() > bytes_max:
+    async def read_body(self, receive: Receive, budget: BodyBudget, *, bytes_max: int) -> bytes:
+        """Raises ApiError (413, 408, 503) and ClientGoneError."""
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
         try:
             async with asyncio.timeout(BODY_WALL_SECONDS):
-                self.body = await _body(receive, bodies, bytes_max)
-                self.request_bytes = len(self.body)
+                body = await _body(receive, budget, bytes_max)
         except TimeoutError as error:
-            msg = "The body did not arrive in time."
-            raise timed_out(msg) from error
+            raise body_too_slow() from error
+        self.request_bytes = len(body)
+        return body
 
-    async def start(self, content_type: str, grant: RouteGranted, *, knowledge: str, length: int | None) -> None:
-        """Status 200 and headers. `length` None: the body is streamed."""
-        headers = [
-            (b"content-type", content_type.encode("latin-1")),
-            self._id_header,
-            (b"x-pointsman-instance", grant.instance.encode()),
-            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
-            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
-            (b"x-pointsman-knowledge", knowledge.encode()),
-            (b"x-pointsman-prefix", self.prefix.encode()),
-        ]
-        if grant.prefilled_by:
-            headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
-        if length is None:
-            self._streaming = True
-            headers.append((b"cache-control", b"no-cache"))
-        else:
-            headers.append((b"content-length", b"%d" % length))
+    async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
+        """Send status 200 and headers. `length` None: the body is streamed."""
+        self._streaming = length is None
+        last = (b"cache-control", b"no-cache") if length is None else (b"content-length", b"%d" % length)
         self._begin(200)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        head = [(b"content-type", content_type.encode("latin-1")), self._id_header, *headers, last]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def write(self, chunk: bytes) -> None:
         self._count(chunk)
@@ -147,65 +120,53 @@ class Call:
         self._count(last)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def refuse(self, refusal: Refusal, *, mid_event: bool = False) -> None:
-        """A refusal as the whole answer, or, in a stream that has begun, as an error event at its end.
-
-        `mid_event` sets the event apart from the unfinished one before it. An answer that is already under way
-        with its length announced cannot be taken back: the server then closes the connection.
-        """
-        errors = self.endpoint.errors
-        self.reason = self.reason or refusal.code
-        if not self.status:
-            body = errors.body(refusal.status, refusal.code, refusal.message, refusal.param)
-            await self.pass_on(refusal.status, body, JSON, refusal.headers)
-        elif self._streaming:
-            event = errors.event(refusal.status, refusal.code, refusal.message)
-            await self.finish(b"\n\n" + event if mid_event else event)
-
-    async def answer(self, status: int, body: bytes, content_type: str, instance: InstanceId) -> None:
-        """A complete answer of an engine that was not granted by a scheduler."""
-        self.instance = instance
-        await self.pass_on(status, body, content_type, ((b"x-pointsman-instance", instance.encode()),))
-
-    async def pass_on(
-        self, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
-        """A complete answer, with no more headers of ours than `headers`."""
+    async def answer(self, status: int, body: bytes, content_type: str, headers: Iterable[Header] = ()) -> None:
         self._begin(status)
         self._count(body)
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
 
+    async def fail(self, error: ApiError, *, mid_event: bool = False) -> None:
+        """Send an error as the whole answer, or as the last event of a stream that has begun.
+
+        `mid_event`: separate it from an unfinished event. An answer whose length was announced cannot be taken back:
+        the server then closes the connection.
+        """
+        self.error_code = self.error_code or error.code
+        if not self.status:
+            await self.answer(error.status, self._errors.body(error), JSON, error.headers)
+        elif self._streaming:
+            event = self._errors.event(error)
+            await self.finish(b"\n\n" + event if mid_event else event)
+
     def _begin(self, status: int) -> None:
         self.status = status
-        _answered(self.endpoint.path, status).inc()
+        _requests_metric(self.path, status).inc()
 
     def _count(self, chunk: bytes) -> None:
         self.response_bytes += len(chunk)
         if chunk and not self.first_byte_at_wall:
             self.first_byte_at_wall = self._clock.wall()
 
-    def _announced_bytes(self) -> int:
-        length = self.headers.get(b"content-length", b"")
-        return int(length) if length.isdigit() else 0
 
-
-async def _body(receive: Receive, bodies: Bodies, bytes_max: int) -> bytes:
+async def _body(receive: Receive, budget: BodyBudget, bytes_max: int) -> bytes:
     part, more = await _part(receive)
     if len(part) > bytes_max:
         raise body_too_large(bytes_max)
     if not more:
         return part
     parts, size = [part], len(part)
-    with bodies.reading() as take:
-        take(size)
+    budget.take(size)
+    try:
         while more:
             part, more = await _part(receive)
-            size += len(part)
-            if size > bytes_max:
+            if size + len(part) > bytes_max:
                 raise body_too_large(bytes_max)
-            take(len(part))
+            budget.take(len(part))
+            size += len(part)
             parts.append(part)
         return b"".join(parts)
+    finally:
+        budget.give_back(size)
 
 
 async def _part(receive: Receive) -> tuple[bytes, bool]:
@@ -216,11 +177,7 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
     return message.get("body", b""), message.get("more_body", False)
 
 
-_answered_counters: dict[tuple[str, int], Metric] = {}
-
-
-def _answered(path: str, status: int) -> Metric:
-    found = _answered_counters.get((path, status))
-    if found is None:
-        found = _answered_counters[path, status] = HTTP_REQUESTS.labels(path, str(status))
-    return found
+@cache
+def _requests_metric(path: str, status: int) -> Metric:
+    """Looking a metric up by labels costs more than counting."""
+    return HTTP_REQUESTS.labels(path, str(status))

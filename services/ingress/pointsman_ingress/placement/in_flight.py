@@ -1,30 +1,60 @@
-"""The requests that this ingress has at engines or that wait for a place: how busy each engine is, and where the log says
-that the requests are.
+"""Requests of one pool that are waiting for a place or are at an engine: in, grants and outcomes; out, the load of each
+engine, and once a second a heartbeat (`cmd.follow`) that names them all to the leader.
 
-Load is told here and nowhere else: whoever must choose an engine without a scheduler asks for the `least_busy`. It is a
-bound from below. What this ingress has sent it knows at once; what others have, a worker tells about once a second, and what
-it told long ago counts for nothing.
-
-An engine that failed a request of ours lately comes last in that choice: an engine that fails at once looks idle. It stays last
-for a time that grows with its failures in a row, then is tried by one request at a time until one is answered. The leader
-decides about ejection for everybody (`InstanceEjected`); this is what an ingress knows by itself, for when nobody leads.
+The leader ends requests that no ingress names. Its answer says which requests to redispatch to another engine, and which
+their engine has lost. Load is a lower bound: what this ingress sent, or what the worker reported recently, if more. An
+engine that failed a request recently is the last choice, since an engine that fails at once looks idle.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from pointsman.contracts.commands import RouteGranted
+import structlog
+
+from pointsman.contracts.commands import FollowAnswered, FollowRequests, RouteGranted, SentRequest
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
-from pointsman.ports import Clock, EventLog
-from pointsman.primitives import InstanceId, RequestId, Seconds, Term
+from pointsman.contracts.subjects import follow_subject
+from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.placement.fleet_view import FleetView
 
+log = structlog.get_logger()
+
 AVOIDED_WALL_SECONDS: Seconds = 5.0
-AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0
-"""How long an engine is avoided for each failure in a row, and at most."""
+AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0  # how long an engine is avoided per failure in a row, and at most
+HEARTBEAT_WALL_SECONDS: Seconds = 1.0  # interval of heartbeats, and how long the leader may take to answer one
+NAMED_AT_ONCE_MAX = 1_000  # requests in one command
+
+
+@dataclass(slots=True, eq=False)
+class InFlightRequest:
+    grant: RouteGranted
+    redispatched_to: RouteGranted | None = None
+    """Where it goes instead, because the leader redispatched it before the engine answered."""
+    on_lost: Callable[[], None] | None = None
+    """Called if the leader knows that the engine lost it; None once there is an answer."""
+    interrupt: asyncio.Timeout | None = None
+    """Ends the wait for the engine; None if the request is not to be redispatched, or no longer."""
+
+    def redispatch(self, onward: RouteGranted) -> None:
+        """A no-op if it has an answer or has gone elsewhere already."""
+        if self.interrupt is None or self.redispatched_to is not None:
+            return
+        if self.grant.attempt == onward.attempt and self.grant.instance != onward.instance:
+            self.redispatched_to = onward
+            self.interrupt.reschedule(0.0)
+
+    def answered(self) -> None:
+        """The engine has begun to answer: the request stays, even if it was redispatched at the same moment."""
+        if self.interrupt is not None:
+            self.redispatched_to = None
+            self.interrupt.reschedule(None)
+            self.interrupt = None
 
 
 @dataclass(slots=True)
@@ -36,48 +66,20 @@ class _Failures:
 
 
 class InFlightRequests:
-    """Of one pool."""
+    """The only source of per-engine load in the ingress."""
 
     def __init__(self, *, fleet: FleetView, events: EventLog, clock: Clock) -> None:
         self._fleet = fleet
         self._events = events
         self._clock = clock
-        self._grants: dict[RequestId, RouteGranted] = {}
+        self._at_engines: dict[RequestId, InFlightRequest] = {}
         self._waiting: Counter[RequestId] = Counter()
-        self._in_flight: Counter[InstanceId] = Counter()
-        self._unanswered: dict[RequestId, Callable[[], None]] = {}
+        self._per_engine: Counter[InstanceId] = Counter()
         self._failures: dict[InstanceId, _Failures] = {}
-        fleet.on_election(self._elected)
+        fleet.on_election(self._on_election)
 
     @contextmanager
-    def at_engine(self, grant: RouteGranted) -> Iterator[None]:
-        """While the request is at the engine that the grant names."""
-        self._in_flight[grant.instance] += 1
-        self._grants[grant.request] = grant
-        try:
-            yield
-        finally:
-            self._in_flight[grant.instance] -= 1
-            self._grants.pop(grant.request, None)
-
-    @contextmanager
-    def unanswered(self, request: RequestId, give_up: Callable[[], None]) -> Iterator[None]:
-        """While its engine has sent nothing. `give_up` is called where the leader knows that it never will."""
-        self._unanswered[request] = give_up
-        try:
-            yield
-        finally:
-            self._unanswered.pop(request, None)
-
-    def lost(self, request: RequestId) -> None:
-        """The leader says that its engine has not got it any more; a no-op for one that is answered."""
-        give_up = self._unanswered.get(request)
-        if give_up is not None:
-            give_up()
-
-    @contextmanager
-    def asking(self, request: RequestId) -> Iterator[None]:
-        """While the request waits for a place."""
+    def waiting_for_place(self, request: RequestId) -> Iterator[None]:
         self._waiting[request] += 1
         try:
             yield
@@ -86,35 +88,54 @@ class InFlightRequests:
             if not self._waiting[request]:
                 del self._waiting[request]
 
-    @property
-    def grants(self) -> list[RouteGranted]:
-        """Where each request is that is at an engine."""
-        return list(self._grants.values())
-
-    @property
-    def waiting(self) -> list[RequestId]:
-        """Requests that wait for a place."""
-        return list(self._waiting)
+    @asynccontextmanager
+    async def at_engine(self, grant: RouteGranted, *, redispatchable: bool = False) -> AsyncIterator[InFlightRequest]:
+        """While the request is at the engine that the grant names. If `redispatchable`, the context ends early when the
+        leader redispatches the request before `answered`: then `redispatched_to` is set."""
+        request = InFlightRequest(grant)
+        self._per_engine[grant.instance] += 1
+        self._at_engines[grant.request] = request
+        try:
+            if redispatchable:
+                async with asyncio.timeout(None) as request.interrupt:
+                    yield request
+            else:
+                yield request
+        except TimeoutError:
+            if request.redispatched_to is None:
+                raise
+            REQUESTS_REDISPATCHED.inc()
+            log.info(
+                "request_redispatched",
+                request=grant.request,
+                source=grant.instance,
+                instance=request.redispatched_to.instance,
+            )
+        finally:
+            self._per_engine[grant.instance] -= 1
+            self._at_engines.pop(grant.request, None)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """The reachable instance that can serve the request and has the fewest, the first by name among equals. One that is
-        ejected or failed lately only where all are."""
+        """The reachable instance with the least load that can serve the request, the first by name among equals. One that
+        is ejected or failed recently only if all are."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
         return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
+    def load(self, instance: Instance) -> int:
+        reported = instance.running + instance.waiting if self._fleet.fresh(instance) else 0
+        return max(self._per_engine[instance.id], reported)
+
     def failed(self, instance: InstanceId) -> None:
-        """It failed a request that was sent there."""
         failures = self._failures.setdefault(instance, _Failures())
         failures.count += 1
         seconds = min(AVOIDED_WALL_SECONDS_MAX, AVOIDED_WALL_SECONDS * failures.count)
         failures.until = self._clock.wall() + seconds
 
     def answered(self, instance: InstanceId) -> None:
-        """It has answered one."""
         self._failures.pop(instance, None)
 
-    def tell(self, grant: RouteGranted) -> None:
-        """Tell the log where a request is, for a leader that does not know."""
+    def log_grant(self, grant: RouteGranted) -> None:
+        """Write a grant to the log that the leader may not know of."""
         now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
         self._events.append_soon(
             RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)
@@ -124,20 +145,56 @@ class InFlightRequests:
             )
         )
 
-    def load(self, instance: Instance) -> int:
-        """Requests that it has, as far as is known here."""
-        reported = instance.running + instance.waiting if self._fleet.fresh(instance) else 0
-        return max(self._in_flight[instance.id], reported)
+    def heartbeats(self) -> Iterator[FollowRequests]:
+        """Commands that name every request, at most NAMED_AT_ONCE_MAX in each."""
+        grants = (request.grant for request in self._at_engines.values())
+        sent = [SentRequest(request=g.request, attempt=g.attempt, instance=g.instance) for g in grants]
+        waiting = list(self._waiting)
+        for start in range(0, max(len(sent), len(waiting)), NAMED_AT_ONCE_MAX):
+            part = slice(start, start + NAMED_AT_ONCE_MAX)
+            yield FollowRequests(requests=sent[part], waiting=waiting[part])
+
+    def on_heartbeat_answer(self, answer: FollowAnswered) -> None:
+        for grant in answer.rebound:
+            if (request := self._at_engines.get(grant.request)) is not None:
+                request.redispatch(grant)
+        for lost in answer.given_up:
+            request = self._at_engines.get(lost)
+            if request is not None and request.on_lost is not None:
+                request.on_lost()
 
     def _avoided(self, instance: Instance) -> bool:
         failures = self._failures.get(instance.id)
         if self._fleet.is_out(instance) or (failures is not None and self._clock.wall() < failures.until):
             return True
-        doubtful = failures is not None or instance.half_open or instance.ejected
-        return doubtful and self._in_flight[instance.id] > 0
+        unproven = failures is not None or instance.half_open or instance.ejected
+        return unproven and self._per_engine[instance.id] > 0  # one request at a time tries it
 
-    def _elected(self, term: Term) -> None:
-        """The new leader may not know of what an earlier one granted and had no time to write."""
-        for grant in self._grants.values():
-            if 0 < grant.term < term:
-                self.tell(grant)
+    def _on_election(self, term: Term) -> None:
+        """The previous leader may have ended before it wrote its last grants."""
+        for request in self._at_engines.values():
+            if 0 < request.grant.term < term:
+                self.log_grant(request.grant)
+
+
+async def send_heartbeats(
+    in_flight: InFlightRequests,
+    commands: Commands,
+    pool: PoolName,
+    clock: Clock,
+    newest_term: Callable[[], Term],
+) -> None:
+    """Runs forever. Answers of a leader before `newest_term` are void."""
+    subject = follow_subject(pool)
+
+    async def send(command: FollowRequests) -> None:
+        try:
+            answer = await commands.request(subject, command, timeout=HEARTBEAT_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError):
+            return  # the next heartbeat follows in a second
+        if isinstance(answer, FollowAnswered) and answer.term >= newest_term():
+            in_flight.on_heartbeat_answer(answer)
+
+    while True:
+        pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)  # does not wait longer if answers are late
+        await asyncio.gather(pause, *map(send, in_flight.heartbeats()))

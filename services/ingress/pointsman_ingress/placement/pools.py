@@ -1,72 +1,61 @@
-"""The pools behind this address: which of them serves the model that a client names, and what the ingress has of each.
+"""The pools behind this address: in, the model that a client names; out, its pool and what the ingress has of it.
 
-Nobody configures models, only pools are named (`--pools`). Which names a pool answers to, its engines say: the model's own,
-its aliases, and those of LoRA adapters. Workers report them, `fleet_view` reads them from the pool's log.
+Only pools are configured (`--pools`). Which models a pool serves its workers report: its own, aliases, LoRA adapters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from typing_extensions import override
 
 from pointsman.ports import EventLog
 from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
-from pointsman_ingress.http.openai_errors import Refusal, model_wanted, no_engines, unknown_model
+from pointsman_ingress.http.errors import ApiError, model_required, no_engines, unknown_model
 from pointsman_ingress.placement.fleet_view import FleetView, Model
-from pointsman_ingress.placement.heartbeat import Heartbeat
-from pointsman_ingress.placement.holding import Hold
+from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
-from pointsman_ingress.placement.rebinding import Rebinding
 from pointsman_ingress.placement.retry_budget import RetryBudget
-from pointsman_ingress.placement.routing import Router
-from pointsman_ingress.placement.scheduler_liveness import SchedulerLiveness
-from pointsman_ingress.prompt.keys import Keys
-from pointsman_ingress.prompt.tokenization import Tokenizing
+from pointsman_ingress.placement.scheduler_client import SchedulerClient
+from pointsman_ingress.prompt.block_keys import BlockKeys
+from pointsman_ingress.prompt.tokenization import PromptTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One pool, as the ingress needs it: who is in it, who decides for it, and what its prompts are made of."""
-
     name: PoolName
     fleet: FleetView
-    silence: SchedulerLiveness
-    under_way: InFlightRequests
-    router: Router
-    rebinding: Rebinding
-    heartbeat: Heartbeat
-    tokenising: Tokenizing
-    keys: Keys
+    in_flight: InFlightRequests
+    scheduler: SchedulerClient
+    tokenizer: PromptTokenizer
+    block_keys: BlockKeys
     events: EventLog
     retry_budget: RetryBudget
 
 
 class Pools:
-    """All pools of this ingress. A pool's own model has its name, whoever else lists it as an alias or an adapter. Where
-    two pools serve the same otherwise, the one that was named first has it."""
+    """All pools of this ingress. A pool's own model wins over another pool's alias or adapter of that name; else the pool
+    that was configured first does."""
 
-    def __init__(self, pools: Sequence[Pool], hold: Hold) -> None:
+    def __init__(self, pools: Sequence[Pool], hold: HoldQueue) -> None:
         self._pools = tuple(pools)
         self._hold = hold
 
     async def await_model(self, name: str) -> tuple[Pool, Model]:
-        """As `find`. Where it is too early to say that there is no such model, waits until that is known. Raises Refusal."""
-        found = await self._hold.until(partial(self._find_or_wait, name))
-        return found or self.find(name)
+        """As `find`, but waits while it is too early to say that there is no such model. Raises ApiError."""
 
-    def _find_or_wait(self, name: str) -> tuple[Pool, Model] | None:
-        """Raises Refusal."""
-        try:
-            return self.find(name)
-        except Refusal:
-            if self._too_early:
-                return None
-            raise
+        def find() -> tuple[Pool, Model] | None:
+            try:
+                return self.find(name)
+            except ApiError:
+                if self._too_early:
+                    return None
+                raise
+
+        return await self._hold.until(find) or self.find(name)
 
     def find(self, name: str) -> tuple[Pool, Model]:
-        """The model of this name and its pool; without a name, the only one there is. Raises Refusal."""
+        """The model of this name and its pool; without a name the only one there is. Raises ApiError."""
         if not name:
             return self._only()
         found = self._of_base(name)
@@ -76,11 +65,10 @@ class Pools:
             model = pool.fleet.models.get(name)
             if model is not None:
                 return pool, model
-        raise self._unknown(name)
+        raise no_engines() if self._too_early else unknown_model(name, self._names())
 
     def offered(self) -> Iterator[tuple[Pool, Model]]:
-        """Every model that can be asked for, each name once: pool by pool, a base model before its adapters. Clients that
-        are told no model take the first."""
+        """Every model, each name once: pool by pool, a base model before its adapters, since clients take the first."""
         seen: set[str] = set()
         for pool in self._pools:
             for name, model in pool.fleet.models.items():
@@ -90,7 +78,6 @@ class Pools:
                     yield pool, owned
 
     def _of_base(self, name: str) -> tuple[Pool, Model] | None:
-        """The pool whose own model has this name."""
         named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
         return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
 
@@ -99,16 +86,12 @@ class Pools:
         if not serving:
             raise no_engines()
         if len(serving) > 1:
-            raise model_wanted(self._names())
+            raise model_required(self._names())
         return serving[0]
-
-    def _unknown(self, name: str) -> Refusal:
-        """A pool that no engine has joined yet, as far as is known here, may well be the one with this model: then it is too
-        early to say no."""
-        return no_engines() if self._too_early else unknown_model(name, self._names())
 
     @property
     def _too_early(self) -> bool:
+        """A pool that no engine has joined, as far as is known, may be the one with the model."""
         return any(pool.fleet.base is None or not pool.fleet.is_read for pool in self._pools)
 
     def _names(self) -> list[str]:
@@ -116,13 +99,11 @@ class Pools:
 
 
 class PoolsBoard(HealthBoard):
-    """What an ingress of several pools lacks. It is ready while one of its pools is, unless it lacks something itself: the
-    others' clients are told by 503, and this pool's are not to suffer for them."""
+    """Health of an ingress of several pools: ready while one of them is, unless it is missing something itself."""
 
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
         self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}
-        """Where the parts of single pools say what they wait for."""
 
     @property
     @override
@@ -144,5 +125,5 @@ class PoolsBoard(HealthBoard):
     def parts(self) -> list[str]:
         return [*super().parts, *(part for board in self.pools.values() for part in board.parts)]
 
-    def _of_pools(self, told: Callable[[HealthBoard], dict[str, str]]) -> dict[str, str]:
-        return {part: reason for board in self.pools.values() for part, reason in told(board).items()}
+    def _of_pools(self, parts: Callable[[HealthBoard], dict[str, str]]) -> dict[str, str]:
+        return {part: reason for board in self.pools.values() for part, reason in parts(board).items()}

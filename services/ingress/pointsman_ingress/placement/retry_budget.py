@@ -1,8 +1,7 @@
-"""How many requests of a pool may be on a further attempt at once, in this ingress: Envoy's retry budget.
+"""Envoy's retry budget: bounds how many requests of a pool, in this ingress, may be on a further attempt at once.
 
-The bound is a share of the requests that are live here, and never less than a minimum. A request takes its place in the
-budget when it is to be tried again, keeps it over further attempts, and gives it back with its first output or its end.
-Not persisted, not shared with other ingresses: each bounds its own part.
+A request takes its place in the budget when it is first retried, keeps it over further attempts, and gives it back with
+its first output or its end.
 """
 
 from types import TracebackType
@@ -10,20 +9,15 @@ from typing import Self
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
-RETRIES_MIN = 10
-"""Requests that may always be retried at once; Envoy's `min_retry_concurrency`."""
+RETRIES_MIN = 10  # requests that may always be retried at once; Envoy's `min_retry_concurrency`
 
 
 class RetryBudget:
-    """Of one pool."""
-
     def __init__(self, share: float) -> None:
         """`share` of live requests, Envoy's `budget_percent`."""
         self._share = share
-        self.live = 0
-        """Requests that are waiting for a place or are at an engine."""
-        self.retrying = 0
-        """Those of them that are on a further attempt and have no output yet."""
+        self.live = 0  # requests that wait for a place or are at an engine
+        self.retrying = 0  # those of them that are on a further attempt and have no output yet
 
     def open(self) -> "RetryTicket":
         """For one request, from its first attempt to its end."""
@@ -42,7 +36,7 @@ class RetryTicket:
         self._retrying = False
 
     def claim(self) -> bool:
-        """Whether it may be tried again: it has its place in the budget, or gets one now."""
+        """Whether it may be retried: it has a place in the budget, or gets one now."""
         if self._retrying:
             return True
         if self._budget.spent:
@@ -53,7 +47,7 @@ class RetryTicket:
         return True
 
     def settle(self) -> None:
-        """It has been answered, or has ended."""
+        """It has output, or has ended."""
         if self._retrying:
             self._retrying = False
             self._budget.retrying -= 1

@@ -1,29 +1,47 @@
-"""The parts of a message's content: which are text, and of what kind the first other one is.
+"""Chats as templates render them: in, messages and content parts of any API; out, the text parts, and the kind and place of
+the first part that is no text ("foreign")."""
 
-One answer for every path. Engines read the messages of a Responses request as those of a chat; a kind that they take in
-the one and refuse in the other costs no more than their refusal.
-"""
-
+from dataclasses import dataclass, field
 from typing import Any
 
 from pointsman_ingress.http.request_headers import cleaned
 
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
-"""Kinds that are made of tokens and nothing else."""
-
+TEXT_KINDS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 TEXT_FIELDS = ("text", "refusal", "thinking")
 UNKNOWN = "unknown"
 
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ChatForm:
+    """Input of a chat template, put together message by message. `foreign`: the kind of the first thing that has no place
+    in it, and `foreign_message` where it would be; empty if there is none."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    foreign: str = ""
+    foreign_message: int = 0
+
+    def take(self, message: Message, *, foreign: str = "") -> None:
+        """Append a message. `foreign`: the kind of a part of it that has no place in a template."""
+        if foreign and not self.foreign:
+            self.foreign, self.foreign_message = foreign, len(self.messages)
+        self.messages.append(message)
+
+    def take_unknown(self, kind: str) -> None:
+        self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
+
 
 def foreign_part(content: Any) -> str:
-    """The kind of the first part that is no text, fit for a header; empty where all is text."""
+    """The kind of the first part that is no text, cleaned; empty if there is none."""
     if not isinstance(content, list):
         return ""
-    return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_PARTS), "")
+    return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_KINDS), "")
 
 
-def first_foreign(messages: list[dict[str, Any]]) -> tuple[str, int]:
-    """The kind of the first part of a chat that is no text, and in which message it is; empty where there is none."""
+def first_foreign(messages: list[Message]) -> tuple[str, int]:
+    """The kind of a chat's first part that is no text, and its message; empty if there is none."""
     for at, message in enumerate(messages):
         if kind := foreign_part(message.get("content")):
             return kind, at
@@ -31,21 +49,17 @@ def first_foreign(messages: list[dict[str, Any]]) -> tuple[str, int]:
 
 
 def text_parts(content: Any) -> Any:
-    """The same content without what is no text."""
-    if not isinstance(content, list):
-        return content
-    return [part for part in content if _kind(part) in TEXT_PARTS]
+    return [part for part in content if _kind(part) in TEXT_KINDS] if isinstance(content, list) else content
 
 
 def texts(content: Any) -> list[str]:
-    """The texts of a content, part by part."""
     if not isinstance(content, list):
         return [content] if isinstance(content, str) else []
     return [part if isinstance(part, str) else _text(part) for part in text_parts(content)]
 
 
 def _kind(part: Any) -> str:
-    """What engines take a part for. Some clients leave the type out where a field says it."""
+    """As engines read it: some clients omit the type if a field implies it."""
     if not isinstance(part, dict):
         return "text"
     kind = part.get("type")

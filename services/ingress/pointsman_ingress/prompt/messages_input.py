@@ -1,45 +1,82 @@
-"""Anthropic's Messages API as a chat: the messages and tools that an engine's chat template is given for it.
+"""Anthropic's /v1/messages: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
 
-Pure. vLLM turns `system`, `messages` and `tools` into a chat completion before it renders them; this does the same (as vLLM
-0.32 does), so that the prompt's keys are those of the same conversation however it is asked. What has no such form
-(pictures, documents, tools that are no functions) stands in the messages as a part of its own kind: what comes before it is
-known.
+vLLM 0.32 turns `system`, `messages` and `tools` into a chat completion; this does the same, so that equal conversations
+have equal keys on every path. What has no such form (images, documents, built-in tools) becomes a foreign part.
 """
 
 import json
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from pointsman_ingress.prompt.content_parts import foreign_part
-from pointsman_ingress.prompt.responses_input import ChatForm, Message
+import msgspec
+
+from pointsman_ingress.http.errors import bad_request
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
+from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
+from pointsman_ingress.prompt.responses_input import Reasoning
 
 Block = dict[str, Any]
 
-LEFT_OUT = "x-anthropic-billing-header"
-"""vLLM leaves out a block of a system prompt that begins like this: its client writes another number into it each time."""
+BILLING_PREFIX = "x-anthropic-billing-header"
+"""vLLM drops a block of a system prompt with this prefix: its client writes another number into it each time."""
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
-def has_system_messages(messages: Iterable[Message]) -> bool:
-    """Whether a system message stands among the others. Where it goes then depends on the model's template."""
-    return any(message.get("role") == "system" for message in messages)
+class _Thinking(msgspec.Struct):
+    type: str | None = None
 
 
-def messages_form(*, system: Any, messages: list[Message], tools: list[Message] | None, system_first: bool) -> ChatForm:
-    """`system_first`: the texts of all system messages go into the first one, for a template that takes it nowhere else."""
+class _MessagesBody(Body):
+    messages: list[Message] | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+    thinking: _Thinking | None = None
+    output_config: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+_messages_body = msgspec.json.Decoder(_MessagesBody)
+
+
+def parse_messages(body: bytes) -> ParsedRequest:
+    """Raises ApiError."""
+    fields = decoded(_messages_body, body)
+    if not fields.messages:
+        msg = "`messages` must hold at least one message."
+        raise bad_request(msg, param="messages")
+    prompt = _chat(fields, fields.messages, body, system_first=False)
+    if any(message.get("role") == "system" for message in fields.messages):
+        prompt = replace(prompt, system_first=_chat(fields, fields.messages, body, system_first=True))
+    request = parsed(fields, prompt, "messages", positive(fields.max_tokens, "max_tokens"))
+    user = (fields.metadata or {}).get("user_id")
+    user = user if isinstance(user, str) else ""
+    return replace(request, user=user, truncates=False, truncate_to=0, answers=1, may_add_usage=False)
+
+
+def _chat(fields: _MessagesBody, messages: list[Message], body: bytes, *, system_first: bool) -> Chat:
+    """`system_first`: the texts of all system messages go into the first, for templates that take none elsewhere."""
     form = ChatForm()
     if any(block.get("type") in TOOL_CHANGES for message in messages for block in _blocks(message.get("content"))):
-        form.cannot_tell("tools")
-    form.tools = _tools(form, tools)
-    texts = [system] if isinstance(system, str) else _system_texts(system)
+        form.take_unknown("tools")
+    form.tools = _tools(form, fields.tools)
+    texts = [fields.system] if isinstance(fields.system, str) else _system_texts(fields.system)
     if system_first:
         texts += [_system_text(message.get("content")) for message in messages if message.get("role") == "system"]
     if head := "".join(texts):
-        form.take({"role": "system", "content": head}, foreign="")
+        form.take({"role": "system", "content": head})
     for message in messages:
         _add_message(form, message, system_first=system_first)
-    return form
+    return Chat.of(
+        form,
+        chat_template_kwargs=with_effort(
+            fields.chat_template_kwargs, fields.output_config.effort if fields.output_config else None
+        ),
+        body=body,
+        render_path="/v1/messages/render",
+        without_thinking=fields.thinking is not None and fields.thinking.type == "disabled",
+    )
 
 
 def _add_message(form: ChatForm, message: Message, *, system_first: bool) -> None:
@@ -47,17 +84,17 @@ def _add_message(form: ChatForm, message: Message, *, system_first: bool) -> Non
     if role == "system":
         text = _system_text(content)
         if text and not system_first:
-            form.take({"role": "system", "content": text}, foreign="")
+            form.take({"role": "system", "content": text})
     elif role not in ("user", "assistant") or not isinstance(content, str | list):
-        form.cannot_tell("message")
+        form.take_unknown("message")
     elif isinstance(content, str):
-        form.take({"role": role, "content": content}, foreign="")
+        form.take({"role": role, "content": content})
     else:
         _add_blocks(form, role, content)
 
 
 def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
-    """The results of tools become messages of their own, before the one that holds the rest."""
+    """Tool results become messages of their own, before the one with the rest."""
     parts: list[Block] = []
     calls: list[Block] = []
     thoughts: list[str] = []
@@ -79,12 +116,12 @@ def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
             case "redacted_thinking" | "tool_reference":
                 pass
             case _:
-                form.cannot_tell(str(kind))
+                form.take_unknown(str(kind))
     _add_rest(form, role, parts, calls, thoughts)
 
 
 def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block], thoughts: list[str]) -> None:
-    """What an assistant did not say is a message all the same, what a user did not say is none."""
+    """An empty assistant message is kept, an empty user message is not."""
     message: Message = {"role": role}
     if thoughts:
         message["reasoning"] = "".join(thoughts)
@@ -98,22 +135,22 @@ def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block],
 
 
 def _add_result(form: ChatForm, block: Block) -> None:
-    """What a tool said: its text, then its pictures as a user's, then the tools that it names."""
+    """A tool's result: its text, then its images as a user's, then the tools that it names."""
     content, call = block.get("content"), block.get("tool_use_id") or ""
     items = _blocks(content)
     said = [item.get("text", "") for item in items if item.get("type") == "text"]
     if any(not isinstance(text, str) for text in said):
-        form.cannot_tell("tool_result")
+        form.take_unknown("tool_result")
         return
     text = content if isinstance(content, str) else "\n".join(said)
-    form.take({"role": "tool", "tool_call_id": call, "content": text}, foreign="")
+    form.take({"role": "tool", "tool_call_id": call, "content": text})
     pictures = [{"type": "image_url"} for item in items if item.get("type") == "image"]
     if pictures:
         form.take({"role": "user", "content": pictures}, foreign=foreign_part(pictures))
     named = [item.get("tool_name") or item.get("name") for item in items if item.get("type") == "tool_reference"]
     references = [{"type": "tool_reference", "name": name} for name in named if name]
     if references:
-        form.take({"role": "tool", "tool_call_id": call, "content": references}, foreign="")
+        form.take({"role": "tool", "tool_call_id": call, "content": references})
 
 
 def _call(block: Block) -> Block:
@@ -122,11 +159,10 @@ def _call(block: Block) -> Block:
 
 
 def _tools(form: ChatForm, tools: list[Message] | None) -> list[Message] | None:
-    """Functions, as chat completions have them."""
     if tools is None:
         return None
     if any(not isinstance(tool.get("input_schema"), dict) for tool in tools):
-        form.cannot_tell("tools")
+        form.take_unknown("tools")
         return None
     return [_tool(tool) for tool in tools]
 
@@ -144,15 +180,14 @@ def _tool(tool: Message) -> Message:
 
 
 def _system_text(content: Any) -> str:
-    """What a system message among the others says."""
     if isinstance(content, str):
-        return "" if content.startswith(LEFT_OUT) else content
+        return "" if content.startswith(BILLING_PREFIX) else content
     return "".join(_system_texts(content))
 
 
 def _system_texts(content: Any) -> list[str]:
     texts = [block.get("text") for block in _blocks(content) if block.get("type") == "text"]
-    return [text for text in texts if isinstance(text, str) and text and not text.startswith(LEFT_OUT)]
+    return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING_PREFIX)]
 
 
 def _blocks(content: Any) -> list[Block]:

@@ -1,85 +1,88 @@
-"""OpenAI's Responses API as a chat: the messages and tools that an engine's chat template is given for it.
+"""OpenAI's /v1/responses: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
 
-Pure. vLLM turns `instructions` and `input` into chat messages before it renders them; this does the same, so that the
-prompt's keys are those of the same conversation however it is asked. What has no such form (pictures, built-in tools,
-conversations that the engine keeps) stands in the messages as a part of its own kind: what comes before it is known.
+vLLM turns `instructions` and `input` into chat messages; this does the same, so that equal conversations have equal keys
+on every path. What has no such form (images, built-in tools, conversations kept by the engine) becomes a foreign part.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
-from pointsman_ingress.http.request_headers import cleaned
-from pointsman_ingress.prompt.content_parts import UNKNOWN, foreign_part
+import msgspec
 
-Message = dict[str, Any]
+from pointsman_ingress.http.errors import bad_request
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
+from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
+
+KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
+"""Fields that refer to a part of the conversation which the body does not hold."""
 
 
-@dataclass(slots=True)
-class ChatForm:
-    """What the template is given. `foreign` is the kind of the first thing that has no place in it, and `foreign_message`
-    where that would stand; empty where there is none."""
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
 
-    messages: list[Message] = field(default_factory=list)
+
+class _ResponseBody(Body):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
-    foreign: str = ""
-    foreign_message: int = 0
-    continues: bool = False
-    """Whether the last message is unfinished, and to be gone on with."""
+    previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = None
+    prompt: Any = None
+    reasoning: Reasoning | None = None
+    truncation: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
-    def add(self, role: str, **fields: Any) -> None:
-        """One more message. What an assistant said and what it called are one message, as long as neither is there yet."""
-        last = self.messages[-1] if self.messages else {}
-        if role == last.get("role") == "assistant" and all(last.get(name) is None for name in fields):
-            last.update(fields)
-        else:
-            self.messages.append({"role": role, **fields})
 
-    def call(self, call_id: Any, name: Any, arguments: Any) -> None:
-        """A tool that the assistant called; calls that follow one another are one message."""
-        called = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant" and isinstance(last.get("tool_calls"), list):
-            last["tool_calls"].append(called)
-        else:
-            self.add("assistant", tool_calls=[called])
+_response_body = msgspec.json.Decoder(_ResponseBody)
 
-    def cannot_tell(self, kind: str) -> None:
-        """From here on nothing is known."""
-        self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
 
-    def take(self, message: Message, *, foreign: str) -> None:
-        """A message as it is. `foreign`: what of it has no place in a template; empty where all of it has."""
-        if foreign and not self.foreign:
-            self.foreign, self.foreign_message = foreign, len(self.messages)
-        self.messages.append(message)
+def parse_response(body: bytes) -> ParsedRequest:
+    """Raises ApiError."""
+    fields = decoded(_response_body, body)
+    if not fields.input and not fields.previous_input_messages:
+        msg = "`input` must be a text or a list of items."
+        raise bad_request(msg, param="input")
+    given, tools = fields.input or "", fields.tools or []
+    kept = next((name for name in KEPT_BY_ENGINE if getattr(fields, name)), "")
+    form = chat_form(instructions=fields.instructions or "", given=given, tools=tools, kept_by_engine=kept)
+    unfinished = continues(given)
+    prompt = Chat.of(
+        form,
+        add_generation_prompt=not unfinished,
+        continue_final_message=unfinished,
+        chat_template_kwargs=with_effort(
+            fields.chat_template_kwargs, fields.reasoning.effort if fields.reasoning else None
+        ),
+        add_special_tokens=True,
+    )
+    request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, "max_output_tokens"))
+    truncates = fields.truncation not in (None, "disabled")
+    return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False)
 
 
 def chat_form(
-    *, instructions: str, given: str | list[dict[str, Any]], tools: list[dict[str, Any]], kept_elsewhere: str
+    *, instructions: str, given: str | list[dict[str, Any]], tools: list[dict[str, Any]], kept_by_engine: str
 ) -> ChatForm:
-    """`given` is the request's `input`; `kept_elsewhere` names what precedes it and only the engine has, if anything."""
+    """`given`: the request's `input`. `kept_by_engine`: the field that refers to what precedes it, if any."""
     form = ChatForm()
     if any(tool.get("type") not in ("function", None) for tool in tools):
-        form.cannot_tell("tools")
+        form.take_unknown("tools")
     form.tools = [_tool(tool) for tool in tools if tool.get("type") == "function"] or None
     if instructions:
-        form.add("system", content=instructions)
-    if kept_elsewhere:
-        form.cannot_tell(kept_elsewhere)
-    if isinstance(given, str):
-        form.add("user", content=given)
-    else:
-        _add_items(form, given)
+        form.take({"role": "system", "content": instructions})
+    if kept_by_engine:
+        form.take_unknown(kept_by_engine)
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        _add_item(form, item)
     return form
 
 
-def _add_items(form: ChatForm, items: Iterable[dict[str, Any]]) -> None:
-    item: dict[str, Any] = {}
-    for item in items:
-        _add_item(form, item)
+def continues(given: str | list[dict[str, Any]]) -> bool:
+    """Whether the last message is unfinished, and the answer goes on with it."""
+    item = given[-1] if given and not isinstance(given, str) else {}
     unfinished = item.get("status") in ("in_progress", "incomplete")
-    form.continues = unfinished and item.get("type", "message") in ("message", "reasoning")
+    return unfinished and item.get("type", "message") in ("message", "reasoning")
 
 
 def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
@@ -88,18 +91,18 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
         _add_message(form, item)
     elif kind == "function_call":
         if item.get("namespace"):
-            form.cannot_tell("namespace")
-        form.call(item.get("call_id"), item.get("name"), item.get("arguments"))
+            form.take_unknown("namespace")
+        _add_call(form, item)
     elif kind == "function_call_output" and isinstance(item.get("output"), str):
-        form.add("tool", content=item["output"], tool_call_id=item.get("call_id"))
+        form.take({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
     elif kind == "reasoning" and (thought := _thought(item)) is not None:
-        form.add("assistant", reasoning=thought)
+        _add_to_assistant(form, reasoning=thought)
     else:
-        form.cannot_tell(str(kind))
+        form.take_unknown(str(kind))
 
 
-def _add_message(form: ChatForm, item: dict[str, Any]) -> None:
-    """What an assistant said is its first part alone; other messages are taken as they are, parts and all."""
+def _add_message(form: ChatForm, item: Message) -> None:
+    """Of an assistant only the first part counts; other messages are taken with all parts."""
     content = item.get("content")
     if item["role"] != "assistant":
         form.take(item, foreign=foreign_part(content))
@@ -107,9 +110,29 @@ def _add_message(form: ChatForm, item: dict[str, Any]) -> None:
     if isinstance(content, list) and content:
         content = content[0].get("text") if isinstance(content[0], dict) else None
     if isinstance(content, str):
-        form.add("assistant", content=content)
+        _add_to_assistant(form, content=content)
     else:
-        form.cannot_tell("assistant")
+        form.take_unknown("assistant")
+
+
+def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
+    """Calls that follow one another are one message."""
+    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    last = form.messages[-1] if form.messages else {}
+    if last.get("role") == "assistant" and isinstance(last.get("tool_calls"), list):
+        last["tool_calls"].append(call)
+    else:
+        _add_to_assistant(form, tool_calls=[call])
+
+
+def _add_to_assistant(form: ChatForm, **fields: Any) -> None:
+    """Text, thoughts and calls of an assistant are one message, if each is there once."""
+    last = form.messages[-1] if form.messages else {}
+    if last.get("role") == "assistant" and all(last.get(name) is None for name in fields):
+        last.update(fields)
+    else:
+        form.take({"role": "assistant", **fields})
 
 
 def _thought(item: dict[str, Any]) -> str | None:
@@ -121,5 +144,5 @@ def _thought(item: dict[str, Any]) -> str | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function as chat completions have it: what describes it one level down."""
+    """As chat completions have it: the description is one level deeper."""
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

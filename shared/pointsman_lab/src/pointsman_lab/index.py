@@ -28,9 +28,14 @@ from pointsman.contracts.fleet import InstanceJoined, PrefillCost
 from pointsman.primitives import BlockKey, Epoch, InstanceId
 from pointsman.state.prefix_index import ROOT, PrefixIndex
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.options import COUNT
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.options import CONTEXT, COUNT, out_option
+from pointsman_cli.output_file import write_json
 
+SEED = 1
+PROMPT_BLOCKS = 625
+"""Of a prompt that is matched."""
+EVENT_BLOCKS = 32
+"""Of a stored or removed event."""
 ROUNDS = 15
 EVENTS_PER_ROUND = 400
 MATCHES_PER_ROUND = 100
@@ -143,38 +148,29 @@ class Rust:
 Side = Ours | Rust
 
 
-@click.command("index")
+@click.command("index", context_settings=CONTEXT)
 @click.option("--instances", type=COUNT, default=64, show_default=True, help="Instances in the index.")
 @click.option("--blocks", type=COUNT, default=20_000, show_default=True, help="Blocks that each instance holds.")
-@click.option(
-    "--prompt-blocks", type=COUNT, default=625, show_default=True, help="Blocks of the prompt that is matched."
-)
-@click.option(
-    "--event-blocks", type=COUNT, default=32, show_default=True, help="Blocks of one stored or removed event."
-)
-@click.option("--seed", default=1, show_default=True, help="Seed of the generated prompts.")
-@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
-def index_command(
-    instances: int, blocks: int, prompt_blocks: int, event_blocks: int, seed: int, out: Path | None
-) -> None:
-    """Time the prefix index beside Dynamo's Rust RadixTree (needs the extra: pip install 'pointsman[bench]').
+@out_option
+def index_command(instances: int, blocks: int, out: Path | None) -> None:
+    """Time the prefix index beside Dynamo's Rust RadixTree (needs the extra: pip install 'pointsman-lab[rivals]').
 
     \b
       pointsman-lab index                                    64 instances that hold 20,000 blocks each
-      pointsman-lab index --instances 8 --blocks 2000 --json index.json
+      pointsman-lab index --instances 8 --blocks 2000 --out index.json
     """
-    rng = Random(seed)
-    world = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=prompt_blocks)
+    rng = Random(SEED)
+    world = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=PROMPT_BLOCKS)
     sides: list[Side] = [Ours(instances)]
     try:
         sides.append(Rust())
     except ImportError:
-        click.echo("the RadixTree is not installed; timing ours alone (pip install 'pointsman[bench]')", err=True)
+        click.echo("the RadixTree is not installed; timing ours alone (pip install 'pointsman-lab[rivals]')", err=True)
     for side in sides:
         for number in track(range(instances), description=f"filling {side.name}"):
             _fill(side, number, world)
     _compare_answers(sides, world)
-    figures = _measure(sides, world, rng, event_blocks) | {"bytes_per_block": _bytes_per_block(world)}
+    figures = _measure(sides, world, rng) | {"bytes_per_block": _bytes_per_block(world)}
     _print(figures)
     if out:
         write_json(out, figures)
@@ -196,13 +192,13 @@ def _compare_answers(sides: list[Side], world: Holdings) -> None:
             raise click.ClickException(message)
 
 
-def _measure(sides: list[Side], world: Holdings, rng: Random, event_blocks: int) -> dict[str, Any]:
+def _measure(sides: list[Side], world: Holdings, rng: Random) -> dict[str, Any]:
     times: dict[str, dict[str, list[float]]] = {
         name: {side.name: [] for side in sides} for name in ("match_us", "apply_stored_us", "apply_removed_us")
     }
     for _ in track(range(ROUNDS), description="measuring"):
         prompts = rng.choices(world.chains, k=MATCHES_PER_ROUND)
-        fresh = [[BlockKey(rng.getrandbits(64)) for _ in range(event_blocks)] for _ in range(EVENTS_PER_ROUND)]
+        fresh = [[BlockKey(rng.getrandbits(64)) for _ in range(EVENT_BLOCKS)] for _ in range(EVENTS_PER_ROUND)]
         for side in sides:
             stored = [side.stored(0, ROOT, keys) for keys in fresh]
             removed = [side.removed(0, keys[::-1]) for keys in fresh]

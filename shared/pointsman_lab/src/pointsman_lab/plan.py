@@ -1,8 +1,7 @@
 """`pointsman-lab plan`: what planning migrations costs, and what carrying a plan out costs the leader.
 
-The pool is the worst that a round may meet: prompts of a few hot prefixes wait on a few instances, far more than can be on
-time there, while the others are idle, so that a round makes as many moves as it may. Planning changes nothing, so one
-State serves all rounds; carrying out is timed on a fresh copy each time.
+The worst case of a round: prompts of a few hot prefixes wait on a few instances, far more than can be on time there, while
+the others are idle. Planning changes nothing, so one State serves all rounds; carrying out is timed on a fresh copy each.
 """
 
 import pickle
@@ -29,66 +28,58 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant,
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.prefix_index import ROOT
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.options import CONTEXT, COUNT, out_option
+from pointsman_cli.output_file import write_json
 
 BLOCK_TOKENS = 64
 HOT_PREFIXES = 8
+PREFIX_BLOCKS = 96
+OVERLOADED = 4
+"""Instances that the requests wait on."""
+ROUNDS = 50
+CARRIED_OUT = 10
+SEED = 1
 QUESTION_BLOCKS = 4
 SLO_SECONDS = 5.0
 NOW = 0.5
 
 
-@click.command("plan", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--queued", type=click.IntRange(min=1), default=1000, show_default=True, help="Requests that wait.")
-@click.option("--instances", type=click.IntRange(min=2), default=16, show_default=True, help="Instances of the pool.")
+@click.command("plan", context_settings=CONTEXT)
+@click.option("--queued", type=COUNT, default=1000, show_default=True, help="Requests that wait.")
 @click.option(
-    "--overloaded",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Instances that the requests wait on.",
+    "--instances", type=click.IntRange(min=OVERLOADED + 1), default=16, show_default=True, help="Of the pool."
 )
-@click.option(
-    "--prefix-blocks", type=click.IntRange(min=1), default=96, show_default=True, help="Blocks of a hot prefix."
-)
-@click.option("--rounds", type=click.IntRange(min=1), default=50, show_default=True, help="Plans to time.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the prompts.")
-@click.option("--json", "out", type=OUTPUT_FILE, help="Write the figures here.")
-def plan_command(
-    queued: int, instances: int, overloaded: int, prefix_blocks: int, rounds: int, seed: int, out: Path | None
-) -> None:
-    """Time one round of rebalancing: planning it, and carrying it out.
+@out_option
+def plan_command(queued: int, instances: int, out: Path | None) -> None:
+    """Time one round of rebalancing: planning it, and carrying it out. The requests wait on 4 instances.
 
     \b
       pointsman-lab plan                                      1,000 queued requests on 4 of 16 instances
-      pointsman-lab plan --queued 5000 --instances 64 --json plan.json
+      pointsman-lab plan --queued 5000 --instances 64 --out plan.json
     """
-    if overloaded >= instances:
-        message = f"must be fewer than the {instances} instances: somebody has to have room"
-        raise click.BadParameter(message, param_hint="--overloaded")
-    state = crowded_pool(queued, instances, overloaded, prefix_blocks, Random(seed))
-    figures: dict[str, Any] = {"queued": queued, "instances": instances, "overloaded": overloaded, "policies": {}}
+    state = crowded_pool(queued, instances, Random(SEED))
+    figures: dict[str, Any] = {"queued": queued, "instances": instances, "overloaded": OVERLOADED, "policies": {}}
     for name in sorted(set(REBALANCING_POLICIES) - {"off"}):
-        figures["policies"][name] = _measure(name, state, rounds)
+        figures["policies"][name] = _measure(name, state)
     _print(figures)
     if out:
         write_json(out, figures)
 
 
-def crowded_pool(queued: int, instances: int, overloaded: int, prefix_blocks: int, rng: Random) -> State:
-    """`queued` requests of hot prefixes, evenly over `overloaded` instances that hold these."""
+def crowded_pool(queued: int, instances: int, rng: Random) -> State:
+    """`queued` requests of hot prefixes, evenly over OVERLOADED instances that hold these."""
     state = State(PoolSettings(block_tokens=BLOCK_TOKENS))
     names = [InstanceId(f"engine-{number:03}") for number in range(instances)]
-    prefixes = [_keys(prefix_blocks, rng) for _ in range(HOT_PREFIXES)]
+    prefixes = [_keys(PREFIX_BLOCKS, rng) for _ in range(HOT_PREFIXES)]
     for name in names:
         _join(state, name)
-    for name in names[:overloaded]:
+    for name in names[:OVERLOADED]:
         for sequence, prefix in enumerate(prefixes, start=1):
             runs = [Run(pack_keys(prefix), ROOT)]
             state.apply(BlocksStored(at=0.0, instance=name, epoch=Epoch(1), sequence=sequence, runs=runs))
     for number in range(queued):
         keys = [*prefixes[number % HOT_PREFIXES], *_keys(QUESTION_BLOCKS, rng)]
-        _wait(state, RequestId(f"request-{number}"), keys, names[number % overloaded])
+        _wait(state, RequestId(f"request-{number}"), keys, names[number % OVERLOADED])
     return state
 
 
@@ -125,16 +116,16 @@ def _wait(state: State, request: RequestId, keys: list[BlockKey], name: Instance
     )  # fmt: skip
 
 
-def _measure(name: str, state: State, rounds: int) -> dict[str, Any]:
+def _measure(name: str, state: State) -> dict[str, Any]:
     policy = rebalancing_policy(name)
     planning, carrying_out = [], []
     plan = MigrationPlan(0)
-    for _ in track(range(rounds), description=name):
+    for _ in track(range(ROUNDS), description=name):
         started = time.perf_counter()
         plan = policy.plan(state, NOW)
         planning.append(time.perf_counter() - started)
     policies = policy_set(ordering="fcfs", admission="none")
-    for _ in range(min(rounds, 10)):
+    for _ in range(CARRIED_OUT):
         copy: State = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
         dispatcher = Dispatcher(copy, policies, term=Term(1))
         started = time.perf_counter()

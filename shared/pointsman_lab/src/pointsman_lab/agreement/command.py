@@ -1,8 +1,7 @@
-"""The command itself: reads what was asked for, runs each policy at each rate in both worlds, and says who agrees."""
+"""The command: options in; each policy runs at each rate in a fleet and in the simulator; a table and a verdict out."""
 
 import asyncio
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,108 +17,71 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
-from pointsman.simulation import workload
-from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.load import Tally
-from pointsman_cli.options import COUNT, POSITIVE, comma_list, rates, workload_size
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, POSITIVE, comma_list, out_option, rates
+from pointsman_cli.output_file import write_json
+from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.agreement.runner import Pace, Pool, pace, run_live, run_simulated
 from pointsman_lab.agreement.verdict import Agreement, AgreementReport, Number, Verdict, numbers, verdict
 
 DEFAULT_POLICIES = "round_robin,dualmap,pointsman"
 DEFAULT_REQUESTS = 500
-DEFAULT_WARMUP = 100
-GENERATED_RATE = 4.0
+WARMUP = 100
+"""The first requests, which are not counted."""
 LOADS = (0.55, 0.85)
-"""Of saturation, where no rates are asked for: moderate, and near it."""
+"""Of saturation, where no rates are given: moderate, and near it."""
+SEED = 1
+TOLERANCE = 0.1
+"""How far live may be from simulated, as a share of the latter."""
 
 DIFFER_EXIT_CODE = 1
 NOT_JUDGED_EXIT_CODE = 3
 INTERRUPTED_EXIT_CODE = 130
-AS_STARTED = Pool(routing="")
 STYLES: dict[Verdict, str] = {"agree": "green", "differ": "bold red", "not judged": "yellow"}
-
-
-def _settings(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> Settings:
-    pairs = [text.partition("=") for text in values]
-    if any(not (name and equals) for name, equals, _ in pairs):
-        msg = "write NAME=VALUE, such as ttft_slo_threshold=0.8 or admission.tpot_check=true"
-        raise click.BadParameter(msg)
-    return {name: value for name, _, value in pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementOptions:
-    """What was asked for on the command line."""
+    """The command line."""
 
     trace: Path | None
     workload: str | None
     policies: tuple[str, ...]
     order: str
     admission: str
-    settings: Settings
-    qps: tuple[float, ...]
+    rates: tuple[float, ...]
     requests: int
-    warmup: int
-    input_cap: int
     output_tokens_max: int
-    engines: int
-    engine_model: str
-    kv_blocks: int | None
-    prefill_window_tokens: int
-    slo_ttft: float
     speed: float | None
-    seed: int
-    tolerance: float
-    json_file: Path | None
+    out: Path | None
 
 
-@click.command("agreement", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
-@click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace.")
+@click.command("agreement", context_settings=CONTEXT)
+@workload_options
 @click.option(
-    "--policies",
-    metavar="A,B,C",
+    "--policy",
+    "policies",
+    metavar="A[,B]",
     default=DEFAULT_POLICIES,
     show_default=True,
     callback=comma_list,
     help="Routing policies; a fresh fleet for each at each rate.",
 )
+@click.option("--order", type=click.Choice(tuple(sorted(ORDERING_POLICIES))), default="fcfs", show_default=True)
+@click.option("--admission", type=click.Choice(tuple(sorted(ADMISSION_POLICIES))), default="none", show_default=True)
 @click.option(
-    "--order",
-    type=click.Choice(tuple(sorted(ORDERING_POLICIES))),
-    default=AS_STARTED.ordering,
-    show_default=True,
-    help="Who is granted first.",
-)
-@click.option(
-    "--admission",
-    type=click.Choice(tuple(sorted(ADMISSION_POLICIES))),
-    default=AS_STARTED.admission,
-    show_default=True,
-    help="What is refused early.",
-)
-@click.option(
-    "--set",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=_settings,
-    help="A setting of the routing policy; admission.NAME and order.NAME for the other two. Repeatable.",
-)
-@click.option(
-    "--qps",
-    metavar="1.5,2.25",
+    "--rate",
+    "rates",
+    metavar="R[,R]",
     callback=rates,
     help="Requests a second. Default: {:.0%} and {:.0%} of what keeps the engines busy, as simulated.".format(*LOADS),
 )
-@workload_size(requests=DEFAULT_REQUESTS, warmup=DEFAULT_WARMUP)
+@click.option("--requests", type=COUNT, metavar="N", default=DEFAULT_REQUESTS, show_default=True, help="At most.")
 @click.option(
     "--output-tokens-max",
     type=COUNT,
@@ -129,56 +91,26 @@ class AgreementOptions:
     help="Cut longer answers; 1 is the prefill-bound model.",
 )
 @click.option(
-    "--engines", type=COUNT, metavar="N", default=AS_STARTED.engines, show_default=True, help="Engines of each fleet."
-)
-@click.option(
-    "--engine-model",
-    type=click.Choice(tuple(PROFILES)),
-    default=DEFAULT_PROFILE,
-    show_default=True,
-    help="Their model.",
-)
-@click.option("--kv-blocks", type=COUNT, metavar="N", help="KV cache of each engine, in its blocks of 64 tokens.")
-@click.option(
-    "--prefill-window-tokens",
-    type=COUNT,
-    metavar="N",
-    default=AS_STARTED.prefill_window_tokens,
-    show_default=True,
-    help="Uncached prompt tokens that may be inside one engine before their first token.",
-)
-@click.option(
-    "--slo-ttft", type=POSITIVE, metavar="S", default=AS_STARTED.slo_ttft_s, show_default=True, help="TTFT objective."
-)
-@click.option(
     "--speed",
     type=POSITIVE,
     metavar="X",
-    help="Of the fleets. Default: so that the way through the processes is small beside a prefill.",
+    help="Of the fleets. Default: so that processes take little beside a prefill.",
 )
-@click.option("--seed", type=int, default=AS_STARTED.seed, show_default=True, help="For arrivals, tokens and keys.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0, max=1),
-    default=0.1,
-    show_default=True,
-    help="How far live may be from simulated, as a share of the latter.",
-)
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
+@out_option
 def agreement_command(**values: object) -> None:
     """Show that the simulator and a running fleet give the same numbers for the same run.
 
     For each policy and rate a fresh fleet of simulated engines is started, the requests go through its ingress over
     HTTP, and the simulator runs the same with the same settings. TTFT P50 and P90 and the engines' hit rate must agree
-    within the tolerance.
+    within 10%. The first 100 requests are not counted.
 
     \b
-      pointsman-lab agreement --workload chat --policies pointsman --requests 200
-      pointsman-lab agreement --trace conversation.jsonl --json agreement.json
-      pointsman-lab agreement --trace conversation.jsonl --policies dualmap --qps 2 --order edf --admission predicted_ttft
+      pointsman-lab agreement --workload chat --policy pointsman --requests 200
+      pointsman-lab agreement --trace conversation.jsonl --out agreement.json
+      pointsman-lab agreement --trace conversation.jsonl --policy dualmap --rate 2 --order edf --admission predicted_ttft
 
     Exit code 0 when all agree, 1 when any differs, 3 when none differs for sure but this machine was too busy to judge
-    all. It takes requests / (qps * speed) seconds for each policy and rate: at the defaults and with the conversation
+    all. It takes requests / (rate * speed) seconds for each policy and rate: at the defaults and with the conversation
     trace some 12 minutes.
     """
     options = AgreementOptions(**values)  # type: ignore[arg-type]
@@ -186,22 +118,20 @@ def agreement_command(**values: object) -> None:
     _check(options)
     _forget_settings(console)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(_Both(options, console).run(runner))
+        sys.exit(_Comparison(options, console).run(runner))
 
 
 def _check(options: AgreementOptions) -> None:
-    if (options.trace is None) == (options.workload is None):
-        msg = "give --trace or --workload, one of them"
-        raise click.UsageError(msg)
+    check_one_workload(options.trace, options.workload)
     for policy in options.policies:
         try:
-            policy_set(routing=policy, ordering=options.order, admission=options.admission, settings=options.settings)
+            policy_set(routing=policy, ordering=options.order, admission=options.admission)
         except UnknownPolicyError as error:
             raise click.UsageError(str(error)) from error
 
 
 def _forget_settings(console: Console) -> None:
-    """Variables that would tell the fleet what nobody tells the simulator."""
+    """Environment variables would change the fleet and not the simulator."""
     named = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX))
     for name in named:
         del os.environ[name]
@@ -209,8 +139,8 @@ def _forget_settings(console: Console) -> None:
         console.print(Text(f"not used, so that both run alike: {', '.join(named)}", style="yellow"), soft_wrap=True)
 
 
-class _Both:
-    """The whole command. Ctrl-C keeps what has been compared so far."""
+class _Comparison:
+    """Ctrl-C keeps what has been compared so far."""
 
     def __init__(self, options: AgreementOptions, console: Console) -> None:
         self._options = options
@@ -220,7 +150,7 @@ class _Both:
     def run(self, runner: asyncio.Runner) -> int:
         """The exit code. Raises click.ClickException."""
         options, found, interrupted = self._options, list[Agreement](), False
-        paced = pace(self._pool(options.policies[0]), self._requests, warmup=options.warmup)
+        paced = pace(self._pool(options.policies[0]), self._requests, warmup=WARMUP)
         cells = [(policy, rate) for rate in self._rates(paced) for policy in options.policies]
         try:
             for turn, (policy, rate) in enumerate(cells, 1):
@@ -230,44 +160,33 @@ class _Both:
         except KeyboardInterrupt:
             interrupted = True
         self._conclude(found)
-        if options.json_file and found:
-            write_json(options.json_file, AgreementReport(tolerance=options.tolerance, workload=self._name, runs=found))
-            self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
+        if options.out and found:
+            write_json(
+                options.out,
+                AgreementReport(
+                    tolerance=TOLERANCE, workload=workload_name(options.trace, options.workload), runs=found
+                ),
+            )
+            self._console.print(f"numbers written to {options.out}", soft_wrap=True)
         return INTERRUPTED_EXIT_CODE if interrupted else exit_code(found)
 
-    @property
-    def _name(self) -> str:
-        return self._options.trace.name if self._options.trace else self._options.workload or ""
-
     def _pool(self, policy: str) -> Pool:
-        options = self._options
-        return Pool(
-            routing=policy,
-            settings=options.settings,
-            ordering=options.order,
-            admission=options.admission,
-            engines=options.engines,
-            profile=options.engine_model,
-            kv_blocks=options.kv_blocks,
-            prefill_window_tokens=options.prefill_window_tokens,
-            slo_ttft_s=options.slo_ttft,
-            seed=options.seed,
-        )
+        return Pool(routing=policy, ordering=self._options.order, admission=self._options.admission)
 
     def _rates(self, paced: Pace) -> tuple[float, ...]:
-        return self._options.qps or tuple(round(load * paced.saturation, 2) for load in LOADS)
+        return self._options.rates or tuple(round(load * paced.saturation, 2) for load in LOADS)
 
     def _compared(self, runner: asyncio.Runner, policy: str, rate: float, paced: Pace, turn: str) -> Agreement:
         options, pool = self._options, self._pool(policy)
         requests = at_rate(self._requests, rate)
         speed = options.speed or paced.speed
         seconds = requests[-1].arrival_s / speed
-        said = f"{turn} {policy} at {rate:g}/s: a fleet of {pool.engines} engines at speed {speed:g}, {seconds:.0f} s"
-        simulated = run_simulated(pool, requests, speed=speed, warmup=options.warmup)
+        text = f"{turn} {policy} at {rate:g}/s: a fleet of {pool.engines} engines at speed {speed:g}, {seconds:.0f} s"
+        simulated = run_simulated(pool, requests, speed=speed, warmup=WARMUP)
         started = time.monotonic()
-        with _progress(self._console, len(requests), said) as tick:
-            live, machine = runner.run(run_live(pool, requests, speed=speed, warmup=options.warmup, tick=tick))
-        compared = numbers(live, simulated, options.tolerance)
+        with _progress(self._console, len(requests), text) as tick:
+            live, machine = runner.run(run_live(pool, requests, speed=speed, warmup=WARMUP, tick=tick))
+        compared = numbers(live, simulated, TOLERANCE)
         return Agreement(
             policy=policy,
             ordering=pool.ordering,
@@ -287,7 +206,7 @@ class _Both:
 
     def _show(self, compared: Agreement) -> None:
         console = self._console
-        console.print(_table(compared, self._options.tolerance))
+        console.print(_table(compared, TOLERANCE))
         console.print(
             f"a request waited {compared.waited_s:.3f} s for a core and was sent {compared.late_p90_s:.3f} s late (P90), "
             f"nothing at all ran for {compared.stood_still_s:.3f} s at most, engine time",
@@ -315,35 +234,27 @@ def exit_code(found: Sequence[Agreement]) -> int:
 
 
 def _requests(options: AgreementOptions) -> list[WorkloadRequest]:
-    """What both worlds get, answers cut as well as prompts."""
-    chance = random.Random(options.seed)
-    if options.trace:
-        try:
-            read = workload.read_trace(
-                options.trace, limit=options.requests, chance=chance, input_tokens_max=options.input_cap
-            )
-        except TraceError as error:
-            raise click.ClickException(str(error)) from error
-    else:
-        generated = GENERATORS[options.workload or ""](options.requests, rate=GENERATED_RATE, chance=chance)
-        read = workload.input_capped(generated, options.input_cap)
-    if len(read) <= options.warmup:
-        msg = f"{len(read)} requests, of which the first {options.warmup} are not counted: nothing is left; lower --warmup"
+    """What both worlds get, with prompts and answers cut."""
+    found = workload_requests(
+        options.trace, options.workload, requests=options.requests, seed=SEED, input_tokens_max=DEFAULT_INPUT_CAP
+    )
+    if len(found) <= WARMUP:
+        msg = f"{len(found)} requests, of which the first {WARMUP} are not counted: nothing is left; raise --requests"
         raise click.UsageError(msg)
     most = options.output_tokens_max
-    return [replace(request, output_tokens=max(1, min(request.output_tokens, most))) for request in read]
+    return [replace(request, output_tokens=max(1, min(request.output_tokens, most))) for request in found]
 
 
 @contextmanager
-def _progress(console: Console, total: int, said: str) -> Iterator[Callable[[Tally], None]]:
+def _progress(console: Console, total: int, text: str) -> Iterator[Callable[[Tally], None]]:
     """A bar on a terminal, a line elsewhere. Gives what to call while a fleet serves."""
     if not console.is_terminal:
-        console.print(said, markup=False, soft_wrap=True)
+        console.print(text, markup=False, soft_wrap=True)
         yield lambda _tally: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(said.replace("[", r"\["), total=total)
+        task = progress.add_task(text.replace("[", r"\["), total=total)
         yield lambda tally: progress.update(task, completed=sum(tally.counts.values()))
 
 

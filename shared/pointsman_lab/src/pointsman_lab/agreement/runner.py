@@ -1,41 +1,30 @@
-"""The same run twice: by a fleet that really runs, and by its twin in the simulator.
+"""The same run by a fleet and by the simulator: same requests, times, policies, engines, instance names and block keys.
 
-Both get the same requests at the same times, the same policies with the same settings, the same engines, and where
-chance or names decide (hash rings, ties), the same names and block keys: the fleet is given a secret, and the twin
-chains its keys with it. What remains between them is what the simulator leaves out: processes, sockets, and the time
-that they take.
-
-No two runs of a fleet are alike to the millisecond, and close to saturation a millisecond decides who waits for whom.
-So the twin runs several times, with arrivals that differ by as much as those of a fleet do: that shows how far apart
-runs of the same fleet lie, and its median is what the fleet is held against.
+Close to saturation a millisecond decides which request waits. So the simulator runs several times, with arrivals that vary
+as much as those of a fleet do; the fleet is compared with the median.
 """
 
-import json
 import random
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
 
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.decisions import Settings
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.simulation import metrics
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
-from pointsman_cli.bench.comparison import FreshFleets, Variant
-from pointsman_cli.bench.load import LoadGenerator, Tally, Target
+from pointsman_cli.bench.fresh_fleet import FreshFleet
+from pointsman_cli.bench.load import VOCAB_SIZE, LoadGenerator, Tally, Target
 from pointsman_cli.bench.report import RunFacts, RunReport, summarise
-from pointsman_cli.discovery import FleetFile
 from pointsman_cli.up.plan import ENGINE_BLOCK_TOKENS, SIMULATED_MODEL
 from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, waited_for_cores, warnings_in
 
-TWINS = 9
+SIMULATIONS = 9
 WAY_WALL_SECONDS = 0.01
 """What the way through the processes takes for one request, about, on two cores that have nothing else to do."""
 
@@ -43,7 +32,8 @@ WAY_SHARE_MAX = 0.025
 """Of a median prefill: the speed is chosen so that the way takes no more."""
 
 SPEED_MIN, SPEED_MAX = 0.1, 20.0
-VOCAB_SIZE = 4000
+SLO_TTFT_SECONDS: Seconds = 5.0
+PREFILL_WINDOW_TOKENS: Tokens = 16_384
 REQUESTS_REMEMBERED = 4096
 """Prompts whose keys are kept: each is asked for when it arrives and again when it is granted."""
 
@@ -53,15 +43,9 @@ class Pool:
     """What is run, in both worlds. Times are engine seconds."""
 
     routing: str
-    settings: Settings = field(default_factory=dict)
-    """Of the routing policy; with `admission.` or `order.` before the name, of the other two."""
     ordering: str = "fcfs"
     admission: str = "none"
     engines: int = 4
-    profile: str = DEFAULT_PROFILE
-    kv_blocks: int | None = None
-    prefill_window_tokens: Tokens = 16_384
-    slo_ttft_s: Seconds = 5.0
     seed: int = 1
     """Of the secret of block keys, and of token ids."""
 
@@ -96,16 +80,15 @@ async def run_live(
 
     `tick` is called often. Raises FleetStartError.
     """
-    with _settings_file(pool) as config:
-        fleets = FreshFleets(engines=pool.engines, speed=speed, arguments=[*_arguments(pool), "--config", str(config)])
-        async with fleets.running(Variant(pool.routing, rebalancing="off")) as fleet:
-            path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
-            load = LoadGenerator(_target(pool, fleet, speed), requests, time_scale=speed, warmup=warmup)
-            waited, started = waited_for_cores(path), time.monotonic()
-            async with Heartbeat().listened() as heartbeat:
-                await load.run(lambda: tick(load.tally))
-            waited, wall = waited_for_cores(path) - waited, time.monotonic() - started
-            warned = warnings_in(Path(fleet.data) / "logs")
+    async with _fleet(pool, speed).running() as fleet:
+        path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
+        target = Target(url=fleet.ingress.rstrip("/"), model=fleet.model, speed=speed, seed=pool.seed)
+        load = LoadGenerator(target, requests, warmup=warmup)
+        waited, started = waited_for_cores(path), time.monotonic()
+        async with Heartbeat().listened() as heartbeat:
+            await load.run(lambda: tick(load.tally))
+        waited, wall = waited_for_cores(path) - waited, time.monotonic() - started
+        warned = warnings_in(Path(fleet.data) / "logs")
     outcomes = load.tally.outcomes
     report = summarise(outcomes, _facts(pool, requests, speed), wall_s=wall, interrupted=False)
     machine = Machine(
@@ -117,44 +100,24 @@ async def run_live(
     return _live_figures(report), machine
 
 
-def _target(pool: Pool, fleet: FleetFile, speed: float) -> Target:
-    return Target(url=fleet.ingress.rstrip("/"), model=fleet.model, speed=speed, vocab_size=VOCAB_SIZE, seed=pool.seed)
-
-
-def _arguments(pool: Pool) -> list[str]:
-    """For `pointsman up`."""
-    told = {
-        "order": pool.ordering,
-        "admission": pool.admission,
-        "engine-model": pool.profile,
-        "slo-ttft": pool.slo_ttft_s,
-        "block-tokens": ENGINE_BLOCK_TOKENS,
-        "secret": pool.secret,
-    }
-    if pool.kv_blocks is not None:
-        told["kv-blocks"] = pool.kv_blocks
-    return [text for name, value in told.items() for text in (f"--{name}", str(value))]
-
-
-@contextmanager
-def _settings_file(pool: Pool) -> Iterator[Path]:
-    """What `pointsman up` has no flag for goes into the scheduler's table."""
-    own = [f"{name if '.' in name else f'routing.{name}'}={value}" for name, value in pool.settings.items()]
-    with tempfile.TemporaryDirectory(prefix="pointsman-agreement-") as directory:
-        path = Path(directory) / "pointsman.toml"
-        path.write_text(
-            'log_format = "json"\n\n[scheduler]\n'
-            f"prefill_window_tokens = {pool.prefill_window_tokens}\nset = {json.dumps(own)}\n"
-        )
-        yield path
+def _fleet(pool: Pool, speed: float) -> FreshFleet:
+    arguments = ["--block-tokens", str(ENGINE_BLOCK_TOKENS), "--secret", pool.secret]
+    scheduler = {"order": pool.ordering, "admission": pool.admission, "prefill_window_tokens": PREFILL_WINDOW_TOKENS}
+    return FreshFleet(
+        policy=pool.routing,
+        rebalance="off",
+        instances=pool.engines,
+        speed=speed,
+        settings={"": {"log_format": "json"}, "scheduler": scheduler},
+        arguments=arguments,
+    )
 
 
 def _facts(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> RunFacts:
     return RunFacts(
         policy=pool.routing,
-        slo_ttft_s=pool.slo_ttft_s,
+        slo_ttft_s=SLO_TTFT_SECONDS,
         speed=speed,
-        time_scale=speed,
         offered_rate=mean_rate(requests),
         workload="",
         trace=None,
@@ -177,16 +140,16 @@ def _live_figures(report: RunReport) -> Figures:
     )
 
 
-# --- Its twin ---
+# --- The simulator ---
 
 
 def run_simulated(
-    pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, twins: int = TWINS
+    pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, simulations: int = SIMULATIONS
 ) -> list[Figures]:
     """The same in virtual time, so many times; the first with exactly these arrivals."""
-    scenario, like = _scenario(pool), _likeness(pool, speed)
+    scenario, like = _scenario(pool), _mirror(pool, speed)
     found = []
-    for number in range(twins):
+    for number in range(simulations):
         arrivals = _jittered(requests, WAY_WALL_SECONDS * speed, random.Random(number)) if number else requests
         found.append(_simulated_figures(metrics.summarise(simulate(scenario, arrivals, mirror=like), warmup=warmup)))
     return found
@@ -209,8 +172,8 @@ class Pace:
 
 def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
     """By the cost model and what the caches hold at the requests' own rate. There are more than `warmup` requests."""
-    cost = PROFILES[pool.profile].prefill_cost
-    rows = simulate(_scenario(pool), requests, mirror=_likeness(pool, 1.0)).rows[warmup:]
+    cost = PROFILES[DEFAULT_PROFILE].prefill_cost
+    rows = simulate(_scenario(pool), requests, mirror=_mirror(pool, 1.0)).rows[warmup:]
     seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
 
@@ -239,21 +202,18 @@ def _simulated_figures(report: metrics.Report) -> Figures:
 def _scenario(pool: Pool) -> Scenario:
     return Scenario(
         instances=pool.engines,
-        profile=pool.profile,
         routing=pool.routing,
-        routing_settings=pool.settings,
         ordering=pool.ordering,
         admission=pool.admission,
-        slo_ttft_s=pool.slo_ttft_s,
+        slo_ttft_s=SLO_TTFT_SECONDS,
         prefill_only=False,
-        kv_capacity_tokens=None if pool.kv_blocks is None else pool.kv_blocks * ENGINE_BLOCK_TOKENS,
         block_tokens=ENGINE_BLOCK_TOKENS,
-        prefill_window_tokens=pool.prefill_window_tokens,
+        prefill_window_tokens=PREFILL_WINDOW_TOKENS,
         seed=pool.seed,
     )
 
 
-def _likeness(pool: Pool, speed: float) -> FleetMirror:
+def _mirror(pool: Pool, speed: float) -> FleetMirror:
     @lru_cache(maxsize=REQUESTS_REMEMBERED)
     def keys_of(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
         chain = KeyChain(secret=pool.secret.encode(), model=SIMULATED_MODEL, block_tokens=block_tokens)

@@ -1,7 +1,6 @@
-"""The command itself: makes the two-phase load, starts a fleet that scales, drives it, reads its log, and judges."""
+"""The command: options in; a two-phase load on a fleet that scales; its log as a timeline and a verdict out."""
 
 import asyncio
-import random
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -15,54 +14,48 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from pointsman.policies.admission import ADMISSION_POLICIES
-from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.policies.scaling import SCALING_POLICIES
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.primitives import Seconds
 from pointsman.runtime.telemetry import configure_logging
-from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate, read_trace
-from pointsman.simulation.workload.requests import input_capped
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman.state.state import PoolSettings
-from pointsman_cli.bench.comparison import FreshFleets, Variant
+from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.bench.load import LoadGenerator, Target
 from pointsman_cli.discovery import FleetFile
 from pointsman_cli.history.live import LiveHistory
-from pointsman_cli.options import COUNT, POSITIVE
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, POSITIVE, out_option
+from pointsman_cli.output_file import write_json
+from pointsman_cli.workload_options import workload_name, workload_requests
 from pointsman_lab.elasticity.timeline import Stretch, Timeline, TimelineReader
 
-INPUT_CAP = 20_480
 SHOW_SECONDS = 5.0
 SETTLE_SECONDS_MAX = 20.0
-"""Wall seconds after the last answer for which a drain that is under way is still waited for."""
+"""Wall seconds after the last answer for which an instance that drains is still waited for."""
 MISSED_EXIT_CODE = 1
-VOCABULARY = 4000
+SEED = 1
+SCALING = SloAttainment.name
+SLO_TTFT_SECONDS: Seconds = 5.0
+TARGET = 0.9
+"""Attainment to return to."""
+STRETCH_SECONDS: Seconds = 15.0
+"""Of the timeline."""
+DEFAULT_WORKLOAD = "tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticityOptions:
-    """What was asked for on the command line."""
+    """The command line."""
 
     trace: Path | None
-    workload: str
     policy: str
-    admission: str
-    scaling: str
-    engines: tuple[int, int]
+    instances: tuple[int, int]
     rate: float
     high_seconds: float
     low_seconds: float
     speed: float
-    slo_ttft: float
-    target: float
-    stretch_seconds: float
-    engine_model: str
     output_tokens_max: int | None
-    seed: int
-    json_file: Path | None
+    out: Path | None
     plot: Path | None
 
 
@@ -103,34 +96,32 @@ def _range(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     return int(lowest), int(highest)
 
 
-@click.command("elasticity", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
-@click.option("--workload", type=click.Choice(tuple(GENERATORS)), default="tools", help="Without --trace: generated.")
+@click.command("elasticity", context_settings=CONTEXT)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"Mooncake-format trace (JSONL). Default: generated {DEFAULT_WORKLOAD}.",
+)
 @click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), default="dualmap", show_default=True)
-@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), default=AdmitAll.name, show_default=True)
-@click.option("--scaling", type=click.Choice(sorted(SCALING_POLICIES)), default=SloAttainment.name, show_default=True)
-@click.option("--engines", callback=_range, metavar="MIN..MAX", default="4..8", show_default=True, help="Of the pool.")
+@click.option(
+    "--instances", callback=_range, metavar="MIN..MAX", default="4..8", show_default=True, help="Of the pool."
+)
 @click.option("--rate", type=POSITIVE, default=10.0, show_default=True, help="Requests a second at first; then half.")
 @click.option("--high-seconds", type=POSITIVE, default=240.0, show_default=True, help="Engine time at that rate.")
 @click.option("--low-seconds", type=POSITIVE, default=420.0, show_default=True, help="Engine time at half of it.")
 @click.option("--speed", type=POSITIVE, default=4.0, show_default=True, help="Engines run this much faster.")
-@click.option("--slo-ttft", type=POSITIVE, default=5.0, show_default=True, help="TTFT objective, engine seconds.")
-@click.option("--target", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Attainment to return to.")
-@click.option("--stretch-seconds", type=POSITIVE, default=15.0, show_default=True, help="Of the timeline.")
-@click.option("--engine-model", type=click.Choice(tuple(PROFILES)), default=DEFAULT_PROFILE, show_default=True)
-@click.option("--output-tokens-max", type=COUNT, metavar="N", help="Ask for no more output tokens than this.")
-@click.option("--seed", type=int, default=1, show_default=True, help="For arrivals, generators and token ids.")
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the numbers here.")
-@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Draw the timeline into this directory.")
+@click.option("--output-tokens-max", type=COUNT, metavar="N", help="Cut longer answers.")
+@click.option("--plot", type=DIRECTORY, help="Draw the timeline into this directory.")
+@out_option
 def elasticity_command(**values: object) -> None:
-    """Overload a fleet of simulated engines, let the scaler add some, halve the load, and let it take them away again.
+    """Overload a fleet of simulated engines, let the scaler add some, halve the load, and let it remove them again.
 
-    Starts a fleet of its own with 'pointsman up --scale', sends the load, reads what happened from the log, and says
-    whether attainment came back to the target, stayed there, and what each step cost. Exit code 1 if it did not.
+    Starts a fleet of its own, sends the load, reads the log, and reports whether attainment came back to 90% and stayed
+    there, and what each step cost. Exit code 1 if it did not.
 
     \b
-      pointsman-lab elasticity --trace toolagent.jsonl --plot /tmp/elasticity --json /tmp/elasticity.json
-      pointsman-lab elasticity --engines 2..4 --rate 5 --speed 10        smaller and quicker
+      pointsman-lab elasticity --trace toolagent.jsonl --plot /tmp/elasticity --out /tmp/elasticity.json
+      pointsman-lab elasticity --instances 2..4 --rate 5 --speed 10        smaller and quicker
     """
     options = ElasticityOptions(**values)  # type: ignore[arg-type]
     configure_logging("error", "text")
@@ -160,19 +151,15 @@ class _Bench:
         """The exit code. Raises click.ClickException."""
         options = self._options
         requests = self._requests()
-        lowest, highest = options.engines
-        arguments = ["--scale", f"{lowest}..{highest}", "--scaling", options.scaling]
-        arguments += [
-            "--admission",
-            options.admission,
-            "--engine-model",
-            options.engine_model,
-            "--slo-ttft",
-            str(options.slo_ttft),
-        ]
-        fleets = FreshFleets(engines=lowest, speed=options.speed, arguments=arguments)
+        lowest, highest = options.instances
+        fresh = FreshFleet(
+            policy=options.policy,
+            instances=lowest,
+            speed=options.speed,
+            arguments=["--scale", f"{lowest}..{highest}", "--scaling", SCALING, "--slo-ttft", str(SLO_TTFT_SECONDS)],
+        )
         self._console.print(f"starting a fleet of {lowest} engines that may grow to {highest} ...", style="dim")
-        async with fleets.running(Variant(options.policy)) as fleet:
+        async with fresh.running() as fleet:
             load = await self._drive(fleet, requests)
             timeline = await self._settled_timeline(fleet)
         report = self._report(load, timeline)
@@ -181,16 +168,15 @@ class _Bench:
 
     def _requests(self) -> list[WorkloadRequest]:
         options = self._options
-        chance = random.Random(options.seed)
         needed = round(options.rate * (options.high_seconds + options.low_seconds / 2))
-        if options.trace:
-            try:
-                found = read_trace(options.trace, limit=needed, chance=chance, input_tokens_max=INPUT_CAP)
-            except TraceError as error:
-                raise click.ClickException(str(error)) from error
-        else:
-            generated = GENERATORS[options.workload](needed, rate=options.rate, chance=chance)
-            found = input_capped(generated, INPUT_CAP)
+        found = workload_requests(
+            options.trace,
+            DEFAULT_WORKLOAD,
+            requests=needed,
+            seed=SEED,
+            rate=options.rate,
+            input_tokens_max=DEFAULT_INPUT_CAP,
+        )
         return two_phases(found, rate=options.rate, high_s=options.high_seconds, low_s=options.low_seconds)
 
     async def _drive(self, fleet: FleetFile, requests: Sequence[WorkloadRequest]) -> LoadGenerator:
@@ -199,12 +185,11 @@ class _Bench:
             url=fleet.ingress.rstrip("/"),
             model=fleet.model,
             speed=options.speed,
-            vocab_size=VOCABULARY,
-            seed=options.seed,
-            slo_ttft_s=options.slo_ttft,
+            seed=SEED,
+            slo_ttft_s=SLO_TTFT_SECONDS,
             output_tokens_max=options.output_tokens_max,
         )
-        load = LoadGenerator(target, requests, time_scale=options.speed)
+        load = LoadGenerator(target, requests)
         wall = requests[-1].arrival_s / options.speed
         self._console.print(f"sending {len(requests)} requests in {wall:.0f} s, the last part at half the rate")
         shown = time.monotonic()
@@ -216,7 +201,7 @@ class _Bench:
                 tally = load.tally
                 ended = dict(tally.counts)
                 self._console.print(
-                    f"  {tally.sent} of {tally.total} sent, {tally.in_flight} under way, {ended}", style="dim"
+                    f"  {tally.sent} of {tally.total} sent, {tally.in_flight} in flight, {ended}", style="dim"
                 )
 
         await load.run(tick)
@@ -235,24 +220,24 @@ class _Bench:
     def _read(self, fleet: FleetFile) -> Timeline:
         settings = PoolSettings(block_tokens=fleet.block_tokens, speed=fleet.speed)
         history = LiveHistory(fleet.settings())
-        return TimelineReader(settings, stretch_s=self._options.stretch_seconds).read(history.entries())
+        return TimelineReader(settings, stretch_s=STRETCH_SECONDS).read(history.entries())
 
     def _report(self, load: LoadGenerator, timeline: Timeline) -> ElasticityReport:
         options, counts = self._options, load.tally.counts
         high = [s for s in timeline.stretches if s.start_s + timeline.stretch_s <= options.high_seconds]
         low = [s for s in timeline.stretches if s.start_s >= options.high_seconds]
-        recovered = _recovered_at(high, options.target)
+        recovered = _recovered_at(high, TARGET)
         at_first = [size for at, size in timeline.sizes if at < 0][-1:]
         sizes = at_first + [size for at, size in timeline.sizes if at >= 0]
         changes = [c for c in timeline.changes if c.at_s > 0]
         return ElasticityReport(
-            workload=options.trace.name if options.trace else options.workload,
+            workload=workload_name(options.trace, DEFAULT_WORKLOAD),
             policy=options.policy,
-            scaling=options.scaling,
+            scaling=SCALING,
             speed=options.speed,
             rate=options.rate,
             halves_at_s=options.high_seconds,
-            target=options.target,
+            target=TARGET,
             requests=load.tally.total,
             completed=counts["completed"],
             rejected=counts["rejected"],
@@ -277,9 +262,9 @@ class _Bench:
         for decided in report.timeline.decisions:
             size = f"{decided.current} -> {decided.wanted}"
             self._console.print(f"  {decided.at_s:7.1f} s  {size:8} {decided.reason}", soft_wrap=True)
-        if options.json_file:
-            write_json(options.json_file, report)
-            self._console.print(f"numbers written to {options.json_file}", soft_wrap=True)
+        if options.out:
+            write_json(options.out, report)
+            self._console.print(f"numbers written to {options.out}", soft_wrap=True)
         try:
             if options.plot:
                 from pointsman_lab.elasticity.picture import draw_timeline

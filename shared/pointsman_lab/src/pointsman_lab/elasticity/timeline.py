@@ -44,7 +44,7 @@ class Change(msgspec.Struct, kw_only=True):
     bound: float
 
 
-class RecentDecisions(msgspec.Struct, kw_only=True):
+class ScaleDecision(msgspec.Struct, kw_only=True):
     at_s: Seconds
     current: int
     wanted: int
@@ -71,7 +71,7 @@ class Timeline(msgspec.Struct, kw_only=True):
     stretch_s: Seconds
     stretches: list[Stretch]
     sizes: list[tuple[Seconds, int]]
-    decisions: list[RecentDecisions]
+    decisions: list[ScaleDecision]
     changes: list[Change]
     drains: list[Drained]
 
@@ -89,7 +89,7 @@ class TimelineReader:
         self._prefixes: set[BlockKey] = set()
         self._serving: tuple[InstanceId, ...] = ()
         self._sizes: list[tuple[Seconds, int]] = []
-        self._decisions: list[RecentDecisions] = []
+        self._decisions: list[ScaleDecision] = []
         self._changes: list[tuple[Seconds, tuple[InstanceId, ...], tuple[InstanceId, ...]]] = []
         self._drains: list[Drained] = []
         self._draining: dict[str, Drained] = {}
@@ -148,9 +148,7 @@ class TimelineReader:
             case RequestGranted() if event.stamp is None and event.instance in self._draining:
                 self._draining[event.instance].placed_after += 1
             case ScaleDecided():
-                decided = RecentDecisions(
-                    at_s=event.at, current=event.current, wanted=event.wanted, reason=event.reason
-                )
+                decided = ScaleDecision(at_s=event.at, current=event.current, wanted=event.wanted, reason=event.reason)
                 self._decisions.append(decided)
             case _:
                 pass

@@ -1,9 +1,6 @@
-"""The command itself: reads what was asked for, starts a fleet, serves and strikes it, and says what held."""
+"""The command: options in; a fleet is served and struck; what held and what did not out."""
 
 import asyncio
-import contextlib
-import random
-import resource
 import secrets
 import shutil
 import sys
@@ -18,21 +15,22 @@ from pathlib import Path
 
 import click
 import uvloop
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
-from pointsman.runtime.embedded_nats import SYNC_INTERVAL
+from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.telemetry import configure_logging
-from pointsman.simulation import workload
-from pointsman.simulation.workload import GENERATORS, TraceError, WorkloadRequest, at_rate
-from pointsman_cli.bench.comparison import FreshFleets
-from pointsman_cli.options import COUNT, DEFAULT_INPUT_CAP, POSITIVE
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman.simulation.workload import WorkloadRequest, at_rate
+from pointsman_cli.bench.fresh_fleet import FreshFleet
+from pointsman_cli.bench.open_files import raise_open_files_limit
+from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
+from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import output_console
+from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
 from pointsman_lab.faults.balancer import Balancer, balanced
 from pointsman_lab.faults.checks import agrees, findings
@@ -56,13 +54,16 @@ from pointsman_lab.faults.schedule import (
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_SPEED = 5.0
-DEFAULT_OUTPUT_CAP = 64
+OUTPUT_TOKENS_MAX = 64
+SCHEDULERS = 2
+INGRESSES = 2
+"""Behind haproxy; otherwise there is one."""
 RATE_EACH_ENGINE = 0.5
 """Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
 WARM_UP_SECONDS = 1.0
 STEADY_SPEED = 1.0
 RISE_SECONDS = 10.0
-"""Until a steady load is what it is to be."""
+"""Until a steady load has its full size."""
 SETTLE_SECONDS = 3.0
 """Calm before each fault that comes in turn."""
 VIOLATED_EXIT_CODE = 1
@@ -77,30 +78,21 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsOptions:
-    """What was asked for on the command line."""
+    """The command line."""
 
     trace: Path | None
     workload: str | None
     requests: int
     faults: tuple[str, ...]
     seed: int | None
-    engines: int
-    schedulers: int
+    instances: int
     nats_servers: str
-    sync_interval: str
-    policy: str
     speed: float
     rate: float | None
-    input_cap: int
-    output_tokens_max: int
-    up: tuple[str, ...]
     data: Path | None
-    json_file: Path | None
+    out: Path | None
     haproxy: bool
     rolling: bool
-    ingresses: int
-    streams: int
-    steady_rate: float
 
     @property
     def steady(self) -> bool:
@@ -108,32 +100,28 @@ class FaultsOptions:
         return self.haproxy or self.rolling
 
     @property
-    def in_turn(self) -> tuple[str, ...]:
-        """What strikes then."""
-        if not self.rolling:
-            return self.faults
-        return rolling(ingresses=self.ingresses, schedulers=self.schedulers, engines=self.engines)
+    def steady_rate(self) -> float:
+        """Short requests a wall second."""
+        return self.rate or RATE
 
 
-@click.command("faults", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL).")
-@click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace.")
+@click.command("faults", context_settings=CONTEXT)
+@workload_options
 @click.option("--requests", type=COUNT, metavar="N", default=DEFAULT_REQUESTS, show_default=True, help="At most.")
 @click.option(
     "--faults",
-    metavar="A,B,C",
+    metavar="A[,B]",
     default=",".join(DEFAULT_FAULTS),
     show_default=True,
     callback=_faults,
-    help="What strikes, each once, one after the other: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), restart:PROCESS "
-    "(SIGTERM), down:nats (for 10 s), network:cut, network:delay, network:drop, errors:engine, hang:engine, slow:engine (for "
-    "30 s). PROCESS: leader, follower, ingress, worker, engine, nats, recorder, ..., any; several at once as "
-    "kill:ingress+leader.",
+    help="Each once: kill:PROCESS, freeze:PROCESS (SIGSTOP for 1 to 4 s), restart:PROCESS (SIGTERM), down:nats (for 10 s), "
+    "network:cut, network:delay, network:drop, errors:engine, hang:engine, slow:engine (for 30 s). PROCESS: leader, "
+    "follower, ingress, worker, engine, nats, recorder, ..., any; several at once as kill:ingress+leader.",
 )
 @click.option(
     "--haproxy",
     is_flag=True,
-    help="Ingresses behind haproxy (from PATH) under a steady load in place of a workload; the faults come in their order, "
+    help="Two ingresses behind haproxy (from PATH) under a steady load instead of a workload; the faults come in their order, "
     "each when the fleet is well after the last one.",
 )
 @click.option(
@@ -141,23 +129,8 @@ class FaultsOptions:
     is_flag=True,
     help="As --haproxy, and the faults are a rolling restart: ingresses, schedulers, workers and rebalancer, one by one.",
 )
-@click.option(
-    "--ingresses", type=COUNT, metavar="N", default=2, show_default=True, help="With --haproxy; else there is one."
-)
-@click.option(
-    "--streams", type=COUNT, metavar="N", default=STREAMS, show_default=True, help="Long streams of the steady load."
-)
-@click.option(
-    "--steady-rate",
-    type=POSITIVE,
-    metavar="X",
-    default=RATE,
-    show_default=True,
-    help="Short requests a wall second of the steady load.",
-)
 @click.option("--seed", type=int, metavar="N", help="Of the faults and the workload. Default: another each time.")
-@click.option("--engines", type=COUNT, metavar="N", default=4, show_default=True, help="Simulated engines.")
-@click.option("--schedulers", type=COUNT, metavar="N", default=2, show_default=True, help="One leads.")
+@click.option("--instances", type=INSTANCES, metavar="N", default=4, show_default=True, help="Simulated engines.")
 @click.option(
     "--nats-servers",
     type=click.Choice(("1", "3")),
@@ -166,82 +139,55 @@ class FaultsOptions:
     help="3: a cluster, each with a copy of the log; kill:nats then strikes the one that leads the log.",
 )
 @click.option(
-    "--sync-interval", metavar="always|1s", default=SYNC_INTERVAL, show_default=True, help="As for `pointsman up`."
-)
-@click.option(
-    "--policy",
-    type=click.Choice(tuple(sorted(ROUTING_POLICIES))),
-    default=DEFAULT_ROUTING,
-    show_default=True,
-    help="Routing policy.",
-)
-@click.option(
-    "--speed",
-    type=POSITIVE,
-    metavar="X",
-    help=f"Of the simulated engines. Default: {DEFAULT_SPEED:g}; of a steady load 1.",
+    "--speed", type=POSITIVE, metavar="X", help=f"Of the engines. Default: {DEFAULT_SPEED:g}; of a steady load 1."
 )
 @click.option(
     "--rate",
     type=POSITIVE,
-    metavar="X",
-    help=f"Requests a second, engine time. Default: {RATE_EACH_ENGINE:g} for each engine.",
+    metavar="R",
+    help=f"Requests a second. Default: {RATE_EACH_ENGINE:g} of engine time for each engine; of a steady load {RATE:g}.",
 )
 @click.option(
-    "--input-cap", type=COUNT, metavar="N", default=DEFAULT_INPUT_CAP, show_default=True, help="Cut longer prompts."
+    "--data", type=DIRECTORY, help="Keep log files and archive there. Default: a temporary one, kept if anything fails."
 )
-@click.option(
-    "--output-tokens-max",
-    type=COUNT,
-    metavar="N",
-    default=DEFAULT_OUTPUT_CAP,
-    show_default=True,
-    help="Ask for no more output tokens than this.",
-)
-@click.option("--up", metavar="OPTION", multiple=True, help="Handed to `pointsman up` as it is. Repeatable.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the fleet's log files and archive there. Default: kept below the temporary directory if anything fails.",
-)
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write the report here.")
-def faults_command(**values: object) -> None:
+@out_option
+@click.pass_context
+def faults_command(context: click.Context, /, **values: object) -> None:
     """Kill the processes of a real fleet while it serves, and check that nothing was lost, doubled or made up.
 
     Starts a fleet (two schedulers, simulated engines with workers, a recorder, a nats-server), sends it requests over
-    HTTP, strikes at random times from the seed, and lets what died be started again. In the end, once all is quiet:
+    HTTP, strikes at random times from the seed, and lets what died be started again. At the end, once all is quiet:
     each request has one answer and one end, no leader wrote out of its term, every decision is identical when it is
-    taken again (as `replay --verify` does), the index equals what the engines say that they hold, and the archive holds
-    the log.
+    taken again (as `replay --verify` does), the index equals what the engines hold, and the archive holds the log.
 
     \b
       pointsman-lab faults --workload chat --requests 300                  a minute, to see it
-      pointsman-lab faults --trace conversation.jsonl --json faults.json   2,000 requests, about 4 minutes
+      pointsman-lab faults --trace conversation.jsonl --out faults.json    2,000 requests, about 4 minutes
       pointsman-lab faults --workload chat --seed 7 --faults network:cut,network:drop,freeze:leader
-      pointsman-lab faults --workload chat --faults kill:leader,kill:leader,kill:leader,kill:follower
       pointsman-lab faults --rolling                                       a rolling restart behind haproxy, 3 minutes
       pointsman-lab faults --haproxy --faults down:nats,errors:engine,hang:engine,slow:engine       and no client notices
 
     Exit code 0 when everything held, 1 when something did not. `pointsman-lab torture` does the same to a fleet in virtual
     time, thousands of times.
     """
+    if values["rolling"] and context.get_parameter_source("faults") is ParameterSource.COMMANDLINE:
+        msg = "--rolling has faults of its own; leave --faults away"
+        raise click.UsageError(msg)
     speed = values.pop("speed") or (STEADY_SPEED if values["haproxy"] or values["rolling"] else DEFAULT_SPEED)
     options = FaultsOptions(**values, speed=speed)  # type: ignore[arg-type]
     configure_logging("error", "text")
     console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
-    with contextlib.suppress(ValueError, OSError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_open_files_limit()
     with _data_dir(options.data) as kept, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(_run(options, seed, requests, kept.path, console))
         kept.keep = kept.keep or not report.ok
     show(console, report)
     if kept.keep:
         console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
-    if options.json_file:
-        write_json(options.json_file, report)
+    if options.out:
+        write_json(options.out, report)
     sys.exit(0 if report.ok else VIOLATED_EXIT_CODE)
 
 
@@ -271,7 +217,7 @@ async def _run(
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     _note_service(evidence, clients)
-    name = "steady" if options.steady else options.trace.name if options.trace else options.workload or ""
+    name = "steady" if options.steady else workload_name(options.trace, options.workload)
     return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
 
 
@@ -287,13 +233,13 @@ async def _struck(
 ) -> Clients:
     """Serve and strike; the clients once all of them know what became of their requests."""
     if balancer is None:
-        clients = Clients(fleet.file, requests, seed=seed, tokens_max=options.output_tokens_max)
+        clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
         with _progress(console, len(requests)) as tick:
             async with asyncio.TaskGroup() as group:
                 group.create_task(striker.run(faults))
                 group.create_task(clients.run(lambda: tick(len(clients.exchanges))))
         return clients
-    steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=options.streams, rate=options.steady_rate)
+    steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.steady_rate)
     async with asyncio.TaskGroup() as group:
         group.create_task(steady.run())
         await asyncio.sleep(RISE_SECONDS)
@@ -308,36 +254,35 @@ async def _struck(
 
 def _faults_of(options: FaultsOptions, seed: int, requests: list[WorkloadRequest]) -> list[Fault]:
     if options.steady:
-        return in_turn(options.in_turn, seed=seed)
+        names = rolling(ingresses=INGRESSES, schedulers=SCHEDULERS, engines=options.instances)
+        return in_turn(names if options.rolling else options.faults, seed=seed)
     return scheduled(options.faults, seed=seed, seconds=requests[-1].arrival_s / options.speed)
 
 
 def _shape(options: FaultsOptions, seed: int, faults: list[Fault]) -> Shape:
-    arguments = ["--schedulers", str(options.schedulers), *options.up]
+    arguments = ["--schedulers", str(SCHEDULERS)]
     if options.steady:
-        arguments += ["--ingresses", str(options.ingresses), "--engine-args", ENGINE_ARGUMENTS]
+        arguments += ["--ingresses", str(INGRESSES), "--engine-args", ENGINE_ARGUMENTS]
     return Shape(
-        policy=options.policy,
+        fleet=FreshFleet(policy=DEFAULT_ROUTING, instances=options.instances, speed=options.speed, arguments=arguments),
         servers=int(options.nats_servers),
-        sync_interval=options.sync_interval,
         network=any(fault.action == "network" for fault in faults),
         own=any(fault.action in OF_OWN_SERVERS for fault in faults),
         seed=seed,
-        fleets=FreshFleets(engines=options.engines, speed=options.speed, arguments=arguments),
     )
 
 
 def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest], faults: list[Fault]) -> str:
     if options.steady:
         return (
-            f"seed {seed}: {options.streams} streams and {options.steady_rate:g} requests/s through haproxy and "
-            f"{options.ingresses} ingresses to {options.engines} engines at speed {options.speed:g}; "
+            f"seed {seed}: {STREAMS} streams and {options.steady_rate:g} requests/s through haproxy and "
+            f"{INGRESSES} ingresses to {options.instances} engines at speed {options.speed:g}; "
             + ", ".join(fault.name for fault in faults)
         )
     seconds = requests[-1].arrival_s / options.speed
     struck = ", ".join(f"{fault.name} at {fault.at:.1f} s" for fault in faults) or "nothing"
     return (
-        f"seed {seed}: {len(requests):,} requests in {seconds:.0f} s to {options.engines} engines at speed "
+        f"seed {seed}: {len(requests):,} requests in {seconds:.0f} s to {options.instances} engines at speed "
         f"{options.speed:g}; {struck}"
     )
 
@@ -383,21 +328,17 @@ def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
     if options.nats_servers != "1" and any(name.startswith("network") for name in options.faults):
         msg = "faults of the network are for one nats-server"
         raise click.UsageError(msg)
-    if (options.trace is None) == (options.workload is None):
-        msg = "give --trace or --workload, one of them"
-        raise click.UsageError(msg)
-    chance = random.Random(seed)
-    rate = options.rate or RATE_EACH_ENGINE * options.engines
-    if options.trace is None:
-        generated = GENERATORS[options.workload or ""](options.requests, rate=rate, chance=chance)
-        return at_rate(workload.input_capped(generated, options.input_cap), rate)
-    try:
-        read = workload.read_trace(
-            options.trace, limit=options.requests, chance=chance, input_tokens_max=options.input_cap
-        )
-    except TraceError as error:
-        raise click.ClickException(str(error)) from error
-    return at_rate(read, rate)
+    check_one_workload(options.trace, options.workload)
+    rate = options.rate or RATE_EACH_ENGINE * options.instances
+    found = workload_requests(
+        options.trace,
+        options.workload,
+        requests=options.requests,
+        seed=seed,
+        rate=rate,
+        input_tokens_max=DEFAULT_INPUT_CAP,
+    )
+    return at_rate(found, rate)
 
 
 @dataclass(slots=True)

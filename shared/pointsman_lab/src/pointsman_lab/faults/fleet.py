@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -17,9 +17,9 @@ from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, Seconds
-from pointsman.runtime.embedded_nats import SYNC_INTERVAL, ClusterNode, EmbeddedNats, start_nats
+from pointsman.runtime.embedded_nats import ClusterNode, EmbeddedNats, start_nats
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.bench.comparison import FreshFleets, Variant
+from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.discovery import FleetFile, read_fleet_file
 from pointsman_cli.up.child import POLL_SECONDS
 from pointsman_lab.faults.network import Network
@@ -35,7 +35,6 @@ class OwnNats:
     name: str
     store: Path
     port: int
-    sync_interval: str
     cluster: ClusterNode | None
     server: EmbeddedNats | None = None
     down_until: float = 0.0
@@ -47,7 +46,7 @@ class OwnNats:
 
     async def start(self) -> None:
         """Raises NatsStartError."""
-        self.server = await start_nats(self.store, self.port, sync_interval=self.sync_interval, cluster=self.cluster)
+        self.server = await start_nats(self.store, self.port, cluster=self.cluster)
 
     async def keep(self) -> None:
         """For ever. Raises NatsStartError."""
@@ -116,13 +115,11 @@ class Struck:
 class Shape:
     """What is started. `own`: with a nats-server of our own even where it is one."""
 
-    policy: str
+    fleet: FreshFleet
     servers: int = 1
-    sync_interval: str = SYNC_INTERVAL
     network: bool = False
     own: bool = False
     seed: int = 0
-    fleets: FreshFleets = field(default_factory=lambda: FreshFleets(engines=1, speed=1.0))
 
     @property
     def own_servers(self) -> bool:
@@ -132,52 +129,33 @@ class Shape:
 @asynccontextmanager
 async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
     """Start it below `directory` and wait until it is ready. Raises FleetStartError, NatsStartError."""
-    data, variant = directory / "data", Variant(shape.policy)
-    fleets = replace(shape.fleets, directory=directory)
+    data, fresh = directory / "data", replace(shape.fleet, directory=directory)
     async with AsyncExitStack() as stack:
         if not shape.own_servers:
-            own = ["--sync-interval", shape.sync_interval]
-            fleet = await stack.enter_async_context(_with(fleets, own).running(variant))
+            fleet = await stack.enter_async_context(fresh.running())
             yield Struck(data, fleet.nats)
             return
-        servers = await _servers(shape, directory, stack)
+        servers = await _servers(shape.servers, directory, stack)
         urls = ",".join(one.url for one in servers)
         struck = Struck(data, urls, servers)
         if shape.network:
             struck.network = Network(servers[0].port, chance=random.Random(shape.seed))
             stack.push_async_callback(struck.network.close)
             urls = f"nats://127.0.0.1:{await struck.network.open()}"
-        await stack.enter_async_context(
-            _with(fleets, ["--nats", urls, "--config", str(_config(shape, directory))]).running(variant)
+        joined = replace(
+            fresh, arguments=[*fresh.arguments, "--nats", urls], settings={"": {"log_replicas": shape.servers}}
         )
+        await stack.enter_async_context(joined.running())
         yield struck
 
 
-def _config(shape: Shape, directory: Path) -> Path:
-    """What `pointsman up` has no flag for."""
-    path = directory / "pointsman.toml"
-    path.write_text(f"log_replicas = {shape.servers}\n")
-    return path
-
-
-def _with(fleets: FreshFleets, arguments: list[str]) -> FreshFleets:
-    return replace(fleets, arguments=[*fleets.arguments, *arguments])
-
-
-async def _servers(shape: Shape, directory: Path, stack: AsyncExitStack) -> list[OwnNats]:
-    """Our own servers, which run, are kept running, and are stopped with the stack."""
-    count = shape.servers
+async def _servers(count: int, directory: Path, stack: AsyncExitStack) -> list[OwnNats]:
+    """Our own servers, which are restarted when they die, and are stopped with the stack."""
     names = [NATS] if count == 1 else [f"{NATS}-{number}" for number in range(1, count + 1)]
     (*ports,) = free_ports(2 * count)
     routes = tuple(ports[count:])
     servers = [
-        OwnNats(
-            name,
-            directory / name,
-            port,
-            shape.sync_interval,
-            ClusterNode(name=name, port=route, ports=routes) if count > 1 else None,
-        )
+        OwnNats(name, directory / name, port, ClusterNode(name=name, port=route, ports=routes) if count > 1 else None)
         for name, port, route in zip(names, ports, routes, strict=False)
     ]
     for server in servers:

@@ -28,13 +28,13 @@ Conditions = Mapping[str, Any]
 """Fields of the simulator's Scenario."""
 
 PAPER = "as written"
-PAPER_POLICY = "dualmap:both_over=least_loaded"
+PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
 PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0}
 """DualMap as its paper writes it: hot above 2/n, cold below 1/n, and the less loaded where both are over."""
 
 UNMOVED, MOVED, MOVED_ANYWHERE = "no rebalancing", "rebalancing", "rebalancing anywhere"
 
-CACHE_AWARE = "sticky_least_loaded:imbalance_tokens_max=147456:hit_share_min=0.5"
+CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=147456", "sticky_least_loaded.hit_share_min=0.5")
 """After SGLang's cache-aware router, which keeps to the longest match of at least half of a prompt until one instance
 has 32 requests more than another: here 32 mean prompts of the generated shared prefixes."""
 
@@ -155,18 +155,27 @@ def studies(traces: Path) -> list[Study]:
 
 
 def _rows(
-    policies: Sequence[str], ordering: str = "fcfs", admission: str = "none", note: str = "", **conditions: Any
+    policies: Sequence[str],
+    ordering: str = "fcfs",
+    admission: str = "none",
+    note: str = "",
+    settings: Sequence[str] = (),
+    **conditions: Any,
 ) -> list[Row]:
     return [
         Row(variant=replace(variant, note=note), conditions=conditions)
-        for variant in variants(policies, (ordering,), (admission,))
+        for variant in variants(policies, (ordering,), (admission,), settings)
     ]
 
 
 def _as_written(
-    note: str = PAPER, policy: str = PAPER_POLICY, ordering: str = "fcfs", admission: str = "none", **conditions: Any
+    note: str = PAPER,
+    settings: Sequence[str] = PAPER_SETTINGS,
+    ordering: str = "fcfs",
+    admission: str = "none",
+    **conditions: Any,
 ) -> Row:
-    (row,) = _rows((policy,), ordering, admission, note, **{**PAPER_CONDITIONS, **conditions})
+    (row,) = _rows(("dualmap",), ordering, admission, note, settings, **{**PAPER_CONDITIONS, **conditions})
     return row
 
 
@@ -306,7 +315,7 @@ def _parts(conversation: Source, tools: Source) -> Iterable[Study]:
         *_everyone(),
         _as_written(f"{PAPER}, {MOVED}", **paired),
         *(
-            _as_written(f"{PAPER}, {ablation}", f"dualmap:ablation={ablation}", **paired)
+            _as_written(f"{PAPER}, {ablation}", (f"dualmap.ablation={ablation}",), **paired)
             for ablation in ("cache-affinity", "least-loaded", "min-ttft")
         ),
         _as_written(f"{PAPER}, hot above 1/n", hot_share=1.0, cold_share=0.5),
@@ -396,7 +405,12 @@ def _eviction() -> Iterable[Study]:
                     for eviction in ("lru", "rlt")
                     for row in (
                         *_rows(("cache_affinity",), note=eviction, eviction=eviction),
-                        *_rows((CACHE_AWARE,), note=f"cache-aware, {eviction}", eviction=eviction),
+                        *_rows(
+                            ("sticky_least_loaded",),
+                            note=f"cache-aware, {eviction}",
+                            settings=CACHE_AWARE,
+                            eviction=eviction,
+                        ),
                         *_rows(("lbgr",), note=eviction, eviction=eviction),
                         *_rows((OURS,), note=eviction, eviction=eviction),
                     )

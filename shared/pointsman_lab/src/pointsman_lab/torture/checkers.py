@@ -20,8 +20,9 @@ from pointsman.contracts.requests import (
     RequestCancelled,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
 from pointsman.simulation.replay import verify
+from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
@@ -238,7 +239,7 @@ def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
     """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
     that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
     folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
-    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.log.begun))
+    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.begun))
     history = world.network.history
     due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
     for who, state, first in folds:
@@ -278,25 +279,21 @@ def _replayed(world: Cluster, leader: State) -> State:
     """The leader's state anew: the log up to its election, then every decision after what was known then."""
     history, state, term = world.network.history, empty_state(world), leader.term
     elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
-    applied = 0
-
-    def apply_others(until: int) -> None:
-        nonlocal applied
-        while applied < until:
-            other = history[applied]
-            applied += 1
-            if applied <= elected.sequence or other.stamp is None or other.stamp.term != term:
-                fold_in(state, other)
-
-    apply_others(elected.sequence)
-    for stored in _in_order_made(history):
-        stamp = stored.stamp
-        if stamp is not None and stamp.term == term and stored.event is not None:
-            apply_others(stamp.as_of)
-            state.apply(stored.event)
-    apply_others(leader.sequence)
+    for stored in history[: elected.sequence]:
+        fold_in(state, stored)
+    order: LeaderOrder[Stored] = LeaderOrder(term, held_max=len(history))
+    following = [
+        s for s in history[elected.sequence :] if not (s.echo if _is_of(s, term) else s.sequence > leader.sequence)
+    ]
+    for step in [*(step for stored in following for step in order.feed(stored)), *order.finish()]:
+        if step.kind is Kind.DECIDED or not _is_of(step.entry, term):
+            order.apply(step, state)
     state.skip(leader.sequence)
     return state
+
+
+def _is_of(stored: Stored, term: Term) -> bool:
+    return stored.stamp is not None and stored.stamp.term == term
 
 
 def the_archive_holds_the_log(world: Cluster) -> Iterator[str]:
@@ -412,15 +409,3 @@ def _by_name(state: State) -> list[Instance]:
     """In the fleet they are in the order of their joining, which for a leader is another one where it let go of a life before it
     had read of the next."""
     return sorted(state.fleet.instances, key=lambda instance: instance.id)
-
-
-def _in_order_made(history: list[Stored]) -> Iterator[Stored]:
-    """The history, but the decisions of each term in the order of their numbers."""
-    made: dict[int, list[Stored]] = defaultdict(list)
-    for stored in history:
-        if stored.stamp is not None and not stored.echo:
-            made[stored.stamp.term].append(stored)
-    for stored in history:
-        if isinstance(stored.event, LeaderElected) and not stored.echo:
-            yield stored
-            yield from sorted(made[stored.event.term], key=lambda s: s.stamp.number if s.stamp else 0)

@@ -16,7 +16,7 @@ from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
 from pointsman_lab.torture.http import Exchange, post_scope
 from pointsman_lab.torture.plan import ADAPTER, OVERLOAD_OBJECTIVES_MS, POOL_BLOCK_TOKENS, Plan
-from pointsman_lab.torture.processes import IngressProcess
+from pointsman_lab.torture.services import IngressProcess
 
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
 HANG_UP_SHARE = 0.08

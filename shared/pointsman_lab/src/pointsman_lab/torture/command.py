@@ -1,6 +1,5 @@
 """`pointsman-lab torture`: run seeds, and show the first one that fails so that it can be understood and run again."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pointsman_cli.options import CONTEXT, COUNT, out_option
+from pointsman_cli.output_file import write_json
 from pointsman_lab.torture.run import Verdict, run_seed
 
 DEFAULT_SEEDS = 100
@@ -20,16 +21,14 @@ PROBLEMS_SHOWN_MAX = 8
 FAILED_EXIT_CODE = 1
 
 
-@click.command("torture", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--seeds", type=click.IntRange(min=1), default=DEFAULT_SEEDS, show_default=True, help="How many to run.")
+@click.command("torture", context_settings=CONTEXT)
+@click.option("--seeds", type=COUNT, default=DEFAULT_SEEDS, show_default=True, help="How many to run.")
 @click.option("--first", type=click.IntRange(min=0), default=1, show_default=True, help="The first of them.")
 @click.option("--seed", type=click.IntRange(min=0), help="Run this one seed and show everything that was done to it.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to run seeds in.")
+@click.option("--jobs", type=COUNT, default=1, show_default=True, help="Processes to run seeds in.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first seed that fails.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write every verdict there.")
-def torture_command(
-    seeds: int, first: int, seed: int | None, jobs: int, keep_going: bool, json_file: Path | None
-) -> None:
+@out_option
+def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_going: bool, out: Path | None) -> None:
     """Run the whole system in one process, on virtual time, under faults drawn from a seed, and check what must hold.
 
     Ingress, scheduler, workers, recorder, rebalancer, scaler and simulated engines run as they are; the log, the network,
@@ -54,8 +53,8 @@ def torture_command(
     for verdict in failed[:FAILURES_SHOWN_MAX]:
         _show_failure(verdict, with_trace=seed is None)
     _show_sum(verdicts, failed)
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    if out is not None:
+        write_json(out, [asdict(verdict) for verdict in verdicts])
     if failed:
         raise SystemExit(FAILED_EXIT_CODE)
 

@@ -1,34 +1,22 @@
-"""Simulated engines whose KV events travel through memory: the engine model, its HTTP side, and a truth to check by.
+"""A simulated engine: the one of `pointsman-engine-sim` without its sockets, and the truth about its cache.
 
-An engine is the one of `pointsman-engine-sim`, without its sockets. The worker reads it through its own
-`KvEventReader`, which is given sockets that lose batches, break and answer with holes.
+Its KV events go to `MemoryPublisher`, which the worker reads through its own `KvEventReader` (sockets: `engine_host`).
 """
 
-import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal, cast
 
 import aiohttp
 from typing_extensions import override
 
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
-from pointsman.adapters.kv_events.sockets import (
-    RECEIVE_QUEUE_MAX,
-    REPLAY_FRAME_SECONDS,
-    EngineSockets,
-    LiveSocket,
-    ReplayError,
-    ReplaySocket,
-)
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.fleet import Role
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence, Tokens
+from pointsman.primitives import BlockKey, Seconds, Sequence, Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.simulation.block_cache import (
     BlockHash,
@@ -48,20 +36,25 @@ from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.wording import Wording
 from pointsman_lab.torture.clocks import EngineClock, SkewedClock
 from pointsman_lab.torture.http import Session
-from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
+from pointsman_lab.torture.loop import VirtualLoop
 
 MODEL = "pointsman-sim"
+
 PROFILE = "qwen2.5-7b-910b4"
+
 MAX_MODEL_LEN = 4096
-RECONNECT_SECONDS_MAX = 1.0
+
 ANSWER_SECONDS = 0.0005
 """Mean time that an engine takes to say how it is."""
-PROBE_SECONDS_MAX = 2.0
+
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
+
 HOLD_SECONDS: Seconds = 20.0
 """How long an engine keeps what nobody fetches."""
+
 SLOWNESS = 10.0
 """How many times as long a slow engine takes."""
+
 PIECES_BEFORE_RESET_MAX = 3
 
 Misdeed = Literal["", "errors", "resets", "hang", "slow"]
@@ -167,7 +160,7 @@ class MemoryPublisher:
         self.dropping = 0.0
         """Share of batches that do not reach a subscriber."""
         self.lies = Lies()
-        self.subscriber: MemoryLiveSocket | None = None
+        self.subscriber: Callable[[list[bytes]], None] | None = None
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
         changes = list(changes)
@@ -179,7 +172,7 @@ class MemoryPublisher:
         self._sequence += 1
         self.buffer.append((sequence, payload))
         if self.subscriber is not None and self._chance.random() >= self.dropping:
-            self.subscriber.carry([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
+            self.subscriber([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
 
     def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
         """Blocks that it stored are not told of, or others are; evictions are kept quiet."""
@@ -325,232 +318,3 @@ def vocabulary() -> tuple[Tokenizer, Wording]:
         tokenizer = Tokenizer.builtin()
         _vocabulary.append((tokenizer, Wording(tokenizer)))
     return _vocabulary[0]
-
-
-class EngineHost:
-    """A place where an engine runs, or not, and how it can be reached by its worker."""
-
-    def __init__(
-        self,
-        instance: InstanceId,
-        role: Role,
-        loop: VirtualLoop,
-        chance: Random,
-        *,
-        replays: bool = True,
-        adapters: tuple[str, ...] = (),
-    ) -> None:
-        self.replays = replays
-        self.names = FurtherNames(adapters=adapters)
-        self.lies = Lies()
-        """Of the engine that runs here, whichever."""
-        self.misdeed: Misdeed = ""
-        """Of the same: its machine is what is bad."""
-        self.well_since: Seconds = 0.0
-        """Since when it has not misbehaved."""
-        self.last_misdeed: Misdeed = ""
-        self.instance = instance
-        self.role = role
-        self.url = f"http://{instance}:8000"
-        self.loop = loop
-        self.chance = chance
-        self.life: EngineLife | None = None
-        self.paused = False
-        self.worker_cut = False
-        """The worker cannot reach its engine."""
-        self.replay_trouble = 0.0
-        """Share of replay answers that break off or have a hole."""
-        self.sockets: list[MemorySockets] = []
-
-    def began(self, life: EngineLife) -> None:
-        self.life = life
-        self.reconnect()
-
-    def misbehave(self, misdeed: Misdeed) -> None:
-        """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
-        if misdeed == "" != self.misdeed:
-            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
-        self.misdeed = misdeed
-        if self.life is not None:
-            self.life.misbehave(misdeed)
-
-    def died(self) -> None:
-        self.life = None
-        for sockets in self.sockets:
-            sockets.live.break_off()
-
-    def reconnect(self) -> None:
-        """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
-        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
-
-    def _handshake(self, life: EngineLife | None) -> None:
-        if life is not self.life or life is None or self.worker_cut:
-            return
-        for sockets in self.sockets:
-            life.publisher.subscriber = sockets.live
-            sockets.live.shake_hands()
-
-
-class HostProbe:
-    """The worker's look at its engine. (The worker's `Engine`.)"""
-
-    def __init__(self, host: EngineHost, block_size: Tokens) -> None:
-        self._host = host
-        self._block_size = block_size
-
-    async def describe(self) -> EngineFacts:
-        life, lies = await self._life(), self._host.lies
-        return EngineFacts(
-            model=lies.model or MODEL,
-            max_model_len=lies.max_model_len or MAX_MODEL_LEN,
-            version="simulated",
-            block_tokens=self._block_size,
-            kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
-            further_names=self._names,
-        )
-
-    async def load(self) -> EngineLoad:
-        counts, facts = (await self._life()).model.counts, await self.describe()
-        load = EngineLoad(
-            waiting=counts.waiting,
-            running=counts.running,
-            kv_usage=counts.kv_usage,
-            further_names=facts.further_names,
-            model=facts.model,
-            max_model_len=facts.max_model_len,
-        )
-        if self._host.lies.idle:
-            return replace(load, waiting=0, running=0, kv_usage=0.0)
-        return replace(load, waiting=10**6, running=10**6, kv_usage=1.0) if self._host.lies.busy else load
-
-    @property
-    def _names(self) -> FurtherNames:
-        return replace(self._host.names, aliases=self._host.lies.aliases)
-
-    async def _life(self) -> EngineLife:
-        host = self._host
-        await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
-        if host.paused or host.worker_cut:
-            await asyncio.sleep(PROBE_SECONDS_MAX)
-            silent = f"{host.url} does not answer"
-            raise EngineAwayError(silent)
-        if host.life is None:
-            refused = f"nothing listens on {host.url}"
-            raise EngineAwayError(refused, refused=True)
-        return host.life
-
-
-class MemorySockets(EngineSockets):
-    """What a worker opens in place of ZMQ's sockets."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
-        self.live: MemoryLiveSocket = MemoryLiveSocket(host)
-        self.replay = MemoryReplaySocket(host) if host.replays else None
-        host.sockets = [self]
-        if host.life is not None:
-            host.reconnect()
-
-    @override
-    def close(self) -> None:
-        if self in self._host.sockets:
-            self._host.sockets.remove(self)
-
-
-class MemoryLiveSocket(LiveSocket):
-    """A subscription: a queue that keeps the order of what arrives, and does not always get it."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
-        self._arrived: deque[list[bytes]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._handshake = asyncio.Event()
-        self._interrupted = False
-        self._last_at: Seconds = 0.0
-
-    def carry(self, frames: list[bytes]) -> None:
-        """The engine sends."""
-        self._in_order(self._arrive, frames)
-
-    def break_off(self) -> None:
-        """The engine's process is gone, and its machine says so."""
-        self._in_order(self._interrupt)
-
-    def shake_hands(self) -> None:
-        self._interrupt()
-        self._handshake.set()
-
-    @override
-    async def connected(self, seconds: Seconds) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._handshake.wait()
-        self.interrupted()
-
-    @override
-    def interrupted(self) -> bool:
-        interrupted, self._interrupted = self._interrupted, False
-        return interrupted
-
-    @override
-    async def arrival(self, seconds: Seconds) -> bool:
-        if not self._arrived:
-            self._waiter = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._waiter
-        return bool(self._arrived)
-
-    @override
-    def receive(self) -> list[bytes] | None:
-        return self._arrived.popleft() if self._arrived else None
-
-    @override
-    def discard(self) -> None:
-        self._arrived.clear()
-
-    def _in_order(self, reach: Callable[..., None], *said: object) -> None:
-        """Behind everything that is on its way."""
-        loop = self._host.loop
-        now = loop.time()
-        self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
-        loop.outside(self._last_at - now, reach, *said)
-
-    def _interrupt(self) -> None:
-        self._interrupted = True
-
-    def _arrive(self, frames: list[bytes]) -> None:
-        if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:
-            self._arrived.append(frames)
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
-
-
-class MemoryReplaySocket(ReplaySocket):
-    """The engine's buffer, asked over a way that is not always whole."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
-
-    @override
-    async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
-        host, chance = self._host, self._host.chance
-        await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
-        life = host.life
-        if life is None or host.paused or host.worker_cut:
-            await asyncio.sleep(REPLAY_FRAME_SECONDS)
-            silent = "no answer in time"
-            raise ReplayError(silent)
-        answer = [batch for batch in life.publisher.buffer if batch[0] >= start]
-        trouble = chance.random() < host.replay_trouble
-        broken_at = chance.randrange(len(answer) + 1) if trouble else -1
-        breaks_off = chance.random() < 0.5
-        for position, batch in enumerate(answer):
-            if position % 16 == 0:
-                await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
-            if position == broken_at:
-                if breaks_off:
-                    torn = "no answer in time"
-                    raise ReplayError(torn)
-                continue
-            yield batch

@@ -1,13 +1,9 @@
 """Requests of an ingress that was killed: what its engines were given must be off the leader's books within seconds."""
 
-from typing import TYPE_CHECKING
-
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import RequestId, Seconds
 from pointsman.state.workload import Stage
-
-if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import Cluster
+from pointsman_lab.torture.cluster import Cluster
 
 GONE_SECONDS: Seconds = 6.0
 """Of a leader that can read and write all the while."""
@@ -18,7 +14,7 @@ WAITING = (Stage.ARRIVED, Stage.PENDING)
 class GhostWatch:
     """Looks at the leader's books after an ingress was killed."""
 
-    def __init__(self, world: "Cluster") -> None:
+    def __init__(self, world: Cluster) -> None:
         self._world = world
 
     def watch(self, ingress: str) -> None:

@@ -26,7 +26,8 @@ from typing import Any, Literal
 import click
 from typing_extensions import override
 
-from pointsman_cli.output_file import OUTPUT_FILE, write_json
+from pointsman_cli.options import CONTEXT, out_option
+from pointsman_cli.output_file import write_json
 
 WALL_SECONDS_MAX = 150
 """For the tests and seeds of one mutant; one that takes longer counts as found."""
@@ -323,14 +324,14 @@ def sampled(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
     return [mutant_of(file, texts[file], number) for file, number in chosen]
 
 
-@click.command("mutants", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("mutants", context_settings=CONTEXT)
 @click.option("--sample", default=200, show_default=True, help="Mutants to run.")
 @click.option("--seed", default=1, show_default=True, help="Chooses the sample.")
 @click.option(
     "--only", default="", metavar="PART", help="Only files whose path, or planted defects whose name, contains this."
 )
 @click.option("--planted", is_flag=True, help="Run the listed defects of `planted.py` instead of a sample.")
-@click.option("--out", type=OUTPUT_FILE, help="Write every outcome to this file, as JSON.")
+@out_option
 def mutants_command(sample: int, seed: int, only: str, planted: bool, out: Path | None) -> None:
     """Plant defects in dispatcher, state and translator, and report which of them unit tests and torture find.
 

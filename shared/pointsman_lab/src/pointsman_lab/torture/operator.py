@@ -3,7 +3,6 @@ somebody answers, for a while."""
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING
 
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
@@ -11,9 +10,7 @@ from pointsman.contracts.subjects import drain_subject, scale_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
 from pointsman.primitives import InstanceId, Seconds
 from pointsman_lab.torture.clocks import SkewedClock
-
-if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import Cluster
+from pointsman_lab.torture.environment import Environment
 
 ANSWER_SECONDS: Seconds = 2.0
 AGAIN_SECONDS: Seconds = 0.5
@@ -23,7 +20,7 @@ TRIES_MAX = 8
 class Operator:
     """One person with a command line and a good connection."""
 
-    def __init__(self, world: "Cluster") -> None:
+    def __init__(self, world: Environment) -> None:
         self._world = world
         self._link = world.link(SkewedClock(world.loop, speed=world.plan.speed), "operator")
         self._pool = world.network.pool
@@ -43,7 +40,7 @@ class Operator:
     async def _ask(self, subject: str, command: AnyCommand) -> None:
         for _ in range(TRIES_MAX):
             try:
-                await self._link.commands.request(subject, command, timeout=ANSWER_SECONDS)
+                await self._link.ports.commands.request(subject, command, timeout=ANSWER_SECONDS)
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(AGAIN_SECONDS)
             else:

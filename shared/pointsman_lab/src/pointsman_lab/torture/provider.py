@@ -6,16 +6,13 @@ reached, or has done what was asked and says that it has not.
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
 from pointsman.primitives import InstanceId, Seconds
-from pointsman_lab.torture.processes import EngineProcess, WorkerProcess
-
-if TYPE_CHECKING:
-    from pointsman_lab.torture.cluster import Cluster
+from pointsman_lab.torture.environment import Environment
+from pointsman_lab.torture.services import EngineProcess, WorkerProcess
 
 ANSWER_SECONDS: Seconds = 0.02
 """Mean time of a call."""
@@ -26,9 +23,11 @@ GOODBYE_SECONDS: Seconds = 2.0
 class SimulatedProvider(InstanceProvider):
     """Runs engines on the hosts of a world."""
 
-    def __init__(self, world: "Cluster", chance: Random) -> None:
+    def __init__(self, world: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]) -> None:
+        """`places`: each host's engine and worker."""
         self._world = world
         self._chance = chance
+        self._places = places
         self._ending: dict[InstanceId, None] = {}
         self._since: dict[InstanceId, Seconds] = {}
         self.failing = 0.0
@@ -82,12 +81,8 @@ class SimulatedProvider(InstanceProvider):
         self._ending.pop(engine.host.instance, None)
 
     @property
-    def _places(self) -> list[tuple[EngineProcess, WorkerProcess]]:
-        return list(zip(self._world.engines, self._world.workers, strict=True))
-
-    @property
     def _wanted(self) -> list[EngineProcess]:
-        return [engine for engine in self._world.engines if engine.wanted]
+        return [engine for engine, _ in self._places if engine.wanted]
 
     async def _called(self) -> float:
         """Whether this call will fail: 0 not at all, below a half before, else after it had its effect."""

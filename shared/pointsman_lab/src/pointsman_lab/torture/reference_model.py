@@ -16,7 +16,8 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman_lab.torture.network import Stored
-from pointsman_lab.torture.pool_model import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance, PoolModel
+from pointsman_lab.torture.pool_model import PoolModel
+from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
 """Entries between two looks at every instance."""

@@ -28,12 +28,14 @@ from pointsman_lab.torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
 from pointsman_lab.torture.clients import ClientRequest, ask
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import vocabulary
-from pointsman_lab.torture.faults import FaultInjector
+from pointsman_lab.torture.faults import heal, schedule
+from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.log_capture import listening_for_errors
 from pointsman_lab.torture.loop import StalledError, VirtualLoop
+from pointsman_lab.torture.operator_faults import undrain_all
 from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
-from pointsman_lab.torture.processes import IngressProcess
 from pointsman_lab.torture.scenarios import SCENARIOS
+from pointsman_lab.torture.services import IngressProcess
 
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
@@ -136,16 +138,16 @@ async def _acts(world: Cluster) -> list[str]:
     for process in world.processes:
         if process.wanted:
             world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
-    trouble = FaultInjector(world)
-    trouble.schedule()
+    injector = Injector(world)
+    schedule(injector)
     clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
     await asyncio.sleep(FAULTS_BEGIN + world.plan.fault_seconds)
-    trouble.heal()
-    await _quiet(world, trouble, clients)
+    heal(injector)
+    await _quiet(world, injector, clients)
     world.note("last orders")
     last = [world.traffic.order(last=True) for _ in range(LAST_ORDERS)]
     await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
-    await _quiet(world, trouble, clients)
+    await _quiet(world, injector, clients)
     problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, world)]
     problems += [
         f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
@@ -193,13 +195,13 @@ def _in_rotation(world: Cluster) -> list[IngressProcess]:
     return ready or world.ingresses
 
 
-async def _quiet(world: Cluster, trouble: FaultInjector, clients: list["asyncio.Task[None]"]) -> None:
+async def _quiet(world: Cluster, injector: Injector, clients: list["asyncio.Task[None]"]) -> None:
     """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
     deadline = world.loop.time() + QUIET_SECONDS_MAX
     agreed = 0
     while agreed < AGREED_POLLS and world.loop.time() < deadline:
         await asyncio.sleep(POLL_SECONDS)
-        trouble.undrain_all()
+        undrain_all(injector)
         agrees = all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world))
         agreed = agreed + 1 if agrees else 0
 

@@ -1,0 +1,81 @@
+"""The access log: in, a request that is over; out, one JSON line for it on standard output.
+
+Each line has every field; unknown ones are null. Times are wall milliseconds. No prompt, answer, key, or header but
+`user-agent` is in it.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds, Tokens
+from pointsman.runtime.line_writer import LineWriter
+from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
+from pointsman_ingress.context import RequestFacts
+from pointsman_ingress.engine.usage import Usage
+from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.request_headers import header_text
+from pointsman_ingress.lifecycle import RequestLifecycle
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's status of a request whose client hung up before it had an answer
+
+
+class AccessLog:
+    def __init__(self, lines: LineWriter, clock: Clock) -> None:
+        self._lines = lines
+        self._clock = clock
+        self._encode = msgspec.json.Encoder().encode
+
+    def write(self, call: Call, facts: RequestFacts, life: RequestLifecycle | None) -> None:
+        """`life`: None if the request was not understood. Does not block or raise."""
+        seconds = self._clock.wall() - call.received_at_wall
+        line = _line(call, facts, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
+        if not self._lines.write(self._encode(line)):
+            ACCESS_LOG_LINES_DROPPED.inc()
+
+
+def _line(
+    call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime
+) -> dict[str, Any]:
+    """In the order in which fields are written; docs/operations.md describes them."""
+    grant = None if life is None else life.grant
+    usage = Usage() if life is None else life.usage
+    first_byte = call.first_byte_at_wall - call.received_at_wall if call.first_byte_at_wall else None
+    return {
+        "log": "access",
+        "time": now - timedelta(seconds=seconds),
+        "request_id": life.request if life else call.id,
+        "client": call.client,
+        "user_agent": header_text(call.headers, b"user-agent") or None,
+        "tenant": facts.tenant,
+        "method": call.method,
+        "path": call.path,
+        "model": facts.model,
+        "pool": facts.pool,
+        "stream": facts.stream,
+        "status": call.status or CLIENT_CLOSED_REQUEST,
+        "reason": facts.reason or call.error_code or (life.reason if life else "") or None,
+        "instance": (grant.instance if grant else facts.instance) or None,
+        "prefill_instance": (grant.prefilled_by if grant else "") or None,
+        "retries": life.retries if life else facts.retries,
+        "duration_ms": _milliseconds(seconds),
+        "queue_ms": _milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
+        "first_byte_ms": _milliseconds(first_byte),
+        "predicted_ttft_ms": _milliseconds(grant.predicted_ttft / speed if grant else None),
+        "request_bytes": call.request_bytes,
+        "response_bytes": call.response_bytes,
+        "prompt_tokens": _known(usage.prompt_tokens) or facts.prompt_tokens,
+        "completion_tokens": _known(usage.completion_tokens),
+        "cached_tokens": _known(usage.cached_tokens),
+        "predicted_cached_tokens": grant.hit_tokens if grant else None,
+    }
+
+
+def _known(tokens: Tokens) -> Tokens | None:
+    return tokens if tokens >= 0 else None
+
+
+def _milliseconds(seconds: Seconds | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)

@@ -1,0 +1,154 @@
+"""From a parsed request to a `RequestContext`: its pool and model, its tokens and block keys, and the `RouteRequest` by which
+the scheduler knows it. Whatever is wrong with it is refused here, before it leaves a trace in the log."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pointsman.contracts.commands import RouteRequest
+from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
+from pointsman_ingress.endpoints import Endpoint
+from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage
+from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.request_headers import (
+    ANONYMOUS,
+    Headers,
+    LatencySlo,
+    cleaned,
+    session_of,
+    slo_of,
+    tenant_of,
+)
+from pointsman_ingress.placement.fleet_view import Model
+from pointsman_ingress.placement.pools import Pool, Pools
+from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
+from pointsman_ingress.prompt.tokenization import TokenizeContext
+from pointsman_ingress.settings import IngressSettings
+
+OUTPUT_TOKENS_MAX: Tokens = 2**31  # if the model's context is unknown: what a client may ask for
+CONTEXT_TOKENS_MAX: Tokens = 2**32  # if the model's context is unknown: prompt and output together
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """What is known of a request so far, for the access log."""
+
+    tenant: Tenant | None = None  # of the API key, or as the client says
+    model: str | None = None
+    pool: PoolName | None = None
+    stream: bool = False
+    prompt_tokens: Tokens | None = None
+    instance: InstanceId | None = None  # what answered without a grant
+    retries: int = 0  # without a grant
+    reason: str = ""  # why it was interrupted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """One request, once it is understood."""
+
+    endpoint: Endpoint
+    pool: Pool
+    command: RouteRequest  # of the first attempt: id, tenant, keys, sizes, SLOs
+    headers: Headers  # the client's
+    body: bytes  # as engines get it
+    removes_usage: bool  # whether engines are asked for the stream's usage though the client did not
+    output_bounded: bool  # whether the client or the model's context bounds the output
+    comparable: bool  # whether the cached tokens that the engine reports can be compared with the prediction
+    prefix_header: str  # how much of the prompt block keys are known for
+
+
+async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: RequestFacts) -> tuple[Pool, Model]:
+    """Raises ApiError."""
+    facts.model, facts.stream = cleaned(request.model) or None, request.stream
+    facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
+    pool, model = await pools.await_model(request.model)
+    facts.model, facts.pool = model.name, pool.name
+    return pool, model
+
+
+async def understand(
+    call: Call,
+    endpoint: Endpoint,
+    body: bytes,
+    request: ParsedRequest,
+    pools: Pools,
+    settings: IngressSettings,
+    facts: RequestFacts,
+) -> RequestContext:
+    """Raises ApiError."""
+    slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
+    pool, model = await find_model(call, request, pools, facts)
+    model_len = pool.fleet.context_of(model)
+    prompt = request.prompt
+    _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
+    tokens = await pool.tokenizer.tokens(request, TokenizeContext(call.headers, call.id, model))
+    facts.prompt_tokens = tokens.count
+    longest = max(map(len, tokens.prompts), default=0)
+    if tokens.exact:
+        _check_length(request, model_len, longest)
+    output_tokens = _output_tokens(request, model_len, tokens.count)
+    tenant = facts.tenant or ANONYMOUS
+    command = RouteRequest(
+        request=call.id,
+        ingress=settings.name,
+        arrived_at=call.arrived_at,
+        tenant=tenant,
+        keys=_packed_keys(pool, model, request, tokens.keyed),
+        prompt_tokens=tokens.count,
+        max_output_tokens=output_tokens,
+        slo_ttft=slo.ttft,
+        slo_tpot=slo.tpot,
+        session=session_of(call.headers, request.user),
+        exact=tokens.exact,
+        streaming=request.stream,
+        adapter=model.adapter,
+        alias=model.alias,
+        # A prompt that is guessed or truncated may look too long for every engine.
+        context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
+        followed=True,
+    )
+    if settings.forward_tenant and endpoint.parse is not None:
+        body = add_tenant(body, tenant)
+    removes_usage = request.may_add_usage and settings.stream_usage
+    return RequestContext(
+        endpoint=endpoint,
+        pool=pool,
+        command=command,
+        headers=call.headers,
+        body=ask_for_usage(body) if removes_usage else body,
+        removes_usage=removes_usage,
+        output_bounded=request.output_tokens is not None or output_tokens > 0,
+        comparable=request.answers == 1 and len(tokens.prompts) == 1,
+        prefix_header=tokens.prefix_header,
+    )
+
+
+def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
+    """`model_len`: 0 if unknown."""
+    if model_len == 0 or request.truncates:
+        return
+    output_tokens = _demanded_tokens(request)
+    if prompt_tokens + output_tokens > model_len:
+        raise context_too_long(prompt_tokens, output_tokens, model_len, param=request.prompt_field)
+
+
+def _demanded_tokens(request: ParsedRequest) -> Tokens:
+    """Output that must fit the context beside the prompt."""
+    return 1 if request.output_tokens is None or not request.output_demanded else request.output_tokens
+
+
+def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+    """The most that can come out; 0 if unbounded."""
+    room = max(0, model_len - prompt_tokens)
+    if request.output_tokens is None:
+        return room
+    return min(request.output_tokens, room or OUTPUT_TOKENS_MAX)
+
+
+def _packed_keys(pool: Pool, model: Model, request: ParsedRequest, tokens: Sequence[int]) -> bytes:
+    try:
+        return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=request.cache_salt)
+    except ValueError as error:  # impossible token ids
+        msg = f"{error}."
+        raise bad_request(msg, param="prompt") from error

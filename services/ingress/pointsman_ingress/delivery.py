@@ -1,0 +1,329 @@
+"""From a `RequestContext` to its end: place it, forward it to an engine, pass the answer on, and try again elsewhere while
+the client has seen nothing.
+
+1. *Place*: `cmd.route`; the answer is a grant with an engine's URL, or a rejection, which the leader has logged.
+2. *Forward*: the body to the engine. If prefill and decode are split, first to one for the prefill, then to another.
+3. *Pass on*: the answer as it comes. Its first bytes end the prefill, its last the request.
+4. *Retry*: an engine that fails before the client has seen anything costs the client nothing: back to 1, without it.
+"""
+
+import msgspec
+import structlog
+
+from pointsman.contracts.commands import RouteGranted, RouteRejected
+from pointsman.contracts.reasons import RejectReason
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds
+from pointsman.runtime.telemetry import ENGINE_RETRIES
+from pointsman.state.fleet import Knowledge
+from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.client import (
+    STREAM_FAILURE,
+    EngineAnswer,
+    EngineClient,
+    EngineFailedError,
+    EngineRequest,
+    lacks_endpoint,
+)
+from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
+from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.engine.usage import UsageRemover, usage_in
+from pointsman_ingress.http.call import Call, RequestIds
+from pointsman_ingress.http.errors import (
+    ApiError,
+    Header,
+    endpoint_not_found,
+    engine_broke_off,
+    engine_failed,
+    no_place,
+    rejected,
+    retry_budget_spent,
+)
+from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.placement.in_flight import InFlightRequest
+from pointsman_ingress.settings import IngressSettings
+
+log = structlog.get_logger()
+
+UNREACHABLE_WALL_SECONDS: Seconds = 1.0  # after this a worker has reported that its engine is gone
+
+
+class Delivery:
+    def __init__(
+        self,
+        context: RequestContext,
+        call: Call,
+        lifecycle: RequestLifecycle,
+        *,
+        engines: EngineClient,
+        clock: Clock,
+        settings: IngressSettings,
+        ids: RequestIds,
+    ) -> None:
+        self._context = context
+        self._command = context.command  # of the present attempt
+        self._pool = context.pool
+        self._call = call
+        self._lifecycle = lifecycle
+        self._engines = engines
+        self._clock = clock
+        self._settings = settings
+        self._ids = ids
+        self._ticket = context.pool.retry_budget.open()
+
+    async def run(self) -> None:
+        """Raises ApiError if the client gets no answer from an engine."""
+        with self._ticket:
+            while True:
+                grant = await self._place()
+                try:
+                    await self._forward(grant)
+                except EngineFailedError as error:
+                    self._next_attempt(error)
+                else:
+                    return
+
+    # Place
+
+    async def _place(self) -> RouteGranted:
+        """Raises ApiError if there is no place; the request's end is written then."""
+        answer, life = await self._route(), self._lifecycle
+        while _no_instance(answer) and self._command.excluded and not life.reached_engine and self._may_wait():
+            # No engine accepts a connection, and their workers may not have reported it yet. After that it is held.
+            await self._clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
+            if answer is not None:  # the leader has ended it
+                life.request = self._ids.fresh()
+            self._command = msgspec.structs.replace(
+                self._command, request=life.request, attempt=self._command.attempt + 1, excluded=[]
+            )
+            answer = await self._route()
+        if answer is None:
+            life.failed("no_place", 503)
+            raise no_place()
+        if isinstance(answer, RouteRejected):
+            life.ended_by_leader()
+            raise self._rejected(answer)
+        life.granted(answer)
+        return answer
+
+    async def _route(self) -> RouteGranted | RouteRejected | None:
+        answer = await self._pool.scheduler.route(self._command)
+        if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
+            # The client's id was used before, or the leader has ended the request as one that its engine lost.
+            self._lifecycle.request = self._ids.fresh()
+            answer = await self._pool.scheduler.route(
+                msgspec.structs.replace(self._command, request=self._lifecycle.request)
+            )
+        return answer
+
+    def _may_wait(self) -> bool:
+        waited = self._clock.now() - self._command.arrived_at
+        return waited < self._settings.hold_seconds * self._clock.speed
+
+    def _rejected(self, answer: RouteRejected) -> ApiError:
+        wall = answer.retry_after / self._clock.speed
+        return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
+
+    # Forward
+
+    async def _forward(self, grant: RouteGranted) -> None:
+        """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
+        body = self._context.body
+        onward: RouteGranted | None = grant
+        if grant.decode:
+            split = SplitBody(body, splittable=self._context.endpoint.splittable)
+            onward, body = await self._prefill(grant, split)
+        while onward is not None:
+            onward = await self._exchange(onward, body)
+
+    async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
+        """The grant of the decode engine and its body; None if the prefill engine refused the request, which the client
+        was told. Raises EngineFailedError, and ApiError if no decode engine can take it any more."""
+        life, prefill = self._lifecycle, NO_PREFILL
+        if split.possible:
+            async with self._pool.in_flight.at_engine(grant) as at_engine:
+                answer, first = await self._open(at_engine, split.for_prefill())
+                async with answer:
+                    if answer.status >= 400:
+                        await self._pass_refusal(answer, first)
+                        return None, b""
+                    prefill = read_prefill(await answer.whole(first))
+                    self._pool.in_flight.answered(grant.instance)
+        seconds = self._clock.now() - life.sent_at if split.possible else 0.0
+        onward = await self._pool.scheduler.hand_over(grant, seconds)
+        if isinstance(onward, RouteRejected):
+            if onward.reason == RejectReason.ALREADY_ENDED:
+                life.ended_by_leader()
+            else:
+                life.failed(onward.reason, onward.status)
+            raise self._rejected(onward)
+        life.handed_over(onward, prefill.cached_tokens)
+        return onward, split.for_decode(prefill)
+
+    async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
+        """One engine's answer, passed on as it comes; or the next grant, if the leader redispatched the request before.
+        Raises as `_forward`."""
+        in_flight = self._pool.in_flight
+        async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
+            answer, first = await self._open(at_engine, body, output=self._output_seconds())
+            async with answer:
+                at_engine.answered()
+                if answer.status >= 400:
+                    await self._pass_refusal(answer, first)
+                    return None
+                self._ticket.settle()
+                in_flight.answered(grant.instance)
+                if answer.streams:
+                    await self._stream(grant, answer, first)
+                else:
+                    await self._pass_whole(grant, answer, first)
+        onward = at_engine.redispatched_to
+        if onward is not None:
+            self._lifecycle.granted(onward)
+        return onward
+
+    async def _open(
+        self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
+    ) -> tuple[EngineAnswer, bytes]:
+        """The answer and its first bytes, which come in time, or late if no other engine could take the request. `output`:
+        engine seconds of output before anything is sent. Raises EngineFailedError."""
+        grant, context = at_engine.grant, self._context
+        expected = grant.expected_seconds or grant.predicted_ttft
+        wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
+        deadline = FirstByteDeadline(wall_seconds, self._leave_slow_engine)
+        request = EngineRequest(
+            grant.url,
+            context.endpoint.path,
+            body,
+            context.headers,
+            self._lifecycle.request,
+            grant.dp_rank,
+            context.endpoint.shape,
+            context.endpoint.content_type(context.headers),
+        )
+        at_engine.on_lost = deadline.expire
+        try:
+            async with deadline:
+                return await self._engines.open(request)
+        finally:
+            at_engine.on_lost = None
+
+    def _output_seconds(self) -> Seconds:
+        """Engine seconds from the first token until anything of the answer is sent. A TPOT SLO shorter than the default
+        does not make engines fail that cannot meet it."""
+        command = self._context.command
+        if command.streaming:
+            return 0.0
+        if not self._context.output_bounded:
+            return FOREVER
+        return command.max_output_tokens * max(command.slo_tpot, self._settings.slo_tpot_seconds)
+
+    def _leave_slow_engine(self, wall_seconds: Seconds) -> bool:
+        """No first byte in time: whether to try another engine. If not, the request keeps its place."""
+        self._lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
+        return self._may_leave()
+
+    def _may_leave(self) -> bool:
+        """Whether another engine can take the request, and the retry budget allows it."""
+        command, grant = self._command, self._lifecycle.grant
+        tried = [*command.excluded, self._lifecycle.instance]
+        other = self._pool.in_flight.least_busy(command, excluded=tried)
+        if other is None or command.attempt > self._settings.retries_max:
+            return False
+        if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
+            return False  # a leader places only on ready instances
+        return self._ticket.claim()
+
+    # Pass on
+
+    async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
+        call, life = self._call, self._lifecycle
+        await call.start(answer.content_type, self._headers(grant), length=None)
+        remover = UsageRemover() if self._context.removes_usage else None
+        await call.write(remover.feed(first) if remover else first)
+        life.first_token()
+        try:
+            while chunk := await answer.chunk():
+                if passed := remover.feed(chunk) if remover else chunk:
+                    await call.write(passed)
+        except EngineFailedError as error:
+            self._broke_off(error)
+            await call.fail(engine_broke_off(error.public_reason), mid_event=answer.mid_event)
+            return
+        if answer.reports_failure:  # the client has read it in the engine's words
+            self._broke_off(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
+        await call.finish(remover.rest() if remover else b"")
+        if not life.over:
+            usage = answer.streamed_usage()
+            counted = usage.completion_tokens
+            life.finished(usage, output_tokens=counted if counted >= 0 else answer.events)
+
+    def _broke_off(self, error: EngineFailedError) -> None:
+        life = self._lifecycle
+        log.warning("engine_broke_off", instance=life.instance, request=life.request, reason=str(error))
+        if error.failure is not None:
+            life.attempt_failed(error.failure, detail=str(error))
+        life.failed("engine_broke_off", 502)
+
+    async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
+        body = await answer.whole(first)
+        usage = usage_in(body)
+        await self._call.start(answer.content_type, self._headers(grant), length=len(body))
+        await self._call.finish(body)
+        if 0 <= usage.completion_tokens <= 1:  # else the prefill ended some time before the answer
+            self._lifecycle.first_token()
+        self._lifecycle.finished(usage, output_tokens=0)
+
+    async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
+        """The engine's 4xx goes to the client, unless it says that the engine is unfit. Raises EngineFailedError then, if
+        there is another engine."""
+        body = await answer.whole(first)
+        lacks = lacks_endpoint(answer.status, body)
+        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_leave():
+            msg = f"it refused with status {answer.status}"
+            raise EngineFailedError(msg)
+        self._lifecycle.failed("engine_refused", answer.status)
+        if lacks:
+            raise endpoint_not_found(self._context.endpoint.path)
+        await self._call.answer(answer.status, body, answer.content_type)
+
+    def _headers(self, grant: RouteGranted) -> list[Header]:
+        knowledge = grant.knowledge
+        if not self._context.command.exact and knowledge == Knowledge.EXACT:
+            knowledge = Knowledge.DEGRADED  # the cache is known no better than the request's own tokens
+        headers = [
+            (b"x-pointsman-instance", grant.instance.encode()),
+            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
+            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
+            (b"x-pointsman-knowledge", knowledge.encode()),
+            (b"x-pointsman-prefix", self._context.prefix_header.encode()),
+        ]
+        if grant.prefilled_by:
+            headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
+        return headers
+
+    # Retry
+
+    def _next_attempt(self, error: EngineFailedError) -> None:
+        """Prepare the next command. Raises ApiError if the request may not be retried."""
+        life, command = self._lifecycle, self._command
+        failed = life.instance
+        log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
+        if error.failure is not None:
+            life.attempt_failed(error.failure, status=error.status, detail=str(error))
+        if command.attempt > self._settings.retries_max and (life.reached_engine or not self._may_wait()):
+            life.failed("engine_failed", 502)
+            raise engine_failed(error.public_reason) from error
+        if life.reached_engine and not self._ticket.claim():
+            life.failed("retry_budget_spent", 503)
+            raise retry_budget_spent(error.public_reason) from error
+        ENGINE_RETRIES.inc()
+        life.waits_again()
+        excluded = [*command.excluded, failed]
+        self._command = msgspec.structs.replace(
+            command, request=life.request, attempt=command.attempt + 1, excluded=excluded
+        )
+
+
+def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:
+    return answer is None or (isinstance(answer, RouteRejected) and answer.reason == RejectReason.NO_INSTANCE)

@@ -1,0 +1,59 @@
+"""The paths that lead to engines: how a body is parsed on each, what its stream looks like, and how errors are written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
+from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape
+from pointsman_ingress.http.request_headers import Headers
+from pointsman_ingress.prompt.messages_input import parse_messages
+from pointsman_ingress.prompt.openai_requests import (
+    ParsedRequest,
+    parse_audio,
+    parse_chat,
+    parse_completion,
+    parse_embeddings,
+    parse_model_only,
+    parse_pairs,
+    parse_pooled,
+)
+from pointsman_ingress.prompt.responses_input import parse_response
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    path: str
+    parse: Callable[[bytes], ParsedRequest] | None  # of a JSON body; None if it is a form
+    shape: StreamShape = CHUNKS
+    placed: bool = True
+    """Whether a scheduler places its requests. If not, any engine of the pool serves them, and nothing is logged."""
+    splittable: bool = False  # whether one engine may prefill and another decode
+    errors: ErrorShape = OPENAI_ERRORS
+
+    def read(self, body: bytes, headers: Headers) -> ParsedRequest:
+        """Raises ApiError."""
+        if self.parse is None:
+            return parse_audio(body, headers.get(b"content-type", b""))
+        return self.parse(body)
+
+    def content_type(self, headers: Headers) -> str:
+        """For engines: a form's holds its boundary."""
+        return headers.get(b"content-type", b"").decode("latin-1") if self.parse is None else "application/json"
+
+
+COMPLETIONS = Endpoint("/v1/completions", parse_completion, splittable=True)
+CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", parse_chat, splittable=True)
+
+_ENDPOINTS = (
+    COMPLETIONS,
+    CHAT_COMPLETIONS,
+    Endpoint("/v1/responses", parse_response, NAMED_EVENTS),
+    Endpoint("/v1/messages", parse_messages, MESSAGE_EVENTS, errors=ANTHROPIC_ERRORS),
+    Endpoint("/v1/messages/count_tokens", parse_model_only, placed=False, errors=ANTHROPIC_ERRORS),
+    Endpoint("/v1/embeddings", parse_embeddings),
+    *(Endpoint(path, parse_pairs) for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")),
+    *(Endpoint(path, parse_pooled) for path in ("/pooling", "/classify")),
+    *(Endpoint(f"/v1/audio/{kind}", None) for kind in ("transcriptions", "translations")),
+    *(Endpoint(path, parse_model_only, placed=False) for path in ("/tokenize", "/detokenize")),
+)
+BY_PATH = {endpoint.path: endpoint for endpoint in _ENDPOINTS}

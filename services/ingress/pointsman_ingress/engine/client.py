@@ -1,0 +1,303 @@
+"""HTTP to engines: in, an `EngineRequest`; out, an `EngineAnswer` whose chunks pass unchanged.
+
+Headers are built anew; only those named here pass. Closing an answer before its end closes the connection, which tells
+the engine to stop.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from io import BytesIO
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from pointsman.adapters.sse import EVENT_END
+from pointsman.contracts.fleet import ANY_RANK
+from pointsman.contracts.requests import AttemptFailure
+from pointsman.primitives import Seconds
+from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail, reports_failure
+from pointsman_ingress.engine.usage import Usage, usage_in
+from pointsman_ingress.http.request_headers import Headers
+
+CONNECTIONS_MAX = 4096  # open connections to engines, all together
+CONNECT_WALL_SECONDS: Seconds = 2.0
+KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
+"""Engines behind uvicorn close an idle connection after five seconds; we must close it first."""
+CUT_CHECK_WALL_SECONDS: Seconds = 5.0
+"""aiohttp 3.14 does not end an answer whose connection it closed because of invalid HTTP: how often to check for that."""
+AFTER_END_WALL_SECONDS: Seconds = 1.0  # how long an engine may keep a stream open after its last event
+URLS_MAX = 10_000
+PIECE_BYTES = 256 * 1024  # larger bodies are sent in pieces, so that they do not block the event loop
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # largest answer that is kept whole in memory
+OPENING_BYTES_MAX = 16 * 1024 * 1024  # how much of a stream is held until it has output; then it passes as it comes
+EVENT_BYTES_MAX = 16 * 1024  # A longer event is not searched for an error
+CONTENT_TYPE_CHARACTERS_MAX = 200
+
+FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
+KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
+RANK_HEADER = "x-data-parallel-rank"  # selects one of vLLM's data-parallel ranks
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+NOT_IMPLEMENTED = 501
+UNFIT_STATUSES = (404, 408, 425, 429)
+KEY_STATUSES = (401, 403)
+STREAM_FAILURE = "its stream said that it failed"
+_done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
+
+
+class EngineFailedError(Exception):
+    """The engine did not answer, answered with a server error, or broke off. `failure`: for the log, None for a refusal
+    (4xx). `status`: of the answer, 0 without one. `public_reason`: safe for clients, contains no address."""
+
+    def __init__(
+        self, reason: str, *, failure: AttemptFailure | None = None, status: int = 0, public_reason: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.failure = failure
+        self.status = status
+        self.public_reason = public_reason or reason
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """`shape`: of the stream that may come. `content_type`: of the body. `dp_rank`: which data-parallel rank serves it."""
+
+    engine: str
+    path: str
+    body: bytes
+    headers: Headers  # the client's
+    request_id: str
+    dp_rank: int = ANY_RANK
+    shape: StreamShape = CHUNKS
+    content_type: str = JSON
+
+
+class EngineClient:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        api_key: str,
+        forward_authorization: bool,
+        chunk_timeout_seconds: Seconds,
+    ) -> None:
+        """`api_key`: sent to engines; without one the client's own key is, if `forward_authorization`.
+        `chunk_timeout_seconds`: longest pause, wall, within an answer that has begun."""
+        self._session = session
+        self._chunk_timeout_seconds = chunk_timeout_seconds
+        self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
+        self._forwarded_headers = (*FORWARDED_HEADERS, *self._key_headers)
+        self._urls: dict[tuple[str, str], URL] = {}
+
+    async def send(self, request: EngineRequest) -> "EngineAnswer":
+        """Wait for the head of the answer. Raises EngineFailedError for every status but 200, 4xx and 501 (the engine
+        cannot do such a thing)."""
+        try:
+            url = self._urls.get((request.engine, request.path)) or self._remember_url(request.engine, request.path)
+            large = len(request.body) > PIECE_BYTES
+            response = await self._session.post(
+                url,
+                data=BytesIO(request.body) if large else request.body,
+                headers=self._headers(request),
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: an invalid URL
+            raise _failure(error) from error
+        if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
+            response.close()
+            msg = f"its status was {response.status}"
+            raise EngineFailedError(msg, failure="http_5xx", status=response.status)
+        return EngineAnswer(response, request.shape, chunk_timeout_seconds=self._chunk_timeout_seconds)
+
+    async def open(self, request: EngineRequest) -> tuple["EngineAnswer", bytes]:
+        """As `send`, with the answer's opening. Raises EngineFailedError."""
+        answer = await self.send(request)
+        try:
+            return answer, await answer.opening()
+        except BaseException:
+            answer.close()
+            raise
+
+    def is_unfit(self, status: int, headers: Headers) -> bool:
+        """Whether a refusal is due to the engine, so that another may serve the request: it does not accept our key, does
+        not know the model, or is overloaded."""
+        key_of_client = any(name in headers for name, _ in self._key_headers)
+        return status in UNFIT_STATUSES or (status in KEY_STATUSES and not key_of_client)
+
+    def _headers(self, request: EngineRequest) -> dict[str, str]:
+        headers = {"content-type": request.content_type, "x-request-id": request.request_id, **self._own_headers}
+        if request.dp_rank != ANY_RANK:
+            headers[RANK_HEADER] = str(request.dp_rank)
+        for name, sent_name in self._forwarded_headers:
+            value = request.headers.get(name)
+            if value is not None:
+                headers[sent_name] = value.decode("latin-1")
+        return headers
+
+    def _remember_url(self, engine: str, path: str) -> URL:
+        """Parsing a URL costs as much as sending the request."""
+        if len(self._urls) > URLS_MAX:
+            self._urls.clear()
+        url = self._urls[engine, path] = URL(engine.rstrip("/") + path)
+        return url
+
+
+class EngineAnswer:
+    """An answer whose head has arrived. Leaving its context before the end closes the connection."""
+
+    def __init__(self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_timeout_seconds: Seconds) -> None:
+        self.status = response.status
+        self.content_type = _content_type(response.headers.get("content-type", ""))
+        self.streams = self.content_type.lower().startswith(EVENT_STREAM)
+        self.events = 0
+        self.reports_failure = False  # whether an event of the stream says that the engine failed
+        self._response = response
+        self._shape = shape
+        self._chunk_timeout_seconds = chunk_timeout_seconds
+        self._tail = StreamTail(shape)
+        self._opened = False  # pauses are bounded by the chunk timeout only after the opening
+        self._ended = False
+        self._done = False  # whether the last event was the one that ends a stream of chunks
+        self._lingers = False  # whether the engine keeps the connection open after that
+        self._unfinished_event = b""  # up to EVENT_BYTES_MAX
+
+    async def opening(self) -> bytes:
+        """The first bytes; of a stream up to its first output, since a client that has seen nothing can be served
+        elsewhere. Raises EngineFailedError."""
+        chunk = await self.chunk()
+        opening, size = [chunk], len(chunk)
+        while self.streams and chunk and not self._shows_output() and size <= OPENING_BYTES_MAX:
+            chunk = await self.chunk()
+            opening.append(chunk)
+            size += len(chunk)
+        self._opened = True
+        if self.reports_failure and self.status < 400:
+            raise EngineFailedError(STREAM_FAILURE, failure="http_5xx", status=self.status)
+        return b"".join(opening)
+
+    async def chunk(self) -> bytes:
+        """The next bytes; empty at the end. Raises EngineFailedError if the answer breaks off."""
+        try:
+            chunk = await self._next()
+        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, TimeoutError) as error:
+            raise _failure(error, begun=True) from error
+        if not chunk:
+            self._end()
+        elif self.streams:
+            self._tail.feed(chunk)
+            self.events += chunk.count(b"data:")
+            self._find_failure(chunk)
+            self._done = b"[DONE]" in chunk and _done_event.search(chunk) is not None
+        return chunk
+
+    async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+        """Everything, with what was read `first`. Raises EngineFailedError if it breaks off or is larger."""
+        chunks, size = [first], len(first)
+        while chunk := await self.chunk():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > bytes_max:
+                msg = f"its answer is larger than {bytes_max} bytes"
+                raise EngineFailedError(msg, failure="stream_reset")
+        return b"".join(chunks)
+
+    def streamed_usage(self) -> Usage:
+        usages = (usage_in(data) for data in self._tail.data_backwards() if b'"usage"' in data)
+        return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
+
+    @property
+    def mid_event(self) -> bool:
+        return self._tail.mid_event
+
+    def close(self) -> None:
+        self._response.close()
+
+    def _shows_output(self) -> bool:
+        """The beginning of an event may be that of an error."""
+        return self._tail.shows_output and not (self.events <= 1 and self._unfinished_event)
+
+    def _end(self) -> None:
+        if self.streams and self.status == 200 and not self._tail.has_ended:
+            msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
+            raise EngineFailedError(msg, failure="stream_reset")
+        self._ended = not self._lingers
+
+    def _find_failure(self, chunk: bytes) -> None:
+        begun = self._unfinished_event
+        if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            events = begun + chunk
+            self.reports_failure = self.reports_failure or reports_failure(events)
+            *_, rest = EVENT_END.split(events)
+            self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
+
+    async def _next(self) -> bytes:
+        """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""
+        waited: Seconds = 0.0
+        while True:
+            wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
+            if self._opened:
+                wait = min(wait, self._chunk_timeout_seconds - waited)
+            timeout = asyncio.timeout(wait)
+            try:
+                async with timeout:
+                    return await self._response.content.readany()
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+            if self._done:
+                self._lingers = True
+                return b""
+            connection = self._response.connection
+            if connection is not None and connection.transport is None:
+                msg = "what came is no HTTP"
+                raise ConnectionResetError(msg)
+            waited += wait
+            if self._opened and waited >= self._chunk_timeout_seconds:
+                msg = f"it sent nothing more for {waited:g} s"
+                raise EngineFailedError(msg, failure="chunk_timeout")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._ended:
+            self._response.release()
+        else:
+            self._response.close()
+
+
+def lacks_endpoint(status: int, body: bytes) -> bool:
+    """Whether the engine has no such path, as opposed to, for instance, no such model."""
+    return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
+
+
+def open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_WALL_SECONDS, ttl_dns_cache=60
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WALL_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("accept-encoding", "user-agent"),
+    )
+
+
+def _content_type(sent: str) -> str:
+    """JSON instead of what cannot be one of our headers."""
+    valid = sent.isascii() and sent.isprintable() and 0 < len(sent) <= CONTENT_TYPE_CHARACTERS_MAX
+    return sent if valid else JSON
+
+
+def _failure(error: Exception, *, begun: bool = False) -> EngineFailedError:
+    """`begun`: whether the head of the answer has arrived."""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if not begun and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
+        return EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
+    return EngineFailedError(reason, failure="stream_reset", public_reason="the connection broke off")

@@ -1,0 +1,82 @@
+"""Deadline for an engine's first byte: a multiple of the predicted time to it, at least `--first-byte-seconds-min` wall.
+
+The first byte of a stream is its first output. Any other answer comes after all its output, so the time for that is
+added: its maximum output tokens at the rate of the TPOT SLO. If nothing bounds its tokens, it has no deadline.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from types import TracebackType
+
+from pointsman.primitives import Seconds
+from pointsman_ingress.engine.client import EngineFailedError
+from pointsman_ingress.settings import IngressSettings
+
+FOREVER: Seconds = math.inf
+
+STALL_WALL_SECONDS: Seconds = 0.25
+"""A timer that fires so late means that this process was stalled, not that an engine is slow."""
+
+
+def first_byte_wall_seconds(
+    settings: IngressSettings, expected: Seconds = 0.0, *, output: Seconds = 0.0, speed: float = 1.0
+) -> Seconds:
+    """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds from there
+    until anything is sent."""
+    if not settings.first_byte_factor:
+        return FOREVER
+    return max(settings.first_byte_seconds_min, settings.first_byte_factor * expected / speed) + output / speed
+
+
+class FirstByteDeadline:
+    """Bounds what happens inside its context. After `wall_seconds`, and on `expire`, it asks `leave`, with the seconds
+    waited: if true the context ends with EngineFailedError, else the wait goes on for as long again. Time in which this
+    process was stalled is given back: what the engine sent meanwhile has not been read."""
+
+    def __init__(self, wall_seconds: Seconds, leave: Callable[[Seconds], bool]) -> None:
+        self._wall_seconds = wall_seconds
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout = asyncio.timeout(None)
+        self._began = self._loop.time()
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._wait(self._wall_seconds)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            reason = f"it sent nothing for {self._loop.time() - self._began:.3g} s"
+            raise EngineFailedError(reason, failure="first_byte_timeout") from timeout
+
+    def expire(self) -> None:
+        """The engine is known to have lost the request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._decide()
+
+    def _wait(self, wall_seconds: Seconds) -> None:
+        if wall_seconds < FOREVER:
+            due = self._loop.time() + wall_seconds
+            self._timer = self._loop.call_at(due, self._on_timer, due)
+
+    def _on_timer(self, due: Seconds) -> None:
+        late = self._loop.time() - due
+        if late > STALL_WALL_SECONDS:
+            self._wait(late)
+        else:
+            self._decide()
+
+    def _decide(self) -> None:
+        if self._leave(self._loop.time() - self._began):
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._wait(self._wall_seconds)

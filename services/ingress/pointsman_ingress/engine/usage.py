@@ -1,0 +1,121 @@
+"""Token usage as engines report it: in, answers or chunks of a stream; out, counts, and the stream without the usage event.
+
+Engines send the usage of a stream, in an event before the end, only if asked (`stream_options.include_usage`). The
+ingress asks if the client did not, and removes that event. All other events pass unchanged.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from pointsman.adapters.sse import EVENT_END, event_data
+from pointsman.primitives import Tokens
+
+COUNT_MAX: Tokens = 1_000_000_000  # no request has more tokens; larger counts are not believed
+HELD_BYTES_MAX = 64 * 1024  # A longer event is no usage event, and passes as it comes
+_CARRIED_BYTES = 3  # how much of the end of an event may have come before the rest of it
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts; -1 if unknown."""
+
+    prompt_tokens: Tokens = -1
+    completion_tokens: Tokens = -1
+    cached_tokens: Tokens = -1
+
+
+_Count = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    """In the names of chats and completions, of the Responses API, or of Anthropic, whose `input_tokens` do not include
+    those of the cache."""
+
+    prompt_tokens: _Count = -1
+    completion_tokens: _Count = -1
+    prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: _Count = -1
+    output_tokens: _Count = -1
+    input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+    def counts(self) -> Usage:
+        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        prompt = max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
+        return Usage(prompt, max(self.completion_tokens, self.output_tokens), -1 if cached is None else cached)
+
+
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    response: _Response | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, Any] | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
+_events = msgspec.json.Decoder(_Event)
+
+
+def usage_in(answer: bytes) -> Usage:
+    """The usage in an answer or in the data of an event; unknown if there is none or it cannot be true."""
+    try:
+        decoded = _answers.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Usage()
+    usage = decoded.usage or (decoded.response.usage if decoded.response else None)
+    return usage.counts() if usage is not None else Usage()
+
+
+class UsageRemover:
+    """Removes the usage event of one stream. Holds no more than HELD_BYTES_MAX and a chunk."""
+
+    def __init__(self) -> None:
+        self._held = b""  # the beginning of an event; of one that is too long its last few bytes
+        self._passing = False  # whether the client has got what is held, because the event is too long
+
+    def feed(self, chunk: bytes) -> bytes:
+        if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            return chunk
+        whole, shown, start = self._held + chunk, list[bytes](), 0
+        for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
+            shown.append(self._of_event(whole[start : end.end()]))
+            start, self._held, self._passing = end.end(), b"", False
+        rest = whole[start:]
+        if self._passing or len(rest) > HELD_BYTES_MAX:
+            shown.append(rest[len(self._held) if self._passing else 0 :])
+            rest, self._passing = rest[-_CARRIED_BYTES:], True
+        self._held = rest
+        return b"".join(shown)
+
+    def rest(self) -> bytes:
+        held, self._held = b"" if self._passing else self._held, b""
+        return held
+
+    def _of_event(self, event: bytes) -> bytes:
+        if self._passing:
+            return event[len(self._held) :]
+        return b"" if _is_usage(event) else event
+
+
+def _is_usage(event: bytes) -> bool:
+    if b'"usage"' not in event:
+        return False
+    try:
+        decoded = _events.decode(event_data(event))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return not decoded.choices and decoded.usage is not None

@@ -1,0 +1,104 @@
+"""API keys: in, a file with a line `NAME SHA256-HEX` per key; out, the tenant whose key a request shows.
+
+Empty lines and lines that start with `#` are skipped; several keys may have one name. To add a key:
+
+    printf %s "$KEY" | sha256sum | sed 's/^/alice /; s/ *-$//' >> keys
+
+The file is checked every two seconds. If it becomes unreadable, the keys read last stay valid.
+"""
+
+import hashlib
+import hmac
+import re
+from pathlib import Path
+
+import structlog
+
+from pointsman.ports import Clock
+from pointsman.primitives import Seconds, Tenant
+from pointsman_ingress.http.errors import invalid_key
+from pointsman_ingress.http.request_headers import Headers
+
+log = structlog.get_logger()
+
+RELOAD_WALL_SECONDS: Seconds = 2.0
+_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_.@-]{1,128})\s+(?P<digest>[0-9a-f]{64})$")
+
+
+class KeysFileError(ValueError):
+    """The keys file cannot be used. The message names the line, never its content."""
+
+
+class Keyring:
+    """The valid keys. Without a file no key is required."""
+
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._keys: list[tuple[bytes, Tenant]] = []
+        self._version: tuple[int, int] = (0, 0)
+        if path is not None:
+            self._read(path)
+
+    @property
+    def required(self) -> bool:
+        return self._path is not None
+
+    def tenant(self, headers: Headers) -> Tenant | None:
+        """The owner of the key that was sent; None if no keys are configured. Raises ApiError (401)."""
+        if self._path is None:
+            return None
+        key = _sent_key(headers)
+        sent = hashlib.sha256(key).digest() if key is not None else b""
+        found = None
+        for digest, name in self._keys:  # all of them, so that the time taken reveals nothing
+            if hmac.compare_digest(digest, sent):
+                found = name
+        if found is None:
+            raise invalid_key()
+        return found
+
+    async def follow(self) -> None:
+        """Reread the file whenever it changes; runs forever."""
+        path = self._path
+        while path is not None:
+            await self._clock.sleep_wall(RELOAD_WALL_SECONDS)
+            try:
+                if _version(path) != self._version:
+                    self._read(path)
+                    log.info("api_keys_read", keys=len(self._keys))
+            except KeysFileError as error:
+                log.warning("api_keys_unreadable", reason=str(error))
+
+    def _read(self, path: Path) -> None:
+        self._version = _version(path)
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"cannot read the keys file {path}: {error}"
+            raise KeysFileError(msg) from error
+        numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+        self._keys = [_key(line, path, number) for number, line in numbered if line and not line.startswith("#")]
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        msg = f"cannot read the keys file {path}: {error.strerror}"
+        raise KeysFileError(msg) from error
+    return status.st_mtime_ns, status.st_size
+
+
+def _sent_key(headers: Headers) -> bytes | None:
+    """OpenAI's clients send a bearer token, Anthropic's a header of their own."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
+
+
+def _key(line: str, path: Path, number: int) -> tuple[bytes, Tenant]:
+    match = _LINE.match(line)
+    if match is None:
+        msg = f"{path}, line {number}: not of the form `NAME SHA256-HEX`"
+        raise KeysFileError(msg)
+    return bytes.fromhex(match["digest"]), Tenant(match["name"])

@@ -1,0 +1,192 @@
+"""Errors that clients get: an `ApiError` is raised anywhere and answered in one place, in OpenAI's or Anthropic's shape.
+
+The code is for programs, the message for users. Neither contains a key, a prompt or an engine's address.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pointsman.contracts.reasons import reject_answer
+from pointsman.primitives import Seconds, Tokens
+
+NO_RETRY_HEADER = (b"x-should-retry", b"false")  # for OpenAI's clients, which retry after 408, 429 and 5xx
+REASON_HEADER = b"x-pointsman-reject-reason"
+MODEL_NAMES_MAX = 20  # in the answer to an unknown one
+
+Header = tuple[bytes, bytes]
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiError(Exception):
+    """`headers`: lower-case names."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, headers: tuple[Header, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API's clients expect an error. `event_head` starts its server-sent event in a stream."""
+
+    body: Callable[[ApiError], bytes]
+    event_head: bytes
+
+    def event(self, error: ApiError) -> bytes:
+        return self.event_head + self.body(error) + b"\n\n"
+
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    502: "upstream_error",
+    503: "service_unavailable_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def _openai_body(error: ApiError) -> bytes:
+    kind = _OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    fields: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return _encode({"error": fields})
+
+
+def _anthropic_body(error: ApiError) -> bytes:
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return _encode({"type": "error", "error": {"type": kind, "message": error.message}})
+
+
+OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
+ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
+
+
+# Errors without arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Called, it makes the error. `retry_after`: wall seconds."""
+
+    status: int
+    code: str
+    message: str
+    headers: tuple[Header, ...] = ()
+    retry_after: Seconds | None = None
+
+    def __call__(self) -> ApiError:
+        if self.retry_after is not None:
+            return _retry_later(self.status, self.code, self.message, self.retry_after)
+        return ApiError(self.status, self.code, self.message, headers=self.headers)
+
+
+invalid_key = _Kind(
+    401,
+    "invalid_api_key",
+    "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+    ((b"www-authenticate", b"Bearer"),),
+)
+post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
+nested_too_deeply = _Kind(400, "malformed_body", "The body is nested too deeply.")
+body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time.")
+request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
+internal_error = _Kind(500, "internal_error", "The gateway made a mistake; it has been logged.")
+too_many_bodies = _Kind(
+    503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", retry_after=1.0
+)
+no_engines = _Kind(503, "no_engines", "No engine is there that could be asked. Ask again later.", retry_after=5.0)
+no_place = _Kind(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", retry_after=5.0)
+ingress_stopped = _Kind(
+    503,
+    "ingress_stopped",
+    "This gateway is shutting down and cut the request short. Ask again.",
+    retry_after=1.0,
+)
+
+
+# Errors with arguments
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unknown_model(model: str, known: Sequence[str]) -> ApiError:
+    message = f"The model {model[:200]!r} does not exist; there is: {_listed(known)}."
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def model_required(known: Sequence[str]) -> ApiError:
+    return bad_request(f"Several models are served here; name one of them: {_listed(known)}.", param="model")
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = len(models) - MODEL_NAMES_MAX
+    return ", ".join(models[:MODEL_NAMES_MAX]) + (f", and {more} more in /v1/models" if more > 0 else "")
+
+
+def endpoint_not_found(path: str) -> ApiError:
+    return ApiError(404, "endpoint_not_found", f"The engines of this model have no {path}.", param="model")
+
+
+def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
+    """Client libraries recognize the first words of the message."""
+    return bad_request(
+        f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
+        "more were asked for. Shorten the prompt or ask for less.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def body_too_large(bytes_max: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"The body is larger than {bytes_max} bytes, the most that is taken here.")
+
+
+def engine_failed(reason: str) -> ApiError:
+    """`reason`: of the last engine that was tried."""
+    return ApiError(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
+
+
+def engine_broke_off(reason: str) -> ApiError:
+    return ApiError(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
+
+
+def retry_budget_spent(reason: str) -> ApiError:
+    """After two seconds the requests that are retried now are answered, or their engine is ejected."""
+    message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
+    return _retry_later(503, "retry_budget_spent", message, 2.0)
+
+
+def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> ApiError:
+    known = reject_answer(reason)
+    detail = detail or "the request was refused"
+    message = f"{detail[:1].upper()}{detail[1:]}. {known.advice}"
+    if not known.retryable:
+        return ApiError(status, reason, message, headers=(NO_RETRY_HEADER, (REASON_HEADER, reason.encode())))
+    return _retry_later(status, reason, message, retry_after_wall)
+
+
+def _retry_later(status: int, reason: str, message: str, wall_seconds: Seconds) -> ApiError:
+    retry_after = b"%d" % max(1, math.ceil(wall_seconds))
+    shown = reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")
+    return ApiError(status, reason, message, headers=((b"retry-after", retry_after), (REASON_HEADER, shown)))

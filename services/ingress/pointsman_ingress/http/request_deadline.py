@@ -1,0 +1,57 @@
+"""Interrupts a request whose client hangs up, or that takes too long, by cancelling its task.
+
+ASGI reports a disconnect only to a caller of `receive`, so a small task calls it for as long as the request runs.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from pointsman.contracts.reasons import CancelCause
+from pointsman.primitives import Seconds
+from pointsman.runtime.health import Receive
+from pointsman.runtime.supervision import Supervisor
+
+
+class RequestDeadline:
+    """Watches the task that enters it. `cause` is set if it was cancelled from here: CLIENT_GONE or TIMEOUT."""
+
+    def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
+        self._supervisor = supervisor
+        self._wall_seconds = wall_seconds
+        self._over = False
+        self.cause: CancelCause | None = None
+
+    def watch(self, receive: Receive) -> None:
+        """Watch for a disconnect from now on; the body must have been read."""
+        self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
+
+    def uncancel(self) -> CancelCause | None:
+        """Undo a cancellation from here, so that the task can end the request. None if somebody else cancelled it: then
+        it must stop."""
+        if self.cause is not None:
+            self._task.uncancel()
+        return self.cause
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a request is handled in a task"
+        self._task = task
+        self._timer = task.get_loop().call_later(self._wall_seconds, self._interrupt, CancelCause.TIMEOUT)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._timer.cancel()
+
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._interrupt(CancelCause.CLIENT_GONE)
+
+    def _interrupt(self, cause: CancelCause) -> None:
+        if not self._over and self.cause is None:
+            self.cause = cause
+            self._task.cancel()

@@ -1,0 +1,68 @@
+"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer, nothing is scheduled and nothing logged.
+
+The least busy reachable instance is asked, and another when it fails, within the same bounds as other requests. They cost
+no prefill, so the shortest deadline for the first byte applies.
+"""
+
+from functools import partial
+
+import structlog
+
+from pointsman.primitives import InstanceId, Seconds
+from pointsman.runtime.telemetry import ENGINE_RETRIES
+from pointsman_ingress.context import RequestFacts
+from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
+from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
+from pointsman_ingress.placement.fleet_view import Model
+from pointsman_ingress.placement.pools import Pool
+from pointsman_ingress.settings import IngressSettings
+
+log = structlog.get_logger()
+
+
+async def pass_through(
+    call: Call,
+    body: bytes,
+    pool: Pool,
+    model: Model,
+    facts: RequestFacts,
+    engines: EngineClient,
+    settings: IngressSettings,
+) -> None:
+    """Raises ApiError if no engine answers."""
+    tried: list[InstanceId] = []
+    reason = ""
+
+    def may_leave(present: InstanceId, _seconds: Seconds) -> bool:
+        excluded = [*tried, present]
+        return len(excluded) <= settings.retries_max and pool.in_flight.least_busy(model, excluded=excluded) is not None
+
+    with pool.retry_budget.open() as ticket:
+        while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
+            request = EngineRequest(instance.url, call.path, body, call.headers, call.id)
+            try:
+                async with FirstByteDeadline(first_byte_wall_seconds(settings), partial(may_leave, instance.id)):
+                    answer, first = await engines.open(request)
+                async with answer:
+                    whole = await answer.whole(first)
+            except EngineFailedError as error:
+                log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
+                pool.in_flight.failed(instance.id)
+                tried.append(instance.id)
+                reason = error.public_reason
+                if len(tried) > settings.retries_max:
+                    raise engine_failed(reason) from error
+                if not ticket.claim():
+                    raise retry_budget_spent(reason) from error
+                facts.retries += 1
+                ENGINE_RETRIES.inc()
+                continue
+            if lacks_endpoint(answer.status, whole):
+                raise endpoint_not_found(call.path)
+            facts.instance = instance.id
+            headers = ((b"x-pointsman-instance", instance.id.encode()),)
+            await call.answer(answer.status, whole, answer.content_type, headers)
+            return
+    raise engine_failed(reason) if tried else no_engines()

@@ -1,0 +1,280 @@
+"""Where requests go: in, `RouteRequest`s; out, the scheduler's grants and rejections, or without a scheduler a grant of our
+own by least load.
+
+The same `RouteRequest` is repeated every two seconds while the request waits: it is also its heartbeat, and a lost answer
+is given again. Without an answer for `--scheduler-timeout-seconds` the ingress places requests itself and goes on asking,
+one request at a time. Waiting requests ask again when the log announces a new leader; answers of earlier terms are void.
+"""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from pointsman.adapters.backoff import Backoff
+from pointsman.contracts import subjects
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import (
+    CancelAnswered,
+    CancelRequest,
+    DescribeFleet,
+    HandOverRequest,
+    RouteGranted,
+    RouteRejected,
+    RouteRequest,
+)
+from pointsman.contracts.reasons import CancelCause, RejectReason
+from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman.state.fleet import Instance, Knowledge
+from pointsman_ingress.placement.fleet_view import FleetView
+from pointsman_ingress.placement.hold_queue import HoldQueue
+from pointsman_ingress.placement.in_flight import InFlightRequests
+
+log = structlog.get_logger()
+
+REPEAT_WALL_SECONDS: Seconds = 2.0  # interval at which a waiting request repeats its command
+RETRY_WALL_SECONDS: Seconds = 0.05
+RETRY_WALL_SECONDS_MAX: Seconds = 0.5  # waits before the command is repeated if no scheduler serves it; they double
+PROBE_WALL_SECONDS: Seconds = 0.5
+"""Interval at which one request asks while the others are placed without a scheduler."""
+HAND_OVER_WALL_SECONDS: Seconds = 0.5
+HAND_OVER_TRIES = 2  # how often, and how long each time, to ask the leader where a prefilled request is decoded
+CANCEL_WALL_SECONDS: Seconds = 1.0
+LIVENESS_WALL_SECONDS: Seconds = 1.0
+"""How long a scheduler may take to show that it lives, and how often a silent one is asked."""
+
+
+class SchedulerLiveness:
+    """How long the scheduler of one pool has not answered. Wall time.
+
+    A scheduler sends nothing while a request is queued. To tell that from a dead one, `cmd.fleet` is sent, which is
+    always answered at once.
+    """
+
+    def __init__(
+        self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: Seconds
+    ) -> None:
+        self._commands = commands
+        self._subject = subjects.fleet_view_subject(pool)
+        self._clock = clock
+        self._board = board
+        self._timeout_seconds = timeout_seconds
+        self._silent_since: Seconds | None = None
+        self._heard_at = clock.wall()
+
+    @property
+    def timed_out(self) -> bool:
+        return self._silent_since is not None and self._clock.wall() - self._silent_since >= self._timeout_seconds
+
+    def heard(self) -> None:
+        self._heard_at = self._clock.wall()
+        if self._silent_since is not None:
+            self._silent_since = None
+            self._board.restored("scheduler")
+            log.info("scheduler_responsive")
+
+    def no_responder(self) -> None:
+        """No scheduler serves the command that was sent just now."""
+        self._silent(self._clock.wall())
+
+    async def check(self, asked_at: Seconds) -> None:
+        """After a command, sent at `asked_at`, that was not answered in time."""
+        heard_at = self._heard_at
+        if heard_at < asked_at and not await self._answers() and self._heard_at == heard_at:
+            self._silent(heard_at)
+
+    async def watch(self) -> None:
+        """Asks a silent scheduler even while no requests come; runs forever. /readyz must notice that it is back."""
+        while True:
+            await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
+            if self._silent_since is not None:
+                await self._answers()
+
+    async def _answers(self) -> bool:
+        try:
+            await self._commands.request(self._subject, DescribeFleet(), timeout=LIVENESS_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError):
+            return False
+        self.heard()
+        return True
+
+    def _silent(self, since: Seconds) -> None:
+        if self._silent_since is None:
+            self._silent_since = since
+            self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
+            log.warning("scheduler_unresponsive", timeout_seconds=self._timeout_seconds)
+
+
+class SchedulerClient:
+    def __init__(
+        self,
+        *,
+        commands: Commands,
+        fleet: FleetView,
+        in_flight: InFlightRequests,
+        liveness: SchedulerLiveness,
+        pool: PoolName,
+        clock: Clock,
+        hold: HoldQueue,
+    ) -> None:
+        self._commands = commands
+        self._in_flight = in_flight
+        self._liveness = liveness
+        self._clock = clock
+        self._hold = hold
+        self._pool = pool
+        self._asked_at = clock.wall()
+        self._asking = 0
+        self._term = Term(0)
+        self._waits: dict[asyncio.Timeout, None] = {}
+        fleet.on_election(self._on_election)
+
+    @property
+    def newest_term(self) -> Term:
+        return self._term
+
+    async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
+        """Wait for a place, however long it takes; the caller bounds the wait by cancelling. None if there is neither a
+        scheduler nor an engine."""
+        with self._in_flight.waiting_for_place(request.request):
+            began = self._clock.now()
+            while (answer := await self._ask_leader(request, began)) is None:
+                found = self._find(request) if request.excluded else await self._hold.until(lambda: self._find(request))
+                if isinstance(found, Instance):
+                    return self._place_without_scheduler(request, found)
+                if found is None:
+                    log.warning("no_place", request=request.request)
+                    return None
+            return answer
+
+    def _find(self, request: RouteRequest) -> Instance | bool | None:
+        """An engine, or true if there is a scheduler again."""
+        return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
+
+    async def _ask_leader(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
+        """None if the request is to be placed without a scheduler."""
+        asked, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
+        while not (self._liveness.timed_out and (asked or self._asked_recently)):
+            held_up = self._clock.now() - began if asked else 0.0
+            asked, asked_at = True, self._clock.wall()
+            try:
+                answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
+            except NoResponderError:
+                self._liveness.no_responder()
+                if not self._liveness.timed_out:
+                    await self._clock.sleep_wall(backoff.next_wait())
+                continue
+            except CommandTimeoutError:
+                await self._liveness.check(asked_at)
+                await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+                continue
+            except TimeoutError:
+                continue  # there is a new leader
+            self._liveness.heard()
+            if not isinstance(answer, RouteGranted | RouteRejected):
+                log.error("route_answer_unexpected", type=type(answer).__name__)
+            elif answer.term >= self._term or answer.term == 0:
+                self._term = max(self._term, answer.term)
+                return answer
+            else:
+                log.warning("answer_of_deposed_leader", request=request.request, term=answer.term, newest=self._term)
+                await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+        return None
+
+    async def _send(self, request: RouteRequest) -> AnyCommand:
+        """Raises NoResponderError, CommandTimeoutError, and TimeoutError if there is a new leader."""
+        self._asking += 1
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits[wait] = None
+                subject = subjects.route_subject(self._pool)
+                return await self._commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
+        finally:
+            self._waits.pop(wait, None)
+            self._asking -= 1
+            self._asked_at = self._clock.wall()
+
+    @property
+    def _asked_recently(self) -> bool:
+        """Whether another request is asking in vain, or just has."""
+        return self._asking > 0 or self._clock.wall() - self._asked_at < PROBE_WALL_SECONDS
+
+    def _on_election(self, term: Term) -> None:
+        self._term = max(self._term, term) if term else term
+        waits, self._waits = self._waits, {}
+        for wait in waits:
+            wait.reschedule(0.0)
+
+    def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
+        """Logged, so that a scheduler that returns counts the request where it is."""
+        FALLBACK_PLACEMENTS.inc()
+        # The whole prompt, since its cached part is unknown, behind as many like it as the engine has.
+        prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
+        grant = RouteGranted(
+            request=request.request,
+            attempt=request.attempt,
+            instance=instance.id,
+            url=instance.url,
+            hit_tokens=0,
+            predicted_ttft=0.0,
+            knowledge=Knowledge.BLIND,
+            dp_rank=instance.dp_rank,
+            expected_seconds=prefill * (1 + self._in_flight.load(instance)),
+        )
+        self._in_flight.log_grant(grant)
+        return grant
+
+    async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
+        """Where a prefilled request is decoded, `prefill` engine seconds after it was sent: as the leader decides, or as
+        planned if no leader answers in time."""
+        with self._in_flight.waiting_for_place(grant.request):
+            answer = await self._ask_hand_over(grant, prefill)
+            if answer is not None:
+                return answer
+            log.warning("hand_over_unanswered", request=grant.request, decode=grant.decode)
+            planned = msgspec.structs.replace(
+                grant,
+                instance=grant.decode,
+                url=grant.decode_url,
+                prefilled_by=grant.instance,
+                decode=InstanceId(""),
+                decode_url="",
+            )
+            self._in_flight.log_grant(planned)
+            return planned
+
+    async def _ask_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
+        command = HandOverRequest(
+            request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
+        )
+        subject = subjects.handover_subject(self._pool)
+        for _ in range(HAND_OVER_TRIES):
+            try:
+                answer = await self._commands.request(subject, command, timeout=HAND_OVER_WALL_SECONDS)
+            except NoResponderError:
+                return None
+            except CommandTimeoutError:
+                continue
+            if isinstance(answer, RouteRejected) and answer.reason == RejectReason.UNKNOWN_REQUEST:
+                return None
+            if isinstance(answer, RouteGranted | RouteRejected) and answer.term >= self._term:
+                return answer
+        return None
+
+    async def cancel(self, request: RequestId, cause: CancelCause) -> bool:
+        """Whether the scheduler writes the request's end; if not, the caller must. One that is too slow to answer ends the
+        request too, when the command is no longer repeated."""
+        command = CancelRequest(request=request, reason=cause.value)
+        try:
+            subject = subjects.cancel_subject(self._pool)
+            answer = await self._commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
+        except NoResponderError:
+            return False
+        except CommandTimeoutError:
+            return True
+        return isinstance(answer, CancelAnswered) and answer.ended

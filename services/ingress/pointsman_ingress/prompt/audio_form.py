@@ -1,0 +1,107 @@
+"""Forms with a file (`multipart/form-data`) of the audio endpoints: in, a body; out, the few small fields that routing needs.
+
+The form itself is forwarded unchanged. Parts, headers of a part, and what is kept of a field are bounded.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from pointsman_ingress.http.errors import bad_request
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+PARTS_MAX = 64
+FIELD_BYTES_MAX = 1024
+
+FILE = b"file"
+READ_FIELDS = frozenset({b"model", b"stream", b"user"})
+
+
+@dataclass(slots=True)
+class AudioForm:
+    model: str = ""
+    stream: bool = False
+    user: str = ""
+    file_bytes: int = 0
+
+
+def read_form(body: bytes, content_type: bytes) -> AudioForm:
+    """Raises ApiError."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        msg = "The body must be multipart/form-data, and its content-type must name the boundary."
+        raise bad_request(msg, code="invalid_body")
+    reader = _Reader()
+    try:
+        parser = MultipartParser(boundary, reader.callbacks())
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        msg = "The body is not valid multipart/form-data."
+        raise bad_request(msg, code="malformed_body") from error
+    if not reader.ended:
+        msg = "The body is not valid multipart/form-data: it ends before its last boundary."
+        raise bad_request(msg, code="malformed_body")
+    values = {name: value.decode(errors="replace") for name, value in reader.fields.items()}
+    streams = values.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
+    return AudioForm(values.get(b"model", ""), streams, values.get(b"user", ""), reader.file_bytes)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.fields: dict[bytes, bytes] = {}
+        self.file_bytes = 0
+        self.ended = False
+        self._parts = 0
+        self._name = self._header = self._value = b""
+
+    def callbacks(self) -> "MultipartCallbacks":
+        return {
+            "on_part_begin": self._begin_part,
+            "on_header_begin": self._begin_header,
+            "on_header_field": self._take_header,
+            "on_header_value": self._take_value,
+            "on_header_end": self._end_header,
+            "on_part_data": self._take_data,
+            "on_end": self._end,
+        }
+
+    def _begin_part(self) -> None:
+        self._parts += 1
+        self._name = b""
+        if self._parts > PARTS_MAX:
+            msg = f"The form has more than {PARTS_MAX} parts."
+            raise bad_request(msg, code="invalid_body")
+
+    def _begin_header(self) -> None:
+        self._header = self._value = b""
+
+    def _take_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _take_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            _, options = parse_options_header(self._value)
+            self._name = options.get(b"name", b"")
+            if self._name in READ_FIELDS:
+                self.fields[self._name] = b""
+
+    def _take_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == FILE:
+            self.file_bytes += end - start
+        elif self._name in READ_FIELDS:
+            self.fields[self._name] += data[start:end]
+            if len(self.fields[self._name]) > FIELD_BYTES_MAX:
+                msg = f"`{self._name.decode()}` is longer than {FIELD_BYTES_MAX} bytes."
+                raise bad_request(msg, param=self._name.decode())
+
+    def _end(self) -> None:
+        self.ended = True

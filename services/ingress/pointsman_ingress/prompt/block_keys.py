@@ -1,0 +1,38 @@
+"""Block keys of prompts: in, token ids; out, keys chained with the deployment's secret, which the scheduler sees instead."""
+
+from collections.abc import Callable, Sequence
+
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.primitives import BlockKey, Tokens
+
+
+class BlockKeys:
+    """Of one pool: a chain per model, made when it is first needed."""
+
+    def __init__(self, *, secret: bytes, block_tokens: Callable[[], Tokens]) -> None:
+        """`block_tokens`: tokens per key at the moment, at least 1 when keys are asked for. Raises ValueError if the length
+        of the secret is out of bounds."""
+        self._secret = secret
+        self._block_tokens = block_tokens
+        self._chains: dict[tuple[str, Tokens], KeyChain] = {}
+        KeyChain(secret=secret, model="", block_tokens=1)
+
+    @property
+    def block_tokens(self) -> Tokens:
+        return self._block_tokens()
+
+    def packed(self, model: str, tokens: Sequence[int], *, lora: str = "", cache_salt: str = "") -> bytes:
+        """Keys of the prompt's whole blocks. Raises ValueError for impossible token ids."""
+        return pack_keys(self._keys(model, tokens, lora, cache_salt))
+
+    def last(self, model: str, tokens: Sequence[int]) -> bytes:
+        """The packed key of the last whole block; empty if there is none."""
+        return pack_keys(self._keys(model, tokens, "", "")[-1:])
+
+    def _keys(self, model: str, tokens: Sequence[int], lora: str, cache_salt: str) -> list[BlockKey]:
+        block_tokens = self._block_tokens()
+        chain = self._chains.get((model, block_tokens))
+        if chain is None:
+            chain = KeyChain(secret=self._secret, model=model, block_tokens=block_tokens)
+            self._chains[model, block_tokens] = chain
+        return chain.extend(chain.root(lora=lora, cache_salt=cache_salt), tokens)

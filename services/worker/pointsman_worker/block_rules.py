@@ -1,0 +1,60 @@
+"""What vLLM's block events say of a block's key: tier, attention group, adapter, salt, and which blocks are keyed by tokens alone."""
+
+from typing import Any
+
+from pointsman.adapters.kv_events.events import EngineBlockStored
+from pointsman.primitives import Tokens
+
+DEVICE_MEDIUM = "GPU"
+FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+
+def on_device(medium: str | None) -> bool:
+    return medium is None or medium.upper() == DEVICE_MEDIUM
+
+
+def has_full_attention(event: EngineBlockStored) -> bool:
+    return event.kv_cache_spec_kind is None or event.kv_cache_spec_kind in FULL_ATTENTION_KINDS
+
+
+def lora_of(event: EngineBlockStored) -> str:
+    """The adapter's name; older engines give only a number."""
+    if event.lora_name:
+        return event.lora_name
+    return "" if event.lora_id is None else str(event.lora_id)
+
+
+def salt_of(event: EngineBlockStored) -> str:
+    """The cache salt: what remains of the first block's extra keys beside the adapter."""
+    extra = event.extra_keys[0] if event.extra_keys else None
+    rest = _beyond_lora(event, extra or [])
+    return str(rest[0]) if rest else ""
+
+
+def token_keyed_blocks(event: EngineBlockStored) -> int:
+    """How many leading blocks are keyed by their tokens, the adapter and, where a prompt starts, a salt alone."""
+    starts_prompt = event.parent_block_hash is None
+    for index, extra in enumerate(event.extra_keys or ()):
+        if not extra:
+            continue
+        rest = _beyond_lora(event, extra)
+        salt_only = starts_prompt and index == 0 and len(rest) == 1 and isinstance(rest[0], str)
+        if rest and not salt_only:
+            return min(index, len(event.block_hashes))
+    return len(event.block_hashes)
+
+
+def misfit_of(event: EngineBlockStored, block_tokens: Tokens) -> str:
+    """How block size and token count contradict what the engine says of itself; empty where they do not."""
+    if event.block_size != block_tokens:
+        return (
+            f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {block_tokens}: "
+            f"set --engine-block-tokens {event.block_size}"
+        )
+    if len(event.token_ids) != event.block_size * len(event.block_hashes):
+        return f"a store of {len(event.block_hashes)} blocks of {event.block_size} tokens has {len(event.token_ids)} tokens"
+    return ""
+
+
+def _beyond_lora(event: EngineBlockStored, extra: list[Any]) -> list[Any]:
+    return extra[1:] if event.lora_name and extra[:1] == [event.lora_name] else extra

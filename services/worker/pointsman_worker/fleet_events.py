@@ -1,0 +1,75 @@
+"""The fleet events of one instance. In: settings, a session, what the probe saw. Out: InstanceJoined and InstanceReported."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pointsman.adapters.calibration_file import Calibration
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported
+from pointsman.primitives import Seconds
+from pointsman.state.engine_profiles import PROFILES
+from pointsman_worker.probe import EngineProbe
+from pointsman_worker.session import CacheSession, SessionState
+from pointsman_worker.settings import role_of
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvents:
+    state: SessionState
+    probe: EngineProbe
+    calibration: Calibration | None
+    """The engine's measured costs; None: those of its profile."""
+
+    def joined(self, session: CacheSession) -> InstanceJoined:
+        state, facts, names = self.state, session.facts, self.probe.names
+        settings, measured = state.settings, self.calibration
+        profile = PROFILES[settings.engine_model]
+        return InstanceJoined(
+            at=state.clock.now(),
+            instance=state.instance,
+            epoch=session.epoch,
+            url=settings.engine_advertised_url or settings.engine_url,
+            model=facts.model,
+            block_tokens=settings.block_tokens,
+            engine_block_tokens=facts.block_tokens or settings.block_tokens,
+            kv_capacity_tokens=facts.kv_capacity_tokens,
+            max_model_len=facts.max_model_len,
+            prefill=measured.prefill if measured else profile.prefill_cost,
+            speed=settings.speed,
+            engine_version=facts.version,
+            cache=session.cache,
+            dp_rank=settings.dp_rank,
+            role=role_of(settings),
+            decode=measured.decode if measured else profile.decode_cost,
+            transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,
+            adapters=list(names.adapters),
+            aliases=list(names.aliases),
+            completes=facts.completes,
+            certain=state.certain(session),
+            cache_detail=session.detail if session.cache == "unknown" else "",
+        )
+
+    def reported(self, session: CacheSession, *, back_within: Seconds = 0.0) -> InstanceReported:
+        state, load, names, translator = self.state, self.probe.load, self.probe.names, session.translator
+        return InstanceReported(
+            at=state.clock.now(),
+            instance=state.instance,
+            epoch=session.epoch,
+            serving=self.probe.serving,
+            waiting=load.waiting,
+            running=load.running,
+            kv_usage=load.kv_usage,
+            sequence=session.sequencer.sequence,
+            blocks=translator.count if translator else 0,
+            digest=translator.digest if translator else 0,
+            undecodable=state.undecodable,
+            adapters=list(names.adapters),
+            aliases=list(names.aliases),
+            certain=state.certain(session),
+            back_within=back_within,
+        )
+
+    def identity(self, session: CacheSession) -> bytes:
+        """What the log is told of the instance at its join, without what its reports tell as well."""
+        joined = msgspec.structs.replace(self.joined(session), at=0.0, adapters=[], aliases=[], certain=True)
+        return msgspec.json.encode(joined)

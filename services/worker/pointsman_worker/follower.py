@@ -1,0 +1,100 @@
+"""Reads the engine's KV events into the translator of the session. In: EngineItems. Out: changes to write, and new sessions."""
+
+import contextlib
+from contextlib import aclosing
+from typing import assert_never
+
+import structlog
+
+from pointsman.adapters.http_engine import EngineAwayError
+from pointsman.adapters.kv_events.events import (
+    EngineAttached,
+    EngineBatch,
+    EngineGap,
+    EngineItem,
+    EngineNoise,
+    EngineReplayed,
+    EngineRestarted,
+    EngineResumed,
+)
+from pointsman.runtime import telemetry
+from pointsman_worker.handover import Successor
+from pointsman_worker.probe import EngineProbe
+from pointsman_worker.session import EventSource, SessionState
+
+log = structlog.get_logger()
+
+
+class Follower:
+    def __init__(self, state: SessionState, probe: EngineProbe, successor: Successor) -> None:
+        self._state = state
+        self._probe = probe
+        self._successor = successor
+
+    async def run(self) -> None:
+        """Raises SettingsError where the first engine cannot be followed."""
+        state, probe = self._state, self._probe
+        events, facts = state.events, await probe.facts()
+        while events is None or not facts.completes:
+            if events is not None:
+                reason = "the engine makes vectors only: it is placed by load"
+                log.info("cache_not_followed", reason=reason, model=facts.model)
+            state.begin(facts, "no_events", None)
+            facts = await probe.next_engine()
+        cursor = self._successor.load(facts)
+        async with aclosing(events.items(cursor)) as items:
+            async for item in items:
+                await self._on_item(item, events)
+
+    async def _on_item(self, item: EngineItem, events: EventSource) -> None:
+        match item:
+            case EngineResumed():
+                with contextlib.suppress(EngineAwayError):
+                    await self._probe.refresh_load()
+                self._successor.resume()
+            case EngineAttached() | EngineRestarted():
+                self._successor.discard()
+                log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
+                facts, translator = await self._probe.engine_to_follow()
+                socket = "" if events.replays else ", and there is no replay socket"
+                detail = "" if item.exact else f"the engine's first events may have been missed{socket}"
+                self._state.begin(facts, "empty" if item.exact else "unknown", translator, detail=detail)
+            case EngineBatch():
+                self._on_batch(item)
+            case EngineGap():
+                telemetry.ENGINE_EVENT_GAPS.labels("lost").inc()
+                self._state.miss(item.missed, item.reason)
+            case EngineReplayed():
+                telemetry.ENGINE_EVENT_GAPS.labels("replayed").inc()
+                log.debug("engine_events_replayed", batches=item.recovered)
+            case EngineNoise():
+                self._on_undecodable(1, item.reason)
+            case _:
+                assert_never(item)
+
+    def _on_batch(self, batch: EngineBatch) -> None:
+        state = self._state
+        state.expire()
+        _, translator = state.followed()
+        now, dropped_before = state.clock.wall(), translator.counters.dropped
+        for event in batch.events:
+            telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
+            translator.apply(event, now)
+        if batch.unknown:
+            telemetry.ENGINE_EVENTS.labels("unknown").inc(batch.unknown)
+            log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
+        if batch.undecodable:
+            self._on_undecodable(batch.undecodable, batch.problem)
+            state.miss(batch.undecodable, f"not understood: {batch.problem}"[:200])
+        dropped = translator.counters.dropped - dropped_before
+        if dropped:
+            telemetry.ENGINE_STORES_DROPPED.inc(dropped)
+            state.miss(dropped, translator.counters.problem)
+        state.check_capacity(translator)
+        if translator.changed:
+            state.wake.set()
+
+    def _on_undecodable(self, count: int, problem: str) -> None:
+        self._state.undecodable += count
+        telemetry.ENGINE_EVENTS_UNDECODABLE.inc(count)
+        log.warning("engine_event_undecodable", count=count, problem=problem[:200])

@@ -1,0 +1,126 @@
+"""The pool keys an engine holds, and their net change since the log was last told. In: gains and losses. Out: Changes, runs, digest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import xor
+
+from pointsman.contracts.block_keys import pack_keys
+from pointsman.contracts.cache import Run
+from pointsman.primitives import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """In this order: all is `cleared` (if so), `removed` and `expired` (nothing confirmed them) go, `stored` comes, parents
+    before children."""
+
+    cleared: bool
+    removed: list[BlockKey]
+    stored: list[Run]
+    expired: list[BlockKey]
+
+    def __bool__(self) -> bool:
+        return self.cleared or bool(self.removed) or bool(self.stored) or bool(self.expired)
+
+
+class HeldKeys:
+    """`count` and `digest` (xor of the keys) are as of the last `take_changes` or `take_snapshot`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.digest = 0
+        self.parents: dict[BlockKey, BlockKey] = {}
+        """Every key held, with the one above it."""
+        self._further_holders: dict[BlockKey, int] = {}
+        """Keys that several engine blocks stand for, with how many beyond the first."""
+        self._to_store: dict[BlockKey, None] = {}
+        self._to_remove: dict[BlockKey, bool] = {}
+        """Keys that are gone; true: expired."""
+        self._cleared = False
+
+    @property
+    def pending(self) -> int:
+        """Keys of the next Changes. At most those held before and now together."""
+        return len(self._to_store) + len(self._to_remove)
+
+    @property
+    def changed(self) -> bool:
+        return self._cleared or bool(self._to_store) or bool(self._to_remove)
+
+    def gain(self, key: BlockKey, above: BlockKey) -> None:
+        if key in self.parents:
+            self._further_holders[key] = self._further_holders.get(key, 0) + 1
+            return
+        self.parents[key] = above
+        if key in self._to_remove:
+            del self._to_remove[key]
+        else:
+            self._to_store[key] = None
+
+    def lose(self, key: BlockKey, *, expired: bool) -> None:
+        further = self._further_holders.get(key)
+        if further:
+            if further == 1:
+                del self._further_holders[key]
+            else:
+                self._further_holders[key] = further - 1
+            return
+        del self.parents[key]
+        if key in self._to_store:
+            del self._to_store[key]
+        else:
+            self._to_remove[key] = expired
+
+    def clear(self) -> None:
+        self.parents.clear()
+        self._further_holders.clear()
+        self._to_store.clear()
+        self._to_remove.clear()
+        self._cleared = True
+
+    def take_changes(self) -> Changes:
+        """What is different since the last call."""
+        cleared, gone, stored = self._cleared, self._to_remove, self._to_store
+        if cleared:
+            self.digest = 0
+        for key in gone:
+            self.digest ^= key
+        for key in stored:
+            self.digest ^= key
+        self._settle()
+        removed = [key for key, expired in gone.items() if not expired]
+        expired = [key for key, expired in gone.items() if expired]
+        return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
+
+    def take_snapshot(self) -> list[Run]:
+        """Everything held, pending changes included, parents before children."""
+        self.settle_all()
+        return self._runs(self.parents)
+
+    def settle_all(self) -> None:
+        """The log knows everything that is held."""
+        self.digest = reduce(xor, self.parents, 0)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._to_store, self._to_remove, self._cleared = {}, {}, False
+        self.count = len(self.parents)
+
+    def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
+        """Each run follows a chain as far as it goes; branches come after what they branch from."""
+        above = self.parents
+        children: dict[BlockKey, list[BlockKey]] = {}
+        for key in keys:
+            children.setdefault(above[key], []).append(key)
+        waiting = [key for key in keys if above[key] not in keys]
+        waiting.reverse()
+        runs = []
+        while waiting:
+            run = [waiting.pop()]
+            parent = above[run[0]]
+            while following := children.get(run[-1]):
+                waiting.extend(following[1:])
+                run.append(following[0])
+            runs.append(Run(keys=pack_keys(run), parent=parent))
+        return runs

@@ -1,0 +1,59 @@
+"""Answers `cmd.resync.<instance>`: a snapshot in the log, a new epoch, or why not."""
+
+import asyncio
+
+import structlog
+
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.contracts.subjects import resync_subject
+from pointsman.ports import Commands, Reply
+from pointsman.primitives import PoolName
+from pointsman_worker.session import SessionState
+from pointsman_worker.writer import LogWriter
+
+log = structlog.get_logger()
+
+SNAPSHOTS_WAITING_MAX = 16
+
+
+class ResyncHandler:
+    def __init__(self, commands: Commands, state: SessionState, writer: LogWriter) -> None:
+        self._commands = commands
+        self._state = state
+        self._writer = writer
+
+    async def run(self) -> None:
+        subject = resync_subject(PoolName(self._state.settings.pool), self._state.instance)
+        async with self._commands.serve(subject, self._on_command):
+            await asyncio.Event().wait()
+
+    async def _on_command(self, command: AnyCommand, reply: Reply) -> None:
+        """Replies once the snapshot is in the log; at once where a new epoch begins."""
+        state = self._state
+        if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
+            if state.session.joined_at:
+                log.warning("rejoin_requested", reason=command.reason)
+                state.last_epoch = max(state.last_epoch, command.above)
+                state.rejoin(state.session)
+            refusal = ""
+        elif isinstance(command, ResyncCache) and command.distrust:
+            refusal = self._refusal(command)
+            if not refusal and state.session is not None and state.session.epoch <= command.above:
+                state.distrust(command.reason, forget=True)
+        else:
+            refusal = self._refusal(command) or await self._writer.snapshot()
+        await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
+
+    def _refusal(self, command: AnyCommand) -> str:
+        """Why no snapshot can be written; empty if one can."""
+        state = self._state
+        if not isinstance(command, ResyncCache) or command.instance != state.instance:
+            return f"this is the worker of {state.instance}, and takes ResyncCache only"
+        if state.session is None:
+            return "the engine does not answer yet"
+        if state.session.translator is None:
+            return "the engine publishes no events, or none that anybody needs"
+        if self._writer.snapshots_waiting >= SNAPSHOTS_WAITING_MAX:
+            return f"{SNAPSHOTS_WAITING_MAX} snapshots wait to be written already"
+        return ""

@@ -1,0 +1,231 @@
+"""What this instance is at the moment: one epoch of its cache, and every transition to the next epoch.
+
+In: what the follower, the probe and the resync handler notice. Out: a CacheSession for the writer to write. A new epoch begins
+when the engine restarts, when it lost events that its replay socket no longer has, and when the log no longer knows the
+present one. A lost event keeps what is believed, as `unknown`, and says it again in a snapshot; only a cleared cache makes it
+known again. What is unverified and not confirmed within UNCONFIRMED_WALL_SECONDS is dropped.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import structlog
+
+from pointsman.adapters.clocks import wall_time_of
+from pointsman.adapters.http_engine import EngineFacts
+from pointsman.adapters.kv_events.events import Cursor, EngineItem
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.ports import Clock
+from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence
+from pointsman.runtime import telemetry
+from pointsman_worker.event_sequencer import CacheEventSequencer
+from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.translator import BlockTranslator
+
+log = structlog.get_logger()
+
+UNCONFIRMED_WALL_SECONDS = 45.0
+"""How long a block is believed whose removal may have been missed. With the time to notice a loss, below a minute."""
+PARKED_SECONDS_MAX = 3.0
+"""How long a store may wait for the block before it in a cache of which nothing was missed."""
+
+CacheKnown = Literal["empty", "unknown", "no_events"]
+
+
+class EventSource(Protocol):
+    """The engine's KV events (`KvEventReader`)."""
+
+    @property
+    def replays(self) -> bool: ...
+
+    @property
+    def certain(self) -> bool: ...
+
+    @property
+    def cursor(self) -> Cursor | None: ...
+
+    def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]: ...
+
+
+@dataclass(slots=True)
+class CacheSession:
+    """One epoch. `translator` is None where the engine's events are not followed; `detail`: why the contents are unknown;
+    `distrusted`: the engine has contradicted its own events; `joined_at`: where in the log the session began, 0 before;
+    `missed`: engine batches or events lost for good, not yet written."""
+
+    sequencer: CacheEventSequencer
+    facts: EngineFacts
+    cache: CacheKnown
+    translator: BlockTranslator | None
+    detail: str = ""
+    distrusted: bool = False
+    joined_at: Sequence = 0
+    log_identity: str = ""
+    snapshot_due: bool = False
+    missed: int = 0
+    missed_reason: str = ""
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.sequencer.epoch
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """The last confirmed write. `went_back`: a write landed before an earlier one, so the log lost its tail."""
+
+    written: Sequence = 0
+    went_back: bool = False
+
+    def confirm(self, sequence: Sequence) -> None:
+        self.went_back = self.went_back or sequence <= self.written
+        self.written = sequence
+
+
+@dataclass(slots=True)
+class SessionState:
+    """Shared by the tasks of a worker; changed between their awaits only."""
+
+    instance: InstanceId
+    settings: WorkerSettings
+    clock: Clock
+    events: EventSource | None
+    """None: the engine publishes none."""
+    unconfirmed_wall_seconds: Seconds = UNCONFIRMED_WALL_SECONDS
+    session: CacheSession | None = None
+    last_epoch: Epoch = field(default=Epoch(0))
+    position: LogPosition = field(default_factory=LogPosition)
+    undecodable: int = 0
+    """Engine messages and events, since the start."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there may be something to write."""
+    report_at: Seconds = 0.0
+
+    def report_now(self) -> None:
+        self.report_at = self.clock.wall()
+        self.wake.set()
+
+    def certain(self, session: CacheSession) -> bool:
+        """Whether missed events can be recovered, and what they say is true."""
+        return not session.distrusted and (self.events is None or self.events.certain)
+
+    def begin(
+        self,
+        facts: EngineFacts,
+        cache: CacheKnown,
+        translator: BlockTranslator | None,
+        *,
+        detail: str = "",
+        distrusted: bool = False,
+    ) -> CacheSession:
+        """A new epoch; the writer announces it."""
+        self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
+        sequencer = CacheEventSequencer(self.instance, self.last_epoch)
+        self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
+        self.report_now()
+        log.info("epoch_started", instance=self.instance, epoch=session.epoch, cache=cache, model=facts.model)
+        return session
+
+    def rejoin(self, session: CacheSession) -> None:
+        """The same cache under a new epoch: the log, or its leader, no longer knows this one."""
+        self.position = LogPosition()
+        successor = self.begin(
+            session.facts, session.cache, session.translator, detail=session.detail, distrusted=session.distrusted
+        )
+        successor.snapshot_due = session.translator is not None
+        successor.missed, successor.missed_reason = session.missed, session.missed_reason
+
+    def miss(self, count: int, reason: str) -> None:
+        """Events were lost: what is held stays believed, but unverified."""
+        session, translator = self.followed()
+        translator.mark_unverified(self.clock.wall())
+        self._contents_unknown(session, count, reason)
+
+    def check_capacity(self, translator: BlockTranslator) -> None:
+        """Where more is believed than the engine has room for, removals were lost. If no loss is known that explains it, the
+        engine's events are not true."""
+        over, session = translator.blocks_over, self.session
+        if not over:
+            return
+        reason = f"more blocks were stored and not removed than the cache has room for, by {over}: removals were lost"
+        if translator.trim():
+            self.distrust(reason, forget=False)
+        elif session is not None and session.cache == "empty":
+            self._contents_unknown(session, 0, reason)
+
+    def distrust(self, reason: str, *, forget: bool) -> None:
+        """The engine contradicts its own events: from here on every block must be confirmed again and again."""
+        session, translator = self.followed()
+        log.warning("engine_events_distrusted", reason=reason)
+        if forget:
+            translator = self.new_translator(session.facts)
+        translator.set_unverifiable(self.clock.wall(), on=True)
+        session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
+        session.snapshot_due = True
+
+    def expire(self) -> None:
+        """Drop what nothing has confirmed for too long. Also called with each batch: while the log is away the writer waits."""
+        session, now = self.session, self.clock.wall()
+        if session is None or session.translator is None:
+            return
+        translator = session.translator
+        translator.set_unverifiable(now, on=not self.certain(session))
+        parked_since = translator.parked_since
+        if parked_since is not None and session.cache == "empty" and now - parked_since > PARKED_SECONDS_MAX:
+            self.miss(0, "blocks were stored that follow one which never was")
+        expired = translator.expire(now - self.unconfirmed_wall_seconds)
+        if expired:
+            telemetry.ENGINE_BLOCKS_EXPIRED.inc(expired)
+            if session.cache == "empty":
+                self._contents_unknown(session, 0, "blocks could not be confirmed in time")
+
+    def forget_ended_engine(self) -> None:
+        """The engine's process has ended and its cache with it. With a replay socket the next one's events say so."""
+        session = self.session
+        if session is not None and session.translator is not None and self.events is not None:
+            if self.events.replays:
+                return
+            reason = "the engine's process had ended, and there is no replay socket"
+            self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
+
+    def followed(self) -> tuple[CacheSession, BlockTranslator]:
+        """The session of an engine whose events are followed."""
+        session = self.session
+        assert session is not None
+        assert session.translator is not None
+        return session, session.translator
+
+    def new_translator(self, facts: EngineFacts) -> BlockTranslator:
+        """Raises SettingsError where the engine's block size is unknown or does not fit."""
+        if not facts.block_tokens:
+            msg = "the engine's /metrics do not say its block size; set --engine-block-tokens"
+            raise SettingsError(msg)
+        capacity = facts.kv_capacity_tokens // facts.block_tokens
+        try:
+            return BlockTranslator(self.key_chain(facts), facts.block_tokens, capacity_blocks=capacity)
+        except ValueError as error:
+            msg = (
+                f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "
+                "own with --also-block-tokens"
+            )
+            raise SettingsError(msg) from error
+
+    def key_chain(self, facts: EngineFacts) -> KeyChain:
+        settings = self.settings
+        return KeyChain(secret=settings.secret.encode(), model=facts.model, block_tokens=settings.block_tokens)
+
+    def unix_time(self) -> Seconds:
+        return wall_time_of(self.clock.now(), self.clock.speed)
+
+    def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:
+        if session.cache == "empty":
+            log.warning("engine_events_lost", missed=missed, reason=reason)
+            session = self.begin(
+                session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted
+            )
+            session.snapshot_due = True
+        session.missed += missed
+        session.missed_reason = reason
+        self.wake.set()

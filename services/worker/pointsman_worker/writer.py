@@ -1,0 +1,193 @@
+"""The only task that appends to the log, one event at a time. In: the session, woken by its changes. Out: InstanceJoined, cache
+events, a report a second, snapshots that were asked for.
+
+While the log is away nothing queues up: changes net out in the translator, and the difference is written in the end. A report
+follows the changes before it, so its digest is that of exactly what the log holds.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import structlog
+
+from pointsman.adapters.backoff import Backoff
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import InstanceLeft
+from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
+from pointsman.primitives import Seconds
+from pointsman.runtime.health import HealthBoard
+from pointsman_worker.event_sequencer import CacheEvents
+from pointsman_worker.fleet_events import FleetEvents
+from pointsman_worker.handover import Successor
+from pointsman_worker.session import CacheSession, SessionState
+
+log = structlog.get_logger()
+
+WRITES_PART = "writes"
+PENDING_KEYS_MAX = 100_000
+"""With more changes than this waiting, a snapshot is written instead."""
+SNAPSHOT_SECONDS_MAX = 5.0
+APPEND_RETRY_SECONDS = 0.2
+APPEND_RETRY_SECONDS_MAX = 2.0
+LOG_CHECK_SECONDS = 5.0
+"""How often the writer looks whether the log still has what the session began with."""
+RESTART_WALL_SECONDS = 10.0
+"""How long a worker that pauses asks not to be suspected. Most of a restart is the start of Python on a busy machine."""
+
+
+class LogWriter:
+    def __init__(
+        self,
+        event_log: EventLog,
+        state: SessionState,
+        fleet_events: FleetEvents,
+        successor: Successor,
+        board: HealthBoard,
+    ) -> None:
+        self._log = event_log
+        self._state = state
+        self._fleet_events = fleet_events
+        self._successor = successor
+        self._board = board
+        self._log_checked_at: Seconds = 0.0
+        self._snapshots: list[asyncio.Future[None]] = []
+        self._leaving = ""
+        self._pausing = False
+
+    def leave(self, reason: str, *, pausing: bool) -> None:
+        """Let `run` end with InstanceLeft, or when `pausing` with a handover to a successor."""
+        self._leaving, self._pausing = reason, pausing
+        self._state.wake.set()
+
+    async def run(self) -> None:
+        state = self._state
+        while not self._leaving:
+            await self._until_due()
+            state.wake.clear()
+            state.expire()
+            session = state.session
+            reporting = state.clock.wall() >= state.report_at
+            if reporting:
+                state.report_at = state.clock.wall() + state.settings.report_seconds
+            if session is not None and await self._write(session, reporting=reporting) and reporting:
+                await self._report(session)
+                await self._check_log(session)
+        await self._end()
+
+    @property
+    def snapshots_waiting(self) -> int:
+        return len(self._snapshots)
+
+    async def snapshot(self) -> str:
+        """Have a snapshot written; returns once it is in the log, or why it is not."""
+        written = asyncio.get_running_loop().create_future()
+        self._snapshots.append(written)
+        self._state.wake.set()
+        try:
+            async with asyncio.timeout(SNAPSHOT_SECONDS_MAX):
+                await written
+        except TimeoutError:
+            return "the log did not confirm in time"
+        finally:
+            with contextlib.suppress(ValueError):
+                self._snapshots.remove(written)
+        return ""
+
+    async def _until_due(self) -> None:
+        """Until a report is due, or something changed and what comes with it had the time to come too."""
+        state = self._state
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, state.report_at - state.clock.wall())):
+                await state.wake.wait()
+                await state.clock.sleep_wall(0.0 if self._leaving else state.settings.flush_ms / 1000)
+
+    async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
+        """Write what the log does not have of the session. False when the session ended meanwhile."""
+        if not session.joined_at and not await self._append(self._fleet_events.joined(session), session):
+            return False
+        snapshots, self._snapshots = self._snapshots, []
+        for event in list(self._due_events(session, snapshot=bool(snapshots), gaps=reporting)):
+            if not await self._append(event, session):
+                self._snapshots = snapshots + self._snapshots
+                return False
+        for written in snapshots:
+            if not written.done():
+                written.set_result(None)
+        return True
+
+    def _due_events(self, session: CacheSession, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
+        if session.translator is None:
+            return
+        at = self._state.clock.now()
+        if session.missed_reason and gaps:
+            yield session.sequencer.gap(at, session.missed, session.missed_reason)
+            session.missed, session.missed_reason = 0, ""
+        if snapshot or session.snapshot_due or session.translator.pending > PENDING_KEYS_MAX:
+            session.snapshot_due = False
+            yield from session.sequencer.snapshot(at, session.translator.take_snapshot())
+            return
+        changes = session.translator.take_changes()
+        if changes.cleared:
+            session.cache, session.detail = "empty", ""
+        yield from session.sequencer.changes(at, changes)
+
+    async def _report(self, session: CacheSession, *, back_within: Seconds = 0.0) -> None:
+        """Tried once: the next report says more."""
+        with contextlib.suppress(LogUnavailableError):
+            report = self._fleet_events.reported(session, back_within=back_within)
+            sequence = await self._log.append(report)
+            self._state.position.confirm(sequence)
+
+    async def _check_log(self, session: CacheSession) -> None:
+        """Rejoin when the log no longer has the beginning or the end of this session."""
+        state = self._state
+        if not state.position.went_back and state.clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
+            return
+        self._log_checked_at = state.clock.wall()
+        try:
+            extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError):
+            return
+        session.log_identity = session.log_identity or extent.identity
+        same = extent.identity == session.log_identity and not state.position.went_back
+        kept = extent.first <= session.joined_at and state.position.written <= extent.last
+        if state.session is session and not (same and kept):
+            log.warning("log_recreated", identity=extent.identity, first=extent.first, last=extent.last)
+            state.rejoin(session)
+
+    async def _append(self, event: LogEvent, session: CacheSession) -> bool:
+        """Append one event, however often it takes: without it what follows would be a gap. False when the session ended
+        meanwhile."""
+        state, backoff = self._state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
+        while state.session is session:
+            try:
+                sequence = await self._log.append(event)
+            except LogUnavailableError as error:
+                self._board.missing(WRITES_PART, str(error))
+                if not backoff.attempts:
+                    log.warning("log_unavailable", reason=str(error))
+                await state.clock.sleep_wall(backoff.next_wait())
+            else:
+                state.position.confirm(sequence)
+                self._board.restored(WRITES_PART)
+                session.joined_at = session.joined_at or sequence
+                return True
+        return False
+
+    async def _end(self) -> None:
+        state = self._state
+        session = state.session
+        if session is None or not session.joined_at or not await self._write(session, reporting=True):
+            return
+        if not self._pausing:
+            left = InstanceLeft(
+                at=state.clock.now(), instance=state.instance, epoch=session.epoch, reason=self._leaving
+            )
+            await self._append(left, session)
+            return
+        await self._report(session, back_within=RESTART_WALL_SECONDS * state.clock.speed)
+        while session.translator is not None and session.translator.changed:
+            if not await self._write(session, reporting=True):
+                break
+        self._successor.save(session)

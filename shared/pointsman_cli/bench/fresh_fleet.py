@@ -1,0 +1,116 @@
+"""A fresh fleet by `pointsman up`, for as long as a context is open; its data goes with it."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from pointsman.adapters.child_process import spawn
+from pointsman_cli.discovery import FleetFile, NoFleetError, find_fleet
+from pointsman_cli.up.runner import STOP_SECONDS_MAX
+from pointsman_cli.up.scripts import console_script
+
+START_SECONDS_MAX = 90.0
+REAL_START_SECONDS_MAX = 1000.0
+"""Of fleets with real engines; `pointsman up` gives up first, with a better message."""
+POLL_SECONDS = 0.1
+OUTPUT_LINES_SHOWN = 15
+
+
+class FleetStartError(click.ClickException):
+    """The fleet did not come up; the message ends with its last output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshFleet:
+    """What is started.
+
+    `settings`: of each service, by its name; of all under "". `arguments`: further ones of `pointsman up`.
+    `directory`: where data and output stay; by default they are temporary.
+    """
+
+    policy: str
+    instances: int
+    speed: float
+    rebalance: str = ""
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    start_seconds_max: float = START_SECONDS_MAX
+    directory: Path | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FleetFile]:
+        """From ready to stopped. Raises FleetStartError."""
+        with self._place() as directory:
+            data, output = directory / "data", directory / "up.log"
+            process = self._start(directory, data, output)
+            try:
+                yield await _ready(process, data, output, self.start_seconds_max)
+            finally:
+                await asyncio.shield(_stopped(process))
+
+    @contextmanager
+    def _place(self) -> Iterator[Path]:
+        if self.directory is not None:
+            yield self.directory
+            return
+        with tempfile.TemporaryDirectory(prefix="pointsman-fleet-", ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
+
+    def _start(self, directory: Path, data: Path, output: Path) -> "subprocess.Popen[bytes]":
+        flags: dict[str, object] = {"policy": self.policy, "engines": self.instances, "speed": self.speed, "port": 0}
+        flags |= {"data": data} | ({"rebalance": self.rebalance} if self.rebalance else {})
+        if self.settings:
+            flags["config"] = directory / "pointsman.toml"
+            (directory / "pointsman.toml").write_text(_toml(self.settings))
+        arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+        output.unlink(missing_ok=True)
+        return spawn([str(console_script("pointsman")), "up", *arguments, *self.arguments], output=output)
+
+
+def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
+    """Values of JSON's simple types are written alike in TOML."""
+    lines = []
+    for service, values in sorted(settings.items()):
+        lines += [f"[{service}]"] if service else []
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:
+    """Wait until the fleet has announced itself, which it does when all of it answers."""
+    deadline = time.monotonic() + seconds_max
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            msg = f"the fleet ended while it started (exit code {process.returncode}):\n{_last_lines(output)}"
+            raise FleetStartError(msg)
+        try:
+            return find_fleet(data=data)
+        except NoFleetError:
+            await asyncio.sleep(POLL_SECONDS)
+    msg = f"the fleet was not ready within {seconds_max:.0f} s:\n{_last_lines(output)}"
+    raise FleetStartError(msg)
+
+
+async def _stopped(process: "subprocess.Popen[bytes]") -> None:
+    """Stop the fleet; kill it when that takes too long."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _last_lines(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-OUTPUT_LINES_SHOWN:])

@@ -1,0 +1,293 @@
+"""What was known at each decision about a request.
+
+The log is folded once for each leader that decided about it, in that leader's order (`LeaderOrder`), so the state before a
+decision is, bit for bit, the one it was made from. Numbers of weighed candidates are those of the event; those of other
+instances are computed from the state with the leader's own arithmetic.
+"""
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from pointsman.contracts.decisions import (
+    Candidate,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.requests import PrefillFinished
+from pointsman.policies.pool_view import PoolView
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
+from pointsman.simulation.replay import apply_entry
+from pointsman.simulation.replay.folding import copy_state, entries_after
+from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import InstanceQueue, Request, Stage
+from pointsman_cli.explain.values import (
+    NOT_KNOWN,
+    DecisionRecord,
+    GrantRecord,
+    PeerPrefills,
+    PrefixFacts,
+    QueuedAhead,
+    RequestTimeline,
+    WeighedCandidate,
+)
+
+Decision = RequestPlaced | RequestRejected | RequestMigrated
+HELD_MAX = 4096
+"""Entries that a leader may have been behind."""
+
+_EMPTY_QUEUE = InstanceQueue()
+
+
+def add_decisions(
+    timeline: RequestTimeline,
+    points: list[LogEntry],
+    entries: Iterable[LogEntry],
+    settings: PoolSettings,
+    base: State | None,
+) -> None:
+    """Add the decisions and grants at `points`, and the prefills of peers. `base`: the state to start from, if the log lost
+    its beginning."""
+    waiting = _Waiting()
+    for term, group in _by_term(points):
+        reading = iter(entries if base is None else entries_after(base.sequence, entries))
+        witness = _Witness(timeline, State(settings) if base is None else copy_state(base), term, waiting)
+        witness.read(reading, {point.sequence for point in group})
+        if group[-1] is points[-1]:
+            witness.read_peers(reading)
+
+
+def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
+    """Grants that an ingress made alone have no term: they go with the decision before them, or the next one."""
+    groups: list[tuple[Term, list[LogEntry]]] = []
+    for point in points:
+        term = point.event.stamp.term if point.event and point.event.stamp else Term(0)
+        if groups and (not term or groups[-1][0] in (term, 0)):
+            groups[-1] = (groups[-1][0] or term, [*groups[-1][1], point])
+        else:
+            groups.append((term, [point]))
+    return groups
+
+
+class _Waiting:
+    """Where the request waits, and what overtook it there."""
+
+    def __init__(self) -> None:
+        self.instance = InstanceId("")
+        self.ahead: set[RequestId] = set()
+        self.overtaken_by: list[RequestId] = []
+
+
+class _Witness:
+    """Folds the log as one leader did, and looks around before each decision on the request."""
+
+    def __init__(self, timeline: RequestTimeline, state: State, term: Term, waiting: _Waiting) -> None:
+        self._timeline = timeline
+        self._state = state
+        self._blind = timeline.log_begins > state.sequence + 1
+        self._order: LeaderOrder[LogEntry] = LeaderOrder(term, held_max=HELD_MAX)
+        self._waiting = waiting
+        if self._blind and term not in timeline.elected:
+            state.term = term  # its election is among the entries that are gone
+
+    def read(self, entries: Iterator[LogEntry], points: set[Sequence]) -> None:
+        """Up to the last of the points."""
+        for step in self._order.replay(entries, self._state):
+            entry, event = step.entry, step.entry.event
+            if entry.sequence in points and (step.counts or step.kind is Kind.REPEATED):
+                points.discard(entry.sequence)
+                if step.counts:
+                    self._look(entry)
+            if step.counts and isinstance(event, RequestGranted) and self._overtakes(event):
+                self._waiting.overtaken_by.append(event.request)
+            if not points:
+                self._order.apply(step, self._state)
+                return
+
+    def read_peers(self, entries: Iterator[LogEntry]) -> None:
+        """On to the first token, to compare its prefill with those elsewhere."""
+        timeline, state = self._timeline, self._state
+        grant, first = timeline.grants[-1] if timeline.grants else None, timeline.first_token
+        if grant is None or first is None or first.instance != grant.instance:
+            return
+        until = next((entry.sequence for entry in timeline.entries if entry.event is first), 0)
+        paces: list[float] = []
+        for step in self._order.finish():
+            if grant.sequence < step.entry.sequence < until:
+                paces += self._pace_of(step.entry, grant.instance)
+            self._order.apply(step, state)
+        for entry in entries:
+            if entry.sequence >= until:
+                break
+            paces += self._pace_of(entry, grant.instance)
+            apply_entry(state, entry)
+        if paces:
+            timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
+
+    def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
+        """Of a prefill that this entry ends elsewhere."""
+        event = entry.event
+        if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
+            return []
+        request = self._state.workload.requests.get(event.request)
+        if request is None or request.stage is not Stage.PREFILL or not request.engine_seconds:
+            return []
+        return [(event.at - request.granted_at) / request.engine_seconds]
+
+    def _overtakes(self, event: RequestGranted) -> bool:
+        """Whether a later arrival is granted where the request waits."""
+        came_later = event.request != self._timeline.request and event.request not in self._waiting.ahead
+        return event.instance == self._waiting.instance and came_later
+
+    def _look(self, entry: LogEntry) -> None:
+        event, waiting = entry.event, self._waiting
+        if isinstance(event, RequestGranted):
+            self._timeline.grants.append(self._granted(entry, event))
+            waiting.instance = InstanceId("")
+        elif isinstance(event, Decision):
+            decision = self._decided(entry, event)
+            self._timeline.decisions.append(decision)
+            waiting.instance = decision.instance
+            waiting.ahead = {ahead.request for ahead in decision.ahead}
+            waiting.overtaken_by = []
+
+    def _decided(self, entry: LogEntry, event: Decision) -> DecisionRecord:
+        timeline, state = self._timeline, self._state
+        request = state.workload.requests.get(event.request)
+        after = event.at - timeline.arrived_at
+        instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
+        stamp = event.stamp
+        return DecisionRecord(
+            kind={RequestPlaced: "placed", RequestMigrated: "moved", RequestRejected: "rejected"}[type(event)],
+            sequence=entry.sequence,
+            term=stamp.term if stamp else Term(0),
+            number=stamp.number if stamp else 0,
+            as_of=stamp.as_of if stamp else 0,
+            unseen_entries=self._order.unseen(entry.sequence),
+            after_seconds=after,
+            attempt=event.attempt if not isinstance(event, RequestMigrated) else request.attempt if request else 1,
+            excluded=list(event.excluded) if not isinstance(event, RequestMigrated) else [],
+            instance=instance,
+            source=event.source if isinstance(event, RequestMigrated) else InstanceId(""),
+            policy=event.policy,
+            settings={} if isinstance(event, RequestMigrated) else event.settings,
+            reason=event.reason,
+            detail=event.detail if isinstance(event, RequestRejected) else "",
+            retry_after=event.retry_after if isinstance(event, RequestRejected) else None,
+            predicted_ttft=None if isinstance(event, RequestRejected) else after + event.predicted_ttft,
+            predicted_cached_tokens=_cached(request, event),
+            budget_seconds=request.slo_ttft - after if request else 0.0,
+            candidates=self._weighed(request, event, instance),
+            ahead=self._ahead(instance, event.at),
+            prefix=self._prefix(request),
+        )
+
+    def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
+        """Those in the event, in its order, then all other instances."""
+        weighed = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
+        others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in weighed]
+        held = self._state.index.hits(request.keys) if request else {}
+        view = PoolView(self._state, request, event.at) if request else None
+        found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in weighed.values()]
+        if view is not None:
+            found += [self._weigh(view.candidate(i).recorded(), held, chosen, weighed=False) for i in others]
+        return found
+
+    def _weigh(
+        self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
+    ) -> WeighedCandidate:
+        instance = self._state.fleet.get(candidate.instance)
+        line = self._state.workload.queues.get(candidate.instance, _EMPTY_QUEUE)
+        return WeighedCandidate(
+            instance=candidate.instance,
+            chosen=candidate.instance == chosen,
+            weighed=weighed,
+            status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
+            knowledge=str(instance.knowledge) if instance else "",
+            doubt=instance.doubt if instance else "",
+            why_out=self._state.ejection_reason(instance) if instance else "",
+            hit_blocks=candidate.hit_blocks,
+            held_blocks=min(candidate.hit_blocks, held.get(candidate.instance, 0)),
+            uncached_tokens=candidate.uncached_tokens,
+            queue_seconds=candidate.queue_seconds,
+            prefill_seconds=candidate.prefill_seconds,
+            predicted_ttft=candidate.predicted_ttft,
+            pending=len(line.pending),
+            in_prefill=len(line.prefill),
+            decoding=len(line.decoding),
+            correction=self._state.latency.correction(candidate.instance),
+        )
+
+    def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
+        """Requests without a first token on the instance, those in the engine first."""
+        line = self._state.workload.queues.get(instance, _EMPTY_QUEUE)
+        return [
+            _queued(request, now)
+            for request in (*line.prefill.values(), *line.pending.values())
+            if request.id != self._timeline.request
+        ]
+
+    def _prefix(self, request: Request | None) -> PrefixFacts | None:
+        """The shortest prefix that is counted."""
+        state = self._state
+        if request is None or not request.keys:
+            return None
+        level = max(1, state.settings.affinity_level_tokens // state.settings.block_tokens)
+        place = min(level, len(request.keys)) - 1
+        key = request.keys[place]
+        held = state.index.hits(request.keys)
+        return PrefixFacts(
+            key=f"{key:016x}",
+            tokens=(place + 1) * state.settings.block_tokens,
+            arrivals=state.hotness.arrivals_of(key),
+            window=state.hotness.arrivals,
+            ready=len(state.fleet.ready),
+            holders=sorted(instance for instance, blocks in held.items() if blocks > place),
+        )
+
+    def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
+        state = self._state
+        request = state.workload.requests.get(event.request)
+        line = state.workload.queues.get(event.instance, _EMPTY_QUEUE)
+        before_seconds, before_tokens = line.engine_left(event.at)
+        held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
+        instance = state.fleet.get(event.instance)
+        return GrantRecord(
+            sequence=entry.sequence,
+            after_seconds=event.at - self._timeline.arrived_at,
+            instance=event.instance,
+            instance_known=instance is not None,
+            attempt=event.attempt,
+            by_leader=event.stamp is not None,
+            overtaken_by=self._waiting.overtaken_by,
+            in_engine=[_queued(other, event.at) for other in line.prefill.values() if other.id != event.request],
+            decoding=len(line.decoding),
+            work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
+            work_tokens=before_tokens + (request.uncached_tokens if request else 0),
+            correction=state.latency.correction(event.instance),
+            corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances},
+            held_tokens=state.latency.cached_tokens(instance, held, request.prompt_tokens)
+            if request and instance
+            else 0,
+        )
+
+
+def _cached(request: Request | None, event: Decision) -> Tokens:
+    if request is None or isinstance(event, RequestRejected):
+        return 0
+    return request.prompt_tokens - event.uncached_tokens
+
+
+def _queued(request: Request, now: Seconds) -> QueuedAhead:
+    return QueuedAhead(
+        request=request.id,
+        tenant=request.tenant,
+        stage="in prefill" if request.stage is Stage.PREFILL else str(request.stage),
+        waited_seconds=now - request.arrived_at,
+        inside_seconds=now - request.granted_at if request.stage is Stage.PREFILL else 0.0,
+        uncached_tokens=request.uncached_tokens,
+        prefill_seconds=request.prefill_seconds,
+    )

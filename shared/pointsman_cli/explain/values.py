@@ -1,0 +1,222 @@
+"""What is known about one request: plain values, filled by `timeline`, read by `diagnosis` and `page`."""
+
+from dataclasses import dataclass, field
+
+from pointsman.contracts.block_keys import KEY_BYTES
+from pointsman.contracts.decisions import RequestRejected, Settings
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
+
+RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
+NOT_KNOWN = "not known"
+"""Status of an instance that joined before a log of which nothing earlier is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighedCandidate:
+    """One instance at the decision. Seconds include the learned correction."""
+
+    instance: InstanceId
+    chosen: bool
+    weighed: bool
+    """Whether the policy did; otherwise the numbers are recomputed from the same state."""
+    status: str
+    """If NOT_KNOWN, so is everything here that is not in the event."""
+    knowledge: str
+    doubt: str
+    why_out: str
+    """Why it was ejected or half-open; empty otherwise."""
+    hit_blocks: int
+    held_blocks: int
+    """Of those, in its cache; the rest was promised by prompts placed there."""
+    uncached_tokens: Tokens
+    queue_seconds: Seconds
+    prefill_seconds: Seconds
+    predicted_ttft: Seconds
+    pending: int
+    in_prefill: int
+    decoding: int
+    correction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedAhead:
+    """A request ahead of this one on the same instance."""
+
+    request: RequestId
+    tenant: Tenant
+    stage: str
+    waited_seconds: Seconds
+    """Since its arrival."""
+    inside_seconds: Seconds
+    """Since its grant; 0 without one."""
+    uncached_tokens: Tokens
+    prefill_seconds: Seconds
+    """By the cost model, uncorrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixFacts:
+    """How hot the prompt's prefix was."""
+
+    key: str
+    tokens: Tokens
+    arrivals: int
+    """Of the last `window` arrivals, those with this prefix, this one included."""
+    window: int
+    ready: int
+    holders: list[InstanceId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """One decision of the leader about this request. Times count from the arrival."""
+
+    kind: str
+    """placed, moved or rejected."""
+    sequence: Sequence
+    term: Term
+    number: int
+    as_of: Sequence
+    unseen_entries: int
+    """Entries before the decision in the log that the leader had not applied."""
+    after_seconds: Seconds
+    attempt: int
+    excluded: list[InstanceId]
+    instance: InstanceId
+    source: InstanceId
+    policy: str
+    settings: Settings
+    reason: str
+    detail: str
+    retry_after: Seconds | None
+    predicted_ttft: Seconds | None
+    """From the arrival; None if rejected."""
+    predicted_cached_tokens: Tokens
+    budget_seconds: Seconds
+    """Left of the SLO."""
+    candidates: list[WeighedCandidate]
+    ahead: list[QueuedAhead]
+    prefix: PrefixFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRefused:
+    """A move that a rebalancer asked for and the leader refused. Times count from the arrival."""
+
+    sequence: Sequence
+    after_seconds: Seconds
+    source: InstanceId
+    instance: InstanceId
+    reason: str
+    detail: str
+    policy: str
+    """Of the rebalancer."""
+    plan: str
+    planned_as_of: Sequence
+    benefit_seconds: Seconds
+    """By how much the rebalancer expected the first token sooner."""
+    rebind: bool
+    """Whether it was to be aborted in its engine."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GrantRecord:
+    """The request was sent to an engine. Seconds of work are by the cost model, uncorrected."""
+
+    sequence: Sequence
+    after_seconds: Seconds
+    instance: InstanceId
+    instance_known: bool
+    """If not, nothing is known of its pace, cache and queue."""
+    attempt: int
+    by_leader: bool
+    overtaken_by: list[RequestId]
+    """Later arrivals granted on the same instance while it waited."""
+    in_engine: list[QueuedAhead]
+    decoding: int
+    work_seconds: Seconds
+    """Prefill work in the engine until its first token, its own included."""
+    work_tokens: Tokens
+    correction: float
+    corrections: dict[InstanceId, float]
+    """Of all instances."""
+    held_tokens: Tokens
+    """Of its prompt, in the cache by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPrefills:
+    """Prefills on other instances that ended while the request was in its engine. `pace`: median real time over that of the
+    cost model."""
+
+    prefills: int
+    pace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of time. `kind`: way, queue, engine, decoding, or gone: before the log begins."""
+
+    kind: str
+    name: str
+    instance: InstanceId
+    since_seconds: Seconds
+    seconds: Seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTimeline:
+    """Everything about one request. What is not in the log is None, empty or -1."""
+
+    request: RequestId
+    speed: float
+    block_tokens: Tokens
+    arrived_at: Seconds
+    arrival: RequestArrived | None = None
+    log_begins: Sequence = 0
+    """Its first entry."""
+    entries: list[LogEntry] = field(default_factory=list)
+    elected: set[Term] = field(default_factory=set)
+    """Terms whose election is in the log."""
+    fenced: set[Sequence] = field(default_factory=set)
+    """Entries of a deposed leader, which have no effect."""
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    refused: list[MoveRefused] = field(default_factory=list)
+    grants: list[GrantRecord] = field(default_factory=list)
+    meanwhile: PeerPrefills | None = None
+    failed: list[RequestAttemptFailed] = field(default_factory=list)
+    first_token: PrefillFinished | None = None
+    end: RequestEnd | None = None
+    phases: list[Phase] = field(default_factory=list)
+    last_at: Seconds = 0.0
+    """Newest time in the log."""
+
+    @property
+    def ttft(self) -> Seconds | None:
+        """From arrival to the first token, or to the whole answer if it is not streamed."""
+        if isinstance(self.end, RequestFinished):
+            return self.end.ttft
+        return self.first_token.ttft if self.first_token else None
+
+    @property
+    def arrived_before_the_log(self) -> bool:
+        return self.arrival is None and self.log_begins > 1
+
+    @property
+    def placement(self) -> DecisionRecord | None:
+        """The last decision that placed or moved it."""
+        return next((d for d in reversed(self.decisions) if d.kind != "rejected"), None)
+
+
+def blocks_of(arrival: RequestArrived) -> int:
+    """Whole blocks of its prompt."""
+    return len(arrival.keys) // KEY_BYTES

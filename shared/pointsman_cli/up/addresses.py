@@ -1,0 +1,96 @@
+"""Engines that already run, as `--engine` and `--also` name them: URLs, with KV event sockets, role and rank in the fragment."""
+
+import re
+from dataclasses import dataclass
+from typing import NoReturn, cast, get_args
+from urllib.parse import parse_qs, urlsplit
+
+import click
+
+from pointsman.contracts.fleet import Role
+from pointsman.contracts.subjects import valid_name
+
+INSTANCES_MAX = 512
+POOL_NAME_MAX = 40
+"""Longest pool name made from a model's name; instances are named after it."""
+FRAGMENT = ("kv", "replay", "role", "rank", "block_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """A running engine; the endpoints of its KV events are empty if it has none."""
+
+    url: str
+    kv_endpoint: str = ""
+    kv_replay_endpoint: str = ""
+    role: Role = "both"
+    dp_rank: int | None = None
+    """Its data-parallel rank, if it has several; the endpoints are those of rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherPool:
+    """One more model and its pool: `instances` simulated engines, or running ones at `addresses`. `block_tokens` None: as
+    in the first pool."""
+
+    pool: str
+    model: str
+    instances: int
+    addresses: tuple[EngineAddress, ...] = ()
+    block_tokens: int | None = None
+
+
+def refuse(flag: str, message: str) -> NoReturn:
+    raise click.BadParameter(message, param_hint=flag)
+
+
+def further_pool(text: str) -> FurtherPool:
+    """From MODEL=ENGINES. Raises click.BadParameter."""
+    model, equals, engines = text.partition("=")
+    pool = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:POOL_NAME_MAX].rstrip("-")
+    if not (equals and engines and valid_name(pool)):
+        refuse("--also", f"'{text}' is not MODEL=ENGINES; write for instance coder=2")
+    sizes = {size for part in engines.split(",") for size in _fragment(part, text).get("block_tokens", [])}
+    if len(sizes) > 1 or not all(size.isdecimal() and int(size) for size in sizes):
+        refuse("--also", f"'{text}': block_tokens is one positive number for the whole pool")
+    block_tokens = int(sizes.pop()) if sizes else None
+    count = engines.partition("#")[0]
+    if not count.isdecimal():
+        addresses = tuple(engine_address(part.strip()) for part in engines.split(","))
+        return FurtherPool(pool, model, len(addresses), addresses, block_tokens)
+    if not 1 <= int(count) <= INSTANCES_MAX:
+        refuse("--also", f"'{text}': the number of engines must be from 1 to {INSTANCES_MAX}")
+    return FurtherPool(pool, model, int(count), block_tokens=block_tokens)
+
+
+def engine_address(text: str) -> EngineAddress:
+    """Raises click.BadParameter."""
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        refuse("--engine", f"'{text}' is neither 'sim', nor 'vllm', nor a URL like http://127.0.0.1:8000")
+    values = {name: found[-1] for name, found in _fragment(text, text).items()}
+    role = values.get("role", "both")
+    if role not in get_args(Role):
+        refuse("--engine", f"'{text}': a role is one of {', '.join(get_args(Role))}")
+    rank = values.get("rank", "")
+    if rank and not rank.isdecimal():
+        refuse("--engine", f"'{text}': a data-parallel rank is a number from 0")
+    kv, replay = (_endpoint(values.get(name, ""), parts.hostname, text) for name in ("kv", "replay"))
+    url = parts._replace(fragment="").geturl().rstrip("/")
+    return EngineAddress(url, kv, replay, cast("Role", role), int(rank) if rank else None)
+
+
+def _fragment(part: str, text: str) -> dict[str, list[str]]:
+    values = parse_qs(part.partition("#")[2])
+    if unknown := sorted(set(values) - set(FRAGMENT)):
+        refuse("--engine", f"'{text}': after # come {', '.join(FRAGMENT)}, each NAME=VALUE, not {', '.join(unknown)}")
+    return values
+
+
+def _endpoint(named: str, host: str, text: str) -> str:
+    """A ZMQ endpoint; a bare port is one of the engine's host."""
+    if named.isdecimal():
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{named}"
+    if named and not named.startswith(("tcp://", "ipc://")):
+        refuse("--engine", f"'{text}': '{named}' is neither a port nor an endpoint like tcp://host:5557 or ipc:///path")
+    return named

@@ -1,0 +1,257 @@
+"""The processes of a planned fleet, each with its environment and arguments. Pure.
+
+Processes get `POINTSMAN_*` variables, as in `docker-compose.yml`; what is not set stays at the service's default or in its
+table of the settings file.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import gcd
+
+from pointsman.adapters.tcp_ports import LOOPBACK
+from pointsman.contracts.fleet import Role
+from pointsman.policies.scaling.slo_attainment import SloAttainment
+from pointsman.runtime.engine_command import EnginePlaces
+from pointsman.runtime.settings import environment
+from pointsman_cli.discovery import LOCK_FILE
+from pointsman_cli.up.addresses import EngineAddress
+from pointsman_cli.up.plan import (
+    ENGINE_BLOCK_TOKENS,
+    FURTHER_SERVICES,
+    PORTS_EACH_ENGINE,
+    SERVICES,
+    FleetPlan,
+    ProcessPlan,
+    archive_file,
+)
+from pointsman_cli.up.scripts import console_script
+from pointsman_cli.up.settings import BUILTIN_TOKENIZER, MODEL_PLACE, UpSettings, service_arguments, words
+
+SOCKET_PATH_MAX = 107
+"""Longest path of a Unix socket, in bytes."""
+
+REQUEST_PATH = frozenset({"scheduler", "ingress"})
+BEHIND_THE_REQUESTS = 10
+"""Niceness of services that only follow the log. Not of a scaler that starts engines: they would inherit it."""
+
+KV_TRANSFER_GB_PER_S = 12.5
+"""KV transfer rate of simulated engines: 100 Gbit/s."""
+
+
+def processes(plan: FleetPlan) -> list[ProcessPlan]:
+    """All processes but the nats-server, in reading order."""
+    ports = iter(plan.ports)
+    first, *others = plan.pools
+    planned = _pool_processes(first, SERVICES, ports)
+    for other in others:
+        planned += _pool_processes(other, FURTHER_SERVICES, ports)
+    return planned
+
+
+def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[int]) -> list[ProcessPlan]:
+    planned = [
+        _service(plan, role, next(ports), name, number)
+        for role in services
+        for number, name in enumerate(_names(plan, role))
+    ]
+    for number, name in enumerate(plan.engine_names(), 1):
+        if plan.engines:
+            address = plan.engines[number - 1]
+        else:
+            engine, address = _engine(plan, name, [next(ports) for _ in range(PORTS_EACH_ENGINE - 1)])
+            address = replace(address, role=_role(plan.settings, number))
+            planned.append(engine)
+        planned.append(_worker(plan, name, address, next(ports)))
+    return planned
+
+
+def _role(settings: UpSettings, number: int) -> Role:
+    """The engines that prefill come first."""
+    if settings.split is None:
+        return "both"
+    return "prefill" if number <= settings.roles[0] else "decode"
+
+
+def _names(plan: FleetPlan, role: str) -> list[str]:
+    count = {"scheduler": plan.settings.schedulers, "ingress": plan.settings.ingresses}.get(role, 1)
+    return [plan.prefix + role, *(f"{role}-{number}" for number in range(2, count + 1))]
+
+
+def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> ProcessPlan:
+    host = LOOPBACK
+    url = _url(port)
+    if role == "ingress":
+        host, port = plan.settings.host, (plan.ingress_ports or (plan.settings.port,))[number]
+        url = plan.ingress_url_at(port)
+    return ProcessPlan(
+        name=name,
+        role=role,
+        script=f"pointsman-{role}",
+        url=url,
+        environment=_common(plan, role, host, port) | environment(_own(plan, role)),
+        arguments=service_arguments(plan.settings.set).get(role, ()),
+        niceness=0 if role in REQUEST_PATH or (role == "scaler" and plan.settings.scaled) else BEHIND_THE_REQUESTS,
+    )
+
+
+def _own(plan: FleetPlan, role: str) -> dict[str, object]:
+    """The settings of one service beyond the common ones."""
+    settings = plan.settings
+    hold_seconds = settings.kind.hold_seconds if settings.scaled else None
+    own: dict[str, dict[str, object]] = {
+        "scheduler": {"policy": settings.policy, "hold_seconds": hold_seconds},
+        "scaler": _scaling(plan),
+        "ingress": {
+            "slo_ttft_seconds": plan.slo_ttft,
+            "tokenizer": plan.tokenizer,
+            "hold_seconds": hold_seconds,
+        }
+        | _several(plan),
+        "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
+    }
+    return own.get(role, {})
+
+
+def _several(plan: FleetPlan) -> dict[str, object]:
+    """The ingress's settings of further pools."""
+    if not plan.further:
+        return {}
+    return {
+        "pools": (plan.settings.pool, *(further.pool for further in plan.further)),
+        "pool_tokenizer": tuple(f"{f.pool}={'' if f.addresses else BUILTIN_TOKENIZER}" for f in plan.further),
+    }
+
+
+def _scaling(plan: FleetPlan) -> dict[str, object]:
+    """With these the scaler starts engines and workers as they are started here."""
+    if not plan.settings.scaled:
+        return {}
+    lowest, highest = plan.settings.bounds
+    program, *arguments = engine_command(plan)
+    if plan.settings.kind.simulated:
+        program = str(console_script(program))
+    return {
+        "scaling": SloAttainment.name,
+        "provider": "process",
+        "min_instances": lowest,
+        "max_instances": highest,
+        "engine_command": shlex.join([program, *arguments]),
+        "engine_model": plan.engine_model,
+        "engine_directory": plan.instances,
+        "engine_guard": plan.data / LOCK_FILE,
+    }
+
+
+def _engine(plan: FleetPlan, name: str, ports: list[int]) -> tuple[ProcessPlan, EngineAddress]:
+    """An engine to start, and where its worker finds it."""
+    port, kv_port, replay_port = ports
+    kv, replay = _sockets(plan, name)
+    places = EnginePlaces(instance=name, port=port, kv=kv, replay=replay, kv_port=kv_port, replay_port=replay_port)
+    command = engine_command(plan)
+    program, *arguments = places.filled(command)
+    simulated = plan.settings.kind.simulated
+    process = ProcessPlan(
+        name=name,
+        role="engine",
+        script=program,
+        url=_url(port),
+        environment=environment({"config": plan.config}) if simulated else {},
+        arguments=tuple(arguments),
+        ready_path="/health",
+        foreign=not simulated,
+    )
+    return process, EngineAddress(process.url, *places.sockets(command))
+
+
+def engine_command(plan: FleetPlan) -> list[str]:
+    """The command line of an engine, with its places unfilled (`runtime.engine_command`)."""
+    settings = plan.settings
+    more = words("--engine-args", settings.engine_args)
+    if settings.engine_command is not None:
+        command = words("--engine-command", settings.engine_command)
+        return [part.replace(MODEL_PLACE, settings.model or "") for part in command] + more
+    if plan.home is not None:
+        arguments = ["--port", "{port}", *_cache_and_events(plan), *more]
+        return plan.home.serve_command(arguments, served_model=plan.model, threads=plan.engine_threads)
+    return [*_simulated_engine(plan), *more]
+
+
+def _simulated_engine(plan: FleetPlan) -> list[str]:
+    settings = plan.settings
+    command = [
+        "pointsman-engine-sim",
+        *("--model", plan.model),
+        *("--host", LOOPBACK),
+        *("--port", "{port}"),
+        *("--engine-model", plan.engine_model),
+        *("--speed", str(settings.speed)),
+        *_cache_and_events(plan),
+    ]
+    if settings.split is not None:
+        connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        command += ["--kv-transfer-config", json.dumps(connector), "--kv-transfer-gb-per-s", str(KV_TRANSFER_GB_PER_S)]
+    for adapter in settings.lora:
+        command += ["--lora-modules", f"{adapter}={adapter}"]
+    return command
+
+
+def _cache_and_events(plan: FleetPlan) -> list[str]:
+    """Options that the simulated engine and vLLM share."""
+    options = ["--block-size", str(gcd(plan.block_tokens, ENGINE_BLOCK_TOKENS)), "--kv-events-config", "{kv_events}"]
+    if plan.settings.kv_blocks is not None:
+        options += ["--num-gpu-blocks-override", str(plan.settings.kv_blocks)]
+    return options
+
+
+def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -> ProcessPlan:
+    own = {
+        "instance": instance,
+        "engine_url": address.url,
+        "kv_endpoint": address.kv_endpoint,
+        "dp_rank": address.dp_rank,
+        "state_directory": plan.data / "workers",
+        "kv_replay_endpoint": address.kv_replay_endpoint,
+        "engine_model": plan.engine_model,
+        "role": address.role if address.role != "both" else None,
+        "kv_transfer_gb_per_s": KV_TRANSFER_GB_PER_S if plan.settings.split and plan.settings.kind.simulated else None,
+    }
+    return ProcessPlan(
+        name=instance.replace("engine-", "worker-"),
+        role="worker",
+        script="pointsman-worker",
+        url=_url(port),
+        environment=_common(plan, "worker", LOOPBACK, port) | environment(own),
+        arguments=service_arguments(plan.settings.set).get("worker", ()),
+    )
+
+
+def _common(plan: FleetPlan, role: str, host: str, port: int) -> dict[str, str]:
+    """Common settings; an ingress takes the block size from each pool's log."""
+    settings = plan.settings
+    return environment(
+        {
+            "nats": plan.nats,
+            "pool": settings.pool,
+            "speed": settings.speed,
+            "block_tokens": plan.block_tokens if role != "ingress" else None,
+            "secret": plan.secret,
+            "host": host,
+            "port": port,
+            "config": plan.config,
+        }
+    )
+
+
+def _sockets(plan: FleetPlan, engine: str) -> tuple[str, str]:
+    paths = [plan.runtime / f"{engine}.{kind}" for kind in ("kv", "replay")]
+    for path in paths:
+        if len(str(path).encode()) > SOCKET_PATH_MAX:
+            message = f"{path} is too long for a Unix socket; set TMPDIR to a shorter directory"
+            raise ValueError(message)
+    return f"ipc://{paths[0]}", f"ipc://{paths[1]}"
+
+
+def _url(port: int) -> str:
+    return f"http://{LOOPBACK}:{port}"

@@ -1,0 +1,218 @@
+"""One run of `pointsman up`: starts the planned processes, shows them, announces the fleet, and stops it on a signal."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pointsman.adapters.providers.process import kill_all, stop_all
+from pointsman.primitives import InstanceId
+from pointsman_cli.discovery import FleetFile, FleetProcess, announce
+from pointsman_cli.up.child import START_ERRORS, ChildProcess, NatsProcess, ServiceProcess
+from pointsman_cli.up.display import StartDisplay, print_fleet
+from pointsman_cli.up.plan import FleetPlan
+from pointsman_cli.up.probe import model_of
+from pointsman_cli.up.processes import processes
+from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
+
+REFRESH_SECONDS = 0.1
+STILL_STARTING_SECONDS = 20.0
+"""Between two lines about a long start, without a live display."""
+
+
+class FleetSession:
+    """One run of a fleet, from its first process to its last."""
+
+    def __init__(self, plan: FleetPlan, console: Console) -> None:
+        logs = plan.data / "logs"
+        with written_to(plan.data):
+            logs.mkdir(exist_ok=True)
+        self._plan = plan
+        self._console = console
+        self._started_at = time.time()
+        self._stop = asyncio.Event()
+        children: list[ChildProcess] = [ServiceProcess(process, logs) for process in processes(plan)]
+        if not plan.settings.nats:
+            sync_interval = plan.settings.sync_interval
+            children.insert(0, NatsProcess(port=plan.nats_port, store=plan.data / "nats", sync_interval=sync_interval))
+        self._runner = FleetRunner(children, tell=self._tell, changed=self._announce, stop_others=self._stop_instances)
+        self._running = False
+        self._killing: asyncio.Future[None] | None = None
+        """Set from the second Ctrl-C on."""
+        self._model = plan.model
+
+    async def run(self) -> int:
+        """Start, keep and stop. Returns the exit code: 1 if the fleet could not be started."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        try:
+            if await self._unless_stopped(self._start()):
+                await self._unless_stopped(self._keep())
+        except (FleetStartError, *START_ERRORS) as error:
+            self._tell(f"the fleet could not be started: {error}", "red")
+            if isinstance(error, FleetStartError):
+                for line in error.tail:
+                    self._tell(f"  | {line}", "dim")
+            return 1
+        else:
+            return 0
+        finally:
+            self._running = False
+            await self._runner.stop()
+            if self._killing is not None:
+                await self._killing
+            self._tell("stopped", "")
+
+    async def _start(self) -> None:
+        with self._start_display() as live:
+            ticking = asyncio.ensure_future(self._tick(live))
+            try:
+                await self._runner.start(seconds_max=self._plan.start_seconds_max)
+            finally:
+                ticking.cancel()
+        self._model = self._model or await self._model_of_ours()
+        self._running = True
+        self._announce()
+        print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
+
+    async def _keep(self) -> None:
+        telling = asyncio.ensure_future(self._report_visibility())
+        try:
+            await self._runner.keep()
+            await self._stop.wait()
+        finally:
+            telling.cancel()
+
+    async def _report_visibility(self) -> None:
+        """Only of real engines. The module is imported late, since that takes time."""
+        fleet = self._fleet_file()
+        urls = {process.name: process.url for process in fleet.of_role("engine")}
+        asked = []
+        for plan in self._plan.pools:
+            if real := plan.real_engines():  # what a scaler starts later is in pointsman fleet
+                from pointsman_cli.up.cache_visibility import report_cache_visibility
+
+                engines = {InstanceId(name): urls[name] for name in real}
+                settings = fleet.settings(plan.settings.pool)
+                asked.append(report_cache_visibility(settings, engines, self._started_at, self._tell))
+        await asyncio.gather(*asked)
+
+    async def _model_of_ours(self) -> str:
+        """The model of an engine started by --engine-command; empty if none runs."""
+        urls = [child.url for child in self._runner.children if child.role == "engine"]
+        return await model_of(urls[0]) if urls else ""
+
+    async def _tick(self, live: Live | None) -> None:
+        """Refresh the display; without a terminal, print now and then what is missing."""
+        while live is not None:
+            live.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+        while True:
+            await asyncio.sleep(STILL_STARTING_SECONDS)
+            elapsed = time.time() - self._started_at
+            late = [
+                child for child in self._runner.children if self._runner.conditions[child.name] is not Condition.READY
+            ]
+            engines = [child for child in late if child.role == "engine"] or late
+            waiting = "; ".join(f"{child.name}: {child.waiting_for or 'does not answer yet'}" for child in engines)
+            self._tell(f"still starting after {elapsed:.0f} s: {waiting}", "")
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether the work was done before a signal cancelled it. Raises what the work raises."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    async def _stop_instances(self) -> None:
+        """End the scaler's instances, which outlive the scaler."""
+        if self._plan.settings.scaled:
+            await stop_all(self._plan.instances)
+
+    async def _kill(self) -> None:
+        self._runner.kill()
+        if self._plan.settings.scaled:
+            await kill_all(self._plan.instances)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first one stops; after that only Ctrl-C kills, since a closing terminal sends SIGHUP twice."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._tell("stopping (Ctrl-C again kills) ...", "dim")
+        elif number == signal.SIGINT and self._killing is None:
+            self._tell("killing what is left", "yellow")
+            self._killing = asyncio.ensure_future(self._kill())
+
+    def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
+        """Without a refreshing thread: this process forks."""
+        if self._console.is_terminal:
+            return Live(StartDisplay(self._runner), console=self._console, auto_refresh=False, transient=True)
+        self._tell(f"starting the fleet: {len(self._runner.children)} processes", "")
+        return contextlib.nullcontext()
+
+    def _tell(self, line: str, style: str) -> None:
+        """Does nothing if the terminal is closed."""
+        with contextlib.suppress(OSError, SystemExit):  # SystemExit is rich's answer to a broken pipe
+            self._console.print(Text(line, style=style), soft_wrap=True)
+
+    def _announce(self) -> None:
+        if self._running:
+            try:
+                announce(self._fleet_file())
+            except OSError as error:
+                self._tell(f"other commands will need --from: {error}", "yellow")
+
+    def _fleet_file(self) -> FleetFile:
+        plan, settings = self._plan, self._plan.settings
+        own = [
+            FleetProcess(name=child.name, role=child.role, pid=child.pid, url=child.url)
+            for child in self._runner.children
+        ]
+        running = [FleetProcess(name="nats", role="nats", pid=0, url=plan.nats)] if settings.nats else []
+        running += [
+            FleetProcess(name=name, role="engine", pid=0, url=engine.url)
+            for of_pool in plan.pools
+            for name, engine in zip(of_pool.engine_names(), of_pool.engines, strict=False)
+        ]
+        return FleetFile(
+            nats=plan.nats,
+            ingress=plan.ingress_url,
+            pool=settings.pool,
+            model=self._model,
+            policy=settings.policy or plan.config_policy,
+            speed=settings.speed,
+            slo_ttft=plan.slo_ttft,
+            block_tokens=plan.block_tokens,
+            secret_file=str(plan.secret_file),
+            data=str(plan.data),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            processes=[*running, *own],
+            further={further.pool: further.model for further in plan.further},
+            further_block_tokens={other.settings.pool: other.block_tokens for other in plan.pools[1:]},
+        )
+
+
+@contextlib.contextmanager
+def written_to(data: Path) -> Iterator[None]:
+    """Raises click.ClickException if the data directory cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write to {data}: {error.strerror or error}; make room there, or name another with --data DIR"
+        raise click.ClickException(message) from error

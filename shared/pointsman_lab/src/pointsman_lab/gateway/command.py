@@ -1,0 +1,108 @@
+"""The command: a fleet, running or fresh, in; tables and JSON out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pointsman_cli.bench.fresh_fleet import FreshFleet
+from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.options import CONTEXT, DIRECTORY, out_option
+from pointsman_cli.output_file import write_json
+from pointsman_lab.gateway.connection import Target
+from pointsman_lab.gateway.measurements import Figures, Setup, measure
+
+FRESH_ENGINE_SPEED = 200.0
+"""So fast that cores do not fall asleep while the engine computes: on waking cores the same instructions take 2 to 3 times as long."""
+FRESH_POLICY = "dualmap"
+CONCURRENCY = 64
+"""Of the throughput run."""
+SLOW_ENGINE_MS = 5.0
+"""A direct call that takes longer lets the cores fall asleep."""
+
+
+@click.command("gateway", context_settings=CONTEXT)
+@click.option(
+    "--from",
+    "place",
+    metavar="DIRECTORY",
+    type=DIRECTORY,
+    help="Measure the fleet of this data directory. Default: a fresh one.",
+)
+@click.option(
+    "--requests", default=500, show_default=True, type=click.IntRange(10, 100_000), help="Pairs of each kind."
+)
+@out_option
+def gateway_command(place: Path | None, requests: int, out: Path | None) -> None:
+    """Measure what the gateway adds to a direct call of the same engine.
+
+    \b
+    Latency at concurrency 1 (a small chat, and 40 kB of token ids), requests a second at full load, and the CPU
+    time and instructions per request and per streamed chunk of the ingress and of the scheduler.
+      pointsman-lab gateway                      a fresh fleet with one engine that is fast enough not to matter
+      pointsman-lab gateway --from .pointsman    the fleet of this directory
+    """
+
+    async def run() -> Figures:
+        async with _fleet(place) as fleet:
+            gateway = Target.of(fleet.ingress)
+            return await measure(Setup(gateway, _engines(fleet), _pids(fleet), fleet.model, requests, CONCURRENCY))
+
+    figures = asyncio.run(run())
+    _print(figures)
+    if out is not None:
+        write_json(out, figures.as_json())
+
+
+@asynccontextmanager
+async def _fleet(place: Path | None) -> AsyncIterator[FleetFile]:
+    """The fleet of that directory, or a new one for as long as the context is open."""
+    if place is not None:
+        yield find_fleet(data=place)
+        return
+    async with FreshFleet(policy=FRESH_POLICY, instances=1, speed=FRESH_ENGINE_SPEED).running() as fleet:
+        yield fleet
+
+
+def _engines(fleet: FleetFile) -> dict[str, Target]:
+    return {process.name: Target.of(process.url) for process in fleet.of_role("engine") if process.url}
+
+
+def _pids(fleet: FleetFile) -> dict[str, int]:
+    return {p.role: p.pid for p in fleet.processes if p.role in ("ingress", "scheduler") and p.pid}
+
+
+def _print(figures: Figures) -> None:
+    console = Console()
+    latency = Table(
+        "body", "direct p50", "gateway p50", "added p50", "added p90", "pairs", title="Latency, one at a time"
+    )
+    for name, added in figures.added.items():
+        numbers = (added.direct_p50_ms, added.gateway_p50_ms, added.added_p50_ms, added.added_p90_ms)
+        latency.add_row(name, *(f"{value:.2f} ms" for value in numbers), str(added.requests))
+    console.print(latency)
+    rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
+    console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
+    if figures.work:
+        columns = ("process", "CPU a request", "CPU a chunk", "instructions a request", "a chunk")
+        work = Table(*columns, title="Work, per request and per streamed chunk")
+        for name, done in figures.work.items():
+            counts = (done.instructions_k_per_request, done.instructions_k_per_chunk)
+            cpu = (done.cpu_us_per_request, done.cpu_us_per_chunk)
+            work.add_row(name, *(f"{us:,.0f} us" for us in cpu), *map(_thousands, counts))
+        console.print(work)
+    if figures.not_measured:
+        console.print(f"not measured: {figures.not_measured}")
+    if any(added.direct_p50_ms > SLOW_ENGINE_MS for added in figures.added.values()):
+        console.print(
+            "This engine is slow enough for the cores to fall asleep between requests, which makes everything else "
+            "slower too. Without --from a fast one is measured."
+        )
+
+
+def _thousands(count: float | None) -> str:
+    return "" if count is None else f"{count:,.0f} k"

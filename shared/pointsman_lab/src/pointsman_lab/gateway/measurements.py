@@ -1,0 +1,233 @@
+"""The figures of one fleet: latency one at a time, throughput, and CPU work per request and per streamed chunk.
+
+Direct and gateway calls alternate within one run, with the same bytes, so that a noisy machine disturbs both alike; the latency
+is the median of the paired differences. Prompts repeat, so that the engine has them cached.
+"""
+
+import asyncio
+import shutil
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pointsman_lab.gateway.connection import (
+    Answer,
+    Ask,
+    BenchError,
+    Connection,
+    Target,
+    connection,
+    small_chat,
+    stream,
+    token_ids,
+)
+from pointsman_lab.gateway.cpu_work import Perf, PerfError, cpu_us
+
+WARM_UP_REQUESTS = 20
+STREAM_TOKENS = 64
+STREAMS_AT_ONCE = 8
+STREAMS = 6 * STREAMS_AT_ONCE
+WORK_REQUESTS_MIN = 200
+IDLE_SECONDS = 2.0
+
+
+@dataclass
+class Added:
+    """Milliseconds of one kind of body, direct and through the gateway."""
+
+    direct_p50_ms: float
+    gateway_p50_ms: float
+    added_p50_ms: float
+    added_p90_ms: float
+    requests: int
+    elsewhere: int
+    """Requests that the gateway sent to another engine than the direct calls; they are left out."""
+
+
+@dataclass
+class Work:
+    """What one process does. Instructions in thousands, user and kernel together; None where perf may not count."""
+
+    cpu_us_per_request: float
+    cpu_us_per_chunk: float = 0.0
+    instructions_k_per_request: float | None = None
+    instructions_k_per_chunk: float | None = None
+
+
+@dataclass
+class Figures:
+    added: dict[str, Added] = field(default_factory=dict)
+    requests_per_s: dict[str, float] = field(default_factory=dict)
+    concurrency: int = 0
+    work: dict[str, Work] = field(default_factory=dict)
+    not_measured: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "added": {name: vars(added) for name, added in self.added.items()},
+            "requests_per_s": self.requests_per_s,
+            "concurrency": self.concurrency,
+            "work": {name: vars(work) for name, work in self.work.items()},
+            "not_measured": self.not_measured,
+        }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured. `engines`: server by instance name; `pids`: process by service."""
+
+    gateway: Target
+    engines: dict[str, Target]
+    pids: dict[str, int]
+    model: str
+    requests: int
+    concurrency: int
+
+
+async def measure(setup: Setup, console: Console | None = None) -> Figures:
+    """All figures, one after the other. Raises BenchError where a server does not answer as it should."""
+    figures = Figures(concurrency=setup.concurrency)
+    asks = [small_chat(setup.model), token_ids(setup.model)]
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("latency", total=len(asks) + 2 + 1)
+        engine = await _same_engine(setup, asks[0])
+        for ask in asks:
+            figures.added[ask.name] = await _added(setup, ask)
+            progress.advance(task)
+        progress.update(task, description=f"requests/s at concurrency {setup.concurrency}")
+        for name, target in (("direct", engine), ("gateway", setup.gateway)):
+            figures.requests_per_s[name] = await _throughput(target, asks[0], setup)
+            progress.advance(task)
+        progress.update(task, description="CPU time and instructions")
+        await _measure_work(setup, asks[0], figures)
+        progress.advance(task)
+    return figures
+
+
+async def _added(setup: Setup, ask: Ask) -> Added:
+    """Direct and gateway in turn, and who goes first in turn too."""
+    engine = await _same_engine(setup, ask)
+    expected = ""
+    direct: list[float] = []
+    gateway: list[float] = []
+    elsewhere = 0
+    async with connection(engine) as to_engine, connection(setup.gateway) as to_gateway:
+        for number in range(-WARM_UP_REQUESTS, setup.requests):
+            first_direct = number % 2 == 0
+            before = await _timed(to_engine, ask) if first_direct else None
+            through, answer = await _timed(to_gateway, ask)
+            straight, _ = before or await _timed(to_engine, ask)
+            instance = answer.header("x-pointsman-instance")
+            expected = expected or instance
+            if number < 0:
+                continue
+            if instance != expected:
+                elsewhere += 1
+                continue
+            direct.append(straight)
+            gateway.append(through)
+    added = sorted(g - d for g, d in zip(gateway, direct, strict=True))
+    if not added:
+        message = "the gateway never used the engine that was called directly"
+        raise BenchError(message)
+    return Added(
+        direct_p50_ms=statistics.median(direct),
+        gateway_p50_ms=statistics.median(gateway),
+        added_p50_ms=statistics.median(added),
+        added_p90_ms=added[int(len(added) * 0.9)],
+        requests=len(added),
+        elsewhere=elsewhere,
+    )
+
+
+async def _timed(link: Connection, ask: Ask) -> tuple[float, Answer]:
+    started = time.perf_counter()
+    answer = await link.ask(ask)
+    return (time.perf_counter() - started) * 1000, answer
+
+
+async def _same_engine(setup: Setup, ask: Ask) -> Target:
+    """The engine to which the gateway sends this prompt, once it has settled."""
+    async with connection(setup.gateway) as link:
+        used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
+    instance = used[-1]
+    if instance not in setup.engines:
+        message = f"the gateway used {instance!r}, whose URL is not known"
+        raise BenchError(message)
+    return setup.engines[instance]
+
+
+async def _throughput(target: Target, ask: Ask, setup: Setup) -> float:
+    """Requests a second, every connection asking again as soon as it is answered."""
+    total = max(setup.requests, 10 * setup.concurrency)
+    await _together(target, ask, setup.concurrency, setup.concurrency)
+    started = time.perf_counter()
+    await _together(target, ask, total, setup.concurrency)
+    return total / (time.perf_counter() - started)
+
+
+async def _together(target: Target, ask: Ask, total: int, concurrency: int) -> None:
+    turns = iter(range(total))
+    await asyncio.gather(*(_in_turn(target, ask, turns) for _ in range(concurrency)))
+
+
+async def _in_turn(target: Target, ask: Ask, turns: Iterator[int]) -> None:
+    async with connection(target) as link:
+        for _ in turns:
+            await link.ask(ask)
+
+
+async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
+    if not setup.pids:
+        figures.not_measured = "work: no process ids known"
+        return
+    requests = max(WORK_REQUESTS_MIN, min(setup.requests, 1000))
+    single = await _cpu_of(setup, lambda: _together(setup.gateway, ask, requests, 1))
+    await _streams(setup, 1)
+    many = await _cpu_of(setup, lambda: _streams(setup, STREAM_TOKENS))
+    few = await _cpu_of(setup, lambda: _streams(setup, 1))
+    for name in setup.pids:
+        per_chunk = (many[name] - few[name]) / STREAMS / (STREAM_TOKENS - 1)
+        figures.work[name] = Work(single[name] / requests, max(0.0, per_chunk))
+    perf = shutil.which("perf")
+    if perf is None:
+        figures.not_measured = "instructions: perf is not installed"
+        return
+    try:
+        for name, pid in setup.pids.items():
+            await _count_instructions(Perf(perf, pid), setup, ask, requests, figures.work[name])
+    except PerfError as error:
+        figures.not_measured = f"instructions: {error}"
+
+
+async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str, float]:
+    """What each process computes during `work`, in microseconds."""
+    before = {name: cpu_us(pid) for name, pid in setup.pids.items()}
+    await work()
+    return {name: cpu_us(pid) - before[name] for name, pid in setup.pids.items()}
+
+
+async def _count_instructions(perf: Perf, setup: Setup, ask: Ask, requests: int, work: Work) -> None:
+    """Per request with one at a time; per chunk as the difference between long and short streams."""
+    idle = await perf.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
+    single = await _busy(perf, idle, lambda: _together(setup.gateway, ask, requests, 1))
+    work.instructions_k_per_request = single / requests / 1000
+    many = await _busy(perf, idle, lambda: _streams(setup, STREAM_TOKENS))
+    few = await _busy(perf, idle, lambda: _streams(setup, 1))
+    work.instructions_k_per_chunk = (many - few) / STREAMS / (STREAM_TOKENS - 1) / 1000
+
+
+async def _streams(setup: Setup, tokens: int) -> None:
+    await _together(setup.gateway, stream(setup.model, tokens), STREAMS, STREAMS_AT_ONCE)
+
+
+async def _busy(count: Perf, idle_per_s: float, work: Callable[[], Awaitable[None]]) -> float:
+    """Instructions of `work`, without those that would have been executed anyway."""
+    started = time.perf_counter()
+    counted = await count.during(work)
+    return counted - idle_per_s * (time.perf_counter() - started)

@@ -1,0 +1,137 @@
+"""Faults of engines and of the ways to them: lost events, lies, errors, hangs."""
+
+from typing import Any
+
+from pointsman.primitives import InstanceId, Seconds
+from pointsman_lab.torture.engines import Lies, Misdeed
+from pointsman_lab.torture.injector import Injector
+from pointsman_lab.torture.services import EngineProcess
+
+
+def drop_events(injector: Injector) -> None:
+    """Most often of an engine that cannot tell again what was missed, where there is one."""
+    forgetful = [engine for engine in injector.world.engines if not engine.host.replays]
+    engine = injector.chance.choice([*injector.world.engines, *forgetful * 4])
+    share, seconds = injector.chance.choice((0.1, 0.5, 1.0)), injector.seconds(6.0)
+    injector.world.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
+    engine.host.replay_trouble = injector.chance.choice((0.0, 0.3, 0.9))
+    if engine.host.life is not None:
+        engine.host.life.publisher.dropping = share
+    injector.later(seconds, calm_events, engine)
+
+
+def cut_worker_from_engine(injector: Injector) -> None:
+    host = injector.chance.choice(list(injector.world.hosts.values()))
+    seconds = injector.seconds(6.0)
+    injector.world.note(f"the worker of {host.instance} cannot reach it for {seconds:.2f} s")
+    host.worker_cut = True
+    injector.later(seconds, mend_engine_way, injector, host.instance)
+
+
+def cut_ingress_from_engine(injector: Injector) -> None:
+    ingress, engine = injector.chance.choice(injector.world.ingresses), injector.chance.choice(injector.world.engines)
+    seconds = injector.seconds(6.0)
+    injector.world.note(f"{ingress.name} cannot reach {engine.name} for {seconds:.2f} s")
+    ingress.engines_cut.add(engine.name)
+    injector.later(seconds, ingress.engines_cut.discard, engine.name)
+
+
+def clear_cache(injector: Injector) -> None:
+    engine = injector.chance.choice(injector.world.engines)
+    life = engine.host.life
+    if life is not None and not engine.paused and life.engine.reset_prefix_cache():
+        injector.world.note(f"{engine.name} drops its cache")
+
+
+def restart_unseen(injector: Injector) -> None:
+    """An engine without a replay socket, of whose cache all is known since it was cleared, is another one a while later."""
+    chance, forgetful = injector.chance, [engine for engine in injector.world.engines if not engine.host.replays]
+    if not forgetful:
+        return
+    engine = chance.choice(forgetful)
+    life = engine.host.life
+    if life is not None and not engine.paused and life.engine.reset_prefix_cache():
+        injector.world.note(f"{engine.name} drops its cache")
+        injector.later(chance.random() * 4.0, injector.kill_process, engine, 0.2 + chance.random())
+
+
+def lie_about_load(injector: Injector) -> None:
+    _lie(injector, "load", **{injector.chance.choice(("idle", "busy")): True})
+
+
+def lie_about_cache(injector: Injector) -> None:
+    _lie(injector, "cache", events=injector.chance.choice((0.2, 1.0)), cached_tokens=injector.chance.random() < 0.5)
+
+
+def lie_about_length(injector: Injector) -> None:
+    _lie(injector, "length", restart=True, max_model_len=1)
+
+
+def lie_about_name(injector: Injector) -> None:
+    named = {"model": "another-model"} if injector.chance.random() < 0.5 else {"aliases": ("another-model",)}
+    _lie(injector, "name", restart=True, **named)
+
+
+def _lie(injector: Injector, about: str, *, restart: bool = False, **lies: Any) -> None:
+    """An engine says what is not so, until it is started anew. `restart`: it says so as it starts."""
+    engine = injector.chance.choice(injector.world.engines)
+    injector.world.note(f"{engine.name} lies about its {about}: {lies}")
+    for name, said in lies.items():
+        setattr(engine.host.lies, name, said)
+    if restart:
+        injector.kill_process(engine, 0.5)
+    else:
+        injector.later(injector.seconds(8.0), end_lies, injector, engine)
+
+
+def end_lies(injector: Injector, engine: EngineProcess) -> None:
+    """Somebody replaces an engine that lies by one that does not."""
+    if engine.host.lies.any:
+        engine.host.lies = Lies()
+        injector.kill_process(engine, 0.5)
+
+
+def engine_errors(injector: Injector) -> None:
+    misbehave(injector, "errors", _bad_seconds(injector))
+
+
+def engine_resets(injector: Injector) -> None:
+    misbehave(injector, "resets", _bad_seconds(injector))
+
+
+def engine_hangs(injector: Injector) -> None:
+    misbehave(injector, "hang", _bad_seconds(injector))
+
+
+def engine_slow(injector: Injector) -> None:
+    misbehave(injector, "slow", _bad_seconds(injector))
+
+
+def _bad_seconds(injector: Injector) -> Seconds:
+    return 3.0 + injector.seconds(15.0)
+
+
+def misbehave(injector: Injector, misdeed: Misdeed, seconds: Seconds) -> None:
+    engine = injector.chance.choice(injector.world.engines)
+    injector.world.note(f"{engine.name} misbehaves for {seconds:.2f} s: {misdeed}")
+    engine.host.misbehave(misdeed)
+    injector.later(seconds, behave, injector, engine)
+
+
+def behave(injector: Injector, engine: EngineProcess) -> None:
+    if engine.host.misdeed:
+        injector.world.note(f"{engine.name} is well again")
+        engine.host.misbehave("")
+
+
+def calm_events(engine: EngineProcess) -> None:
+    engine.host.replay_trouble = 0.0
+    if engine.host.life is not None:
+        engine.host.life.publisher.dropping = 0.0
+
+
+def mend_engine_way(injector: Injector, instance: InstanceId) -> None:
+    host = injector.world.hosts[instance]
+    if host.worker_cut:
+        host.worker_cut = False
+        host.reconnect()

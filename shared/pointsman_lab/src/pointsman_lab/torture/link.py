@@ -1,0 +1,311 @@
+"""One life of a process on the network: the faults of its way to the server, and the window of its writes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pointsman.contracts.codec import LogEvent, decode_command
+from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.decisions import WritesLost
+from pointsman.ports import (
+    Clock,
+    CommandTimeoutError,
+    ElectionLostError,
+    Fence,
+    LogUnavailableError,
+    NoResponderError,
+    StoreUnavailableError,
+)
+from pointsman.ports import Link as Ports
+from pointsman.primitives import RequestId, Seconds, Sequence, Term
+from pointsman_lab.torture.network import CALM, DELAY_MEANS_MAX, Network
+
+ACK_SECONDS_MAX = 1.0
+
+STORE_SECONDS_MAX = 1.0
+
+NOTICE_SECONDS_MAX = 3.0
+"""How long a process may be cut off before it knows."""
+
+IN_FLIGHT_MAX = 1024
+
+
+class Link:
+    """One life of one process on the network: its log and its commands, and the faults of the way."""
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        *,
+        name: str,
+        window_max: int,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
+        self.network = network
+        self.clock = clock
+        self.name = name
+        self.weather = CALM
+        self.alive = True
+        self.cut = False
+        """Nothing comes through, whether the process knows it or not."""
+        self.connected = network.broker.available
+        """What the process believes."""
+        self.on_failure = on_failure
+        self.window = _Window(self, window_max)
+        self.ports: Ports
+        """What a service is given; set by `simulated_ports.open_link`."""
+        self.begun: Sequence = 1
+        """The first entry read since all of the log was read last: retention may have dropped what came before."""
+        self.term = Term(0)
+        """The newest that this process has read of in the log."""
+        self._answered: dict[RequestId, tuple[Term, Term]] = {}
+        """By request: the term of the last answer, and the newest one known when it came."""
+        self._waiting: list[asyncio.Future[bytes]] = []
+        self._found_again = asyncio.Event()
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can pass."""
+        return self.alive and not self.cut and self.network.broker.available
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the server takes this process for one that listens: until it notices that it is cut off."""
+        return self.alive and self.connected
+
+    def cut_off(self) -> None:
+        """Partition this process from the server, both ways."""
+        self.cut = True
+        self.lose_sight()
+
+    def mend(self) -> None:
+        self.cut = False
+        self.find_again()
+
+    def kill(self) -> None:
+        """The process is dead. What it sent already may still arrive."""
+        self.alive = False
+
+    def lose_sight(self) -> None:
+        """Nothing answers any more; the process notices some time later."""
+        chance = self.network.chance
+        self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
+
+    def find_again(self) -> None:
+        """The way is free again; the process comes back some time later."""
+        self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
+
+    def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
+        """An answer has come. The first counts."""
+        if self.open and not answer.done():
+            answer.set_result(payload)
+            told = decode_command(payload)
+            if isinstance(told, RouteGranted):
+                self._answered[told.request] = (told.term, self.term)
+
+    def heeds(self, request: RequestId) -> str:
+        """What is wrong with the word on which this ingress sends a request to an engine, or nothing."""
+        term, newest = self._answered.get(request, (Term(0), Term(0)))
+        return f"was told so in term {term}, though it knew of term {newest}" if 0 < term < newest else ""
+
+    def places(self, request: RequestId) -> None:
+        """This ingress says itself where a request goes."""
+        self._answered.pop(request, None)
+
+    def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
+        if self.open and not answer.done():
+            answer.set_exception(NoResponderError(f"nobody serves {subject}"))
+
+    async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
+        """Raises NoResponderError, CommandTimeoutError."""
+        if not self.connected or not self.alive:
+            nobody = f"not connected, so nobody serves {subject}"
+            raise NoResponderError(nobody)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        if self.open:  # to the server it comes once; who serves it may be brought it twice
+            once = replace(self.weather, doubling=0.0)
+            self.network.carry(once, self.network.ask, self, subject, payload, answer)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError as error:
+            no_answer = f"no answer on {subject} within {timeout:g} s"
+            raise CommandTimeoutError(no_answer) from error
+        finally:
+            self._waiting.remove(answer)
+
+    async def passage(self) -> None:
+        """Wait as long as a message takes from the server to here."""
+        network = self.network
+        await asyncio.sleep(
+            min(network.chance.expovariate(1 / self.weather.delay), DELAY_MEANS_MAX * self.weather.delay)
+        )
+        while not self.open or not self.connected:
+            self._found_again.clear()
+            await self._found_again.wait()
+
+    async def one_way(self) -> None:
+        """One way to a store at the server, or its loss. Raises StoreUnavailableError, after a while."""
+        network = self.network
+        lost = network.chance.random() < self.weather.loss
+        try:
+            async with asyncio.timeout(STORE_SECONDS_MAX):
+                await (asyncio.Event().wait() if lost else self.passage())
+        except TimeoutError as error:
+            away = "the store does not answer"
+            raise StoreUnavailableError(away) from error
+
+    def _notice(self) -> None:
+        if self.open or not self.connected:
+            return
+        self.connected = False
+        self.window.close()
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(CommandTimeoutError("the connection broke before an answer came"))
+
+    def _reconnect(self) -> None:
+        if not self.open:
+            return
+        self.connected = True
+        self.window.resume()
+        self._found_again.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    number: int
+    event: LogEvent
+    done: "asyncio.Future[Sequence] | None"
+    fence: Fence | None = None
+    elected_after: Sequence | None = None
+
+
+class _Window:
+    """What one process has not yet seen confirmed, in its order."""
+
+    def __init__(self, link: Link, window_max: int) -> None:
+        self._link = link
+        self._window_max = window_max
+        self._waiting: deque[_Write] = deque()
+        self._sent: dict[int, _Write] = {}
+        self._number = 0
+        self._allowance = IN_FLIGHT_MAX
+        self._arrives: Seconds = 0.0
+        self._lost = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def put(
+        self,
+        event: LogEvent,
+        done: "asyncio.Future[Sequence] | None" = None,
+        *,
+        fence: Fence | None = None,
+        elected_after: Sequence | None = None,
+    ) -> int:
+        self._number += 1
+        write = _Write(self._number, event, done, fence, elected_after)
+        if len(self._waiting) + len(self._sent) >= self._window_max:
+            self._lose(write)
+            return write.number
+        self.idle.clear()
+        self._waiting.append(write)
+        self._pump()
+        return write.number
+
+    def withdraw(self, number: int) -> None:
+        """Nobody waits for this write any more; it may have been stored."""
+        self._sent.pop(number, None)
+        self._waiting = deque(write for write in self._waiting if write.number != number)
+        self._settled()
+
+    def close(self) -> None:
+        """What is under way waits again."""
+        for number in sorted(self._sent, reverse=True):
+            self._waiting.appendleft(self._sent[number])
+        self._sent.clear()
+        self._allowance = 1
+
+    def resume(self) -> None:
+        self.close()
+        self._pump()
+
+    def _pump(self) -> None:
+        link = self._link
+        while link.alive and link.connected and self._waiting and len(self._sent) < self._allowance:
+            write = self._waiting.popleft()
+            if write.fence is not None and write.fence.broken:
+                continue
+            self._sent[write.number] = write
+            link.network.loop.outside(ACK_SECONDS_MAX, self._overdue, write)
+            if link.open:
+                self._arrives = link.network.carry(link.weather, self._store, write, not_before=self._arrives)
+
+    def _store(self, write: _Write) -> None:
+        """At the server."""
+        link = self._link
+        network = link.network
+        if not network.broker.available or link.cut:
+            return
+        if write.fence is not None and not network.broker.stands(Fence(write.fence.elected)):
+            network.carry(link.weather, self._fenced, write)
+            return
+        try:
+            sequence = network.store(link.name, write.event, write.number, elected_after=write.elected_after)
+        except ElectionLostError as error:
+            network.carry(link.weather, self._refused, write, error)
+        else:
+            network.carry(link.weather, self._confirm, write, sequence)
+
+    def _confirm(self, write: _Write, sequence: Sequence) -> None:
+        if not self._link.open or self._sent.pop(write.number, None) is None:
+            return
+        self._allowance = IN_FLIGHT_MAX
+        if write.done is not None and not write.done.done():
+            write.done.set_result(sequence)
+        if self._lost:
+            self._mark_loss()
+        self._pump()
+        self._settled()
+
+    def _fenced(self, write: _Write) -> None:
+        """Another leader was elected: the server takes no more of this one's decisions."""
+        if not self._link.open or write.fence is None:
+            return
+        write.fence.broken = "another leader was elected"
+        self._sent.pop(write.number, None)
+        self._pump()
+        self._settled()
+
+    def _refused(self, write: _Write, error: Exception) -> None:
+        if self._link.open and self._sent.pop(write.number, None) is not None:
+            if write.done is not None and not write.done.done():
+                write.done.set_exception(error)
+            self._pump()
+            self._settled()
+
+    def _overdue(self, write: _Write) -> None:
+        """Not confirmed in time: everything from the oldest on is sent again."""
+        if self._sent.get(write.number) is write:
+            self.close()
+            self._pump()
+
+    def _lose(self, write: _Write) -> None:
+        if write.done is not None:
+            write.done.set_exception(LogUnavailableError("too many writes wait for their confirmation"))
+        else:
+            self._lost += 1
+
+    def _mark_loss(self) -> None:
+        link = self._link
+        count, self._lost = self._lost, 0
+        reason = "too many writes wait for their confirmation"
+        self.put(WritesLost(at=link.clock.now(), writer=link.name, count=count, reason=reason))
+
+    def _settled(self) -> None:
+        if not self._sent and not self._waiting:
+            self.idle.set()

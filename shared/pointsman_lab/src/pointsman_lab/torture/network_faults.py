@@ -1,0 +1,116 @@
+"""Faults of the network and of the log server."""
+
+from pointsman.primitives import Seconds
+from pointsman_lab.torture.injector import Injector
+from pointsman_lab.torture.network import CALM, LinkConditions
+from pointsman_lab.torture.processes import Process
+
+EXPIRY_SECONDS: Seconds = 1.0
+"""How often retention looks for what it may drop."""
+
+
+def slow_rebalancer(injector: Injector) -> None:
+    """It plans on what was long ago, and its plans come late."""
+    rebalancer, seconds = injector.world.rebalancer, injector.seconds(10.0)
+    if rebalancer.life is not None:
+        injector.world.note(f"the rebalancer is slow for {seconds:.2f} s")
+        rebalancer.link.weather = LinkConditions(delay=injector.chance.choice((0.1, 0.3, 1.0)))
+        injector.later(seconds, _clear_up, rebalancer)
+
+
+def partition(injector: Injector) -> None:
+    process = injector.chance.choice(injector.world.services)
+    if process.life is None:
+        return
+    seconds = injector.seconds(12.0)
+    injector.world.note(f"partition {process.name} for {seconds:.2f} s")
+    process.link.cut_off()
+    injector.later(seconds, mend, injector, process)
+
+
+def bad_weather(injector: Injector) -> None:
+    process = injector.chance.choice(injector.world.services)
+    if process.life is None:
+        return
+    chance, seconds = injector.chance, injector.seconds(10.0)
+    weather = LinkConditions(
+        delay=chance.choice((0.0004, 0.005, 0.05, 0.3)),
+        loss=chance.choice((0.0, 0.02, 0.2)),
+        doubling=chance.choice((0.0, 0.05, 0.3)),
+    )
+    injector.world.note(
+        f"weather at {process.name}: delay {weather.delay} s, loss {weather.loss}, doubling {weather.doubling}, "
+        f"for {seconds:.2f} s"
+    )
+    process.link.weather = weather
+    injector.later(seconds, _clear_up, process)
+
+
+def server_away(injector: Injector) -> None:
+    network = injector.world.network
+    if not network.broker.available:
+        return
+    seconds = injector.seconds(8.0)
+    injector.world.note(f"log server away for {seconds:.2f} s")
+    network.server_down()
+    injector.later(seconds, _server_back, injector)
+
+
+def power_cut(injector: Injector) -> None:
+    """The log server's machine loses power, and with it what had not been flushed to its disk."""
+    network = injector.world.network
+    if not network.broker.available:
+        return
+    count, seconds = injector.chance.choice((1, 3, 10, 40, 200)), injector.seconds(3.0)
+    injector.world.note(f"power cut at the log server: it loses {count} entries, and is away for {seconds:.2f} s")
+    network.server_down()
+    network.lose_newest(count)
+    injector.later(seconds, _server_back, injector)
+
+
+def delete_stream(injector: Injector) -> None:
+    if injector.world.network.broker.available:
+        injector.world.note("somebody deletes the log")
+        injector.world.network.note_restart()
+
+
+def damage_entries(injector: Injector) -> None:
+    share, seconds = injector.chance.choice((0.1, 0.5)), injector.seconds(6.0)
+    injector.world.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
+    injector.world.network.damage = share
+    injector.later(seconds, _stop_damage, injector)
+
+
+def storm(injector: Injector) -> None:
+    """Bad weather everywhere, all the time."""
+    chance = injector.chance
+    weather = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), doubling=0.05)
+    injector.world.note(f"storm everywhere: {weather}")
+    for process in injector.world.services:
+        if process.life is not None:
+            process.link.weather = weather
+
+
+def mend(injector: Injector, process: Process) -> None:
+    if process.life is not None and process.life.link is not None:
+        process.life.link.weather = CALM if injector.over else process.life.link.weather
+        process.life.link.mend()
+
+
+def _clear_up(process: Process) -> None:
+    if process.life is not None and process.life.link is not None:
+        process.life.link.weather = CALM
+
+
+def _server_back(injector: Injector) -> None:
+    injector.world.network.server_up()
+
+
+def _stop_damage(injector: Injector) -> None:
+    injector.world.network.damage = 0.0
+
+
+def expire(injector: Injector, kept: int) -> None:
+    if not injector.over:
+        injector.world.network.expire(kept)
+        injector.later(EXPIRY_SECONDS, expire, injector, kept)

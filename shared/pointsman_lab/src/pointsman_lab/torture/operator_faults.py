@@ -1,0 +1,102 @@
+"""What operators, other systems and unknown writers do to a fleet."""
+
+from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
+from pointsman_lab.torture.injector import Injector
+
+
+def drain(injector: Injector) -> None:
+    """An operator drains an instance, and thinks better of it."""
+    instance = injector.chance.choice(list(injector.world.hosts))
+    seconds = injector.seconds(8.0)
+    injector.world.note(f"{instance} drains for {seconds:.2f} s")
+    injector.world.operator.drain(instance)
+    injector.later(seconds, injector.world.operator.undrain, instance)
+
+
+def scale(injector: Injector) -> None:
+    """An operator wants another size."""
+    wanted = injector.chance.randint(1, injector.world.plan.hosts)
+    if injector.world.provider is not None:
+        injector.world.note(f"the pool shall have {wanted} instances")
+        injector.world.operator.scale(wanted)
+
+
+def provider_away(injector: Injector) -> None:
+    seconds, share = injector.seconds(6.0), injector.chance.choice((0.3, 1.0))
+    if injector.world.provider is not None:
+        injector.world.note(f"the provider fails {share:.0%} of all calls for {seconds:.2f} s")
+        injector.world.provider.failing = share
+        injector.later(seconds, _provider_back, injector)
+
+
+def _provider_back(injector: Injector) -> None:
+    if injector.world.provider is not None:
+        injector.world.provider.failing = 0.0
+
+
+def archive_away(injector: Injector) -> None:
+    seconds = injector.seconds(5.0)
+    injector.world.note(f"the recorder's database fails often for {seconds:.2f} s")
+    injector.world.recorder.archive.failing = injector.chance.choice((0.3, 1.0))
+    injector.later(seconds, _archive_back, injector)
+
+
+def _archive_back(injector: Injector) -> None:
+    injector.world.recorder.archive.failing = 0.0
+
+
+def garbage(injector: Injector) -> None:
+    _write_raw(
+        injector,
+        (b"", b"\x00", b'{"type":"InstanceReported","at":', b'{"type":"Unheard","at":1.0}', b"[" * 40, b"null"),
+    )
+
+
+def poison(injector: Injector) -> None:
+    """What decoders and folds may stumble over."""
+    host, chance = injector.chance.choice(list(injector.world.hosts.values())), injector.chance
+    known = next(
+        (s.service.state.fleet.get(host.instance) for s in injector.world.schedulers if s.life is not None), None
+    )
+    epoch, sequence = (known.epoch, known.sequence + 1) if known is not None else (1, 1)
+    of_cache = f'"at":1.0,"instance":"{host.instance}","epoch":{epoch},"sequence":{sequence}'
+    of_fleet = f'"at":1.0,"instance":"{host.instance}","epoch":{epoch}'
+    report = '"serving":true,"waiting":0,"running":0,"kv_usage":%s,"sequence":1,"blocks":0,"digest":0'
+    name = f"poison-{chance.randrange(10**6)}"
+    arrived = f'"at":1.0,"request":"{name}","arrived_at":1.0,"ingress":"x","tenant":"t"'
+    numbers = '"prompt_tokens":%s,"max_output_tokens":1,"slo_ttft":1.0,"slo_tpot":1.0'
+    _write_raw(
+        injector,
+        (
+            b'{"type":"InstanceReported","x":' + b"[" * 3000 + b"]" * 3000 + b"}",
+            f'{{"type":"BlocksRemoved",{of_cache},"keys":"AAAAAAAAAA=="}}'.encode(),
+            f'{{"type":"BlocksStored",{of_cache},"runs":[{{"keys":"AAAAAAAAAA=="}}]}}'.encode(),
+            f'{{"type":"RequestArrived",{arrived},"keys":"AAAAAAAAAA==",{numbers % 9}}}'.encode(),
+            f'{{"type":"RequestArrived",{arrived},"keys":"",{numbers % -5}}}'.encode(),
+            f'{{"type":"InstanceReported",{of_fleet},{report % "1e999"}}}'.encode(),
+            f'{{"type":"InstanceReported",{of_fleet},{report % "NaN"}}}'.encode(),
+            f'{{"type":"InstanceReported",{of_fleet},{report % "0.1"},"x":"'.encode() + b'\xff\xfe"}',
+            f'{{"type":"InstanceProbed","at":1e999,"instance":"{host.instance}","epoch":{epoch},"parity":true}}'.encode(),
+        ),
+    )
+
+
+def _write_raw(injector: Injector, payloads: tuple[bytes, ...]) -> None:
+    network, chance = injector.world.network, injector.chance
+    if not network.broker.available:
+        return
+    payload = chance.choice(payloads)
+    pool, host = network.pool, chance.choice(list(injector.world.hosts.values()))
+    subject = chance.choice(
+        (cache_subject(pool, host.instance), fleet_subject(pool, host.instance), leader_subject(pool))
+    )
+    injector.world.note(f"a stranger writes {payload[:60]!r} to {subject}")
+    network.store_raw(subject, payload)
+
+
+def undrain_all(injector: Injector) -> None:
+    """What an operator does who finds an instance draining that should not: a new life takes that over."""
+    for scheduler in injector.world.schedulers:
+        for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
+            if instance.draining and not instance.leaving:
+                injector.world.operator.undrain(instance.id)

@@ -1,0 +1,267 @@
+"""How entries change requests and promises in the pool model."""
+
+from pointsman.contracts.block_keys import unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    RequestEnd,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+)
+from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman_lab.torture.ejections import FirstToken, Served
+from pointsman_lab.torture.pool_figures import PoolFigures
+from pointsman_lab.torture.pool_records import (
+    ARRIVED,
+    DECODING,
+    HANDED_OVER,
+    NOBODY,
+    PENDING,
+    PREFILL,
+    BookedRequest,
+    Learned,
+    Promise,
+    leading,
+)
+
+CONFIRMED_SECONDS: Seconds = 2.0
+"""Wall seconds after its first token for which a prompt is still promised."""
+
+DELIVERED_SECONDS: Seconds = 45.0
+"""Wall seconds for which a prefix may count as held that an engine says it had."""
+
+HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
+"""Wall seconds without a scheduler: less is no outage, more adds nothing to a budget."""
+
+BACKLOG_SHARE = 0.1
+"""Of each second by which the backlog of an outage is worked off."""
+
+
+class PoolRequests(PoolFigures):
+    """The part of the fold that is about requests."""
+
+    def _promise(self, request: BookedRequest) -> None:
+        request.promise = Promise(request.instance, request.keys)
+        self._promises.append(request.promise)
+
+    def _release(self, promise: Promise | None) -> None:
+        if promise in self._promises:
+            self._promises.remove(promise)
+
+    def _confirm(self, request: BookedRequest, at: Seconds) -> None:
+        """It is computed: the engine's events shall say so soon."""
+        promise, request.promise = request.promise, None
+        if promise is not None:
+            promise.until = at + CONFIRMED_SECONDS * self.speed
+            self._confirming.append(promise)
+
+    def _settle(self, now: Seconds) -> None:
+        """In the order of the first tokens, so that one with a wrong date holds up those behind it."""
+        while self._confirming and (self._confirming[0].until or 0.0) <= now:
+            self._release(self._confirming.pop(0))
+        while self._delivered and (self._delivered[0].until or 0.0) <= now:
+            self._delivered.pop(0)
+
+    def _evict(self, event: CacheEvent) -> None:
+        """A computed prompt that lost a block is promised no longer."""
+        if isinstance(event, CacheCleared):
+            self._delivered = [told for told in self._delivered if told.instance != event.instance]
+            lost = [p for p in self._confirming if p.instance == event.instance]
+        elif isinstance(event, BlocksRemoved) and not event.expired:
+            keys = set(unpack_keys(event.keys))
+            for told in self._delivered:
+                if told.instance == event.instance:
+                    told.keys = [key for key in told.keys if key not in keys]
+            lost = [p for p in self._confirming if p.instance == event.instance and not keys.isdisjoint(p.keys)]
+        else:
+            return
+        for promise in lost:
+            self._confirming.remove(promise)
+            self._release(promise)
+
+    def _arrive(self, event: RequestArrived) -> None:
+        if event.request not in self.requests and event.request not in self.ended:
+            self.requests[event.request] = BookedRequest(
+                id=event.request,
+                keys=unpack_keys(event.keys),
+                prompt_tokens=event.prompt_tokens,
+                arrived_at=event.arrived_at,
+                slo_ttft=event.slo_ttft + self._extra_time(event),
+                streaming=event.streaming,
+                adapter=event.adapter,
+                alias=event.alias,
+                context_tokens=event.context_tokens,
+                taken_at=event.at,
+            )
+
+    def _extra_time(self, event: RequestArrived) -> Seconds:
+        """What an outage gives to the budgets of those whom it made wait, and to those behind them."""
+        began, lasted = self._outage
+        left = max(0.0, lasted - BACKLOG_SHARE * max(0.0, event.at - began))
+        if event.held_up >= HELD_UP_SECONDS_MIN * self.speed:
+            waited = min(event.held_up, HELD_UP_SECONDS_MAX * self.speed)
+            if waited > left:
+                self._outage, left = (event.at, waited), waited
+        return left
+
+    def _place(self, event: RequestPlaced) -> None:
+        request = self.requests.get(event.request)
+        if request is None or (request.stage != ARRIVED and event.attempt <= request.attempt):
+            return
+        self._withdraw(request)
+        request.slo_ttft += event.lost_seconds
+        request.attempt, request.excluded = event.attempt, tuple(event.excluded)
+        self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
+        request.decode, request.placed_at = event.decode, event.at
+
+    def _migrate(self, event: RequestMigrated) -> None:
+        request = self.requests.get(event.request)
+        if request is None or (request.stage, request.instance) != (
+            PREFILL if event.rebound else PENDING,
+            event.source,
+        ):
+            return
+        if event.rebound:
+            since = self.working_since.get(event.source, 0.0)
+            idle = min(since, self._forsaken.get(event.source, (0.0, since))[1])
+            self._forsaken[event.source] = (event.at, idle)
+        self._withdraw(request)
+        self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
+        request.decode, request.placed_at = event.decode, event.at
+        request.rebound_from = event.source if event.rebound else request.rebound_from
+
+    def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
+        request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.epoch = self.newest_epoch(instance)
+        request.uncached, request.seconds = uncached, seconds
+        self._next_turn(request)
+        self._promise(request)
+
+    def _withdraw(self, request: BookedRequest) -> None:
+        """Out of where it is: it will be computed elsewhere."""
+        if request.stage == ARRIVED:
+            return
+        if request.stage != DECODING:
+            self._release(request.promise)
+        request.promise, request.decode, request.stage = None, NOBODY, ARRIVED
+
+    def _next_turn(self, request: BookedRequest) -> None:
+        self._turn += 1
+        request.turn = self._turn
+
+    def _grant(self, event: RequestGranted) -> None:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        there = request.instance == event.instance and request.stage in (PENDING, PREFILL)
+        if event.stamp is None and not there:
+            if request.stage == DECODING or event.instance not in self.instances:
+                return
+            request.attempt = event.attempt
+            self._rehome(request, event.instance)
+            request.decode = event.decode or request.decode
+        if request.stage == PENDING and request.instance == event.instance:
+            request.rebind = event.rebind
+            self._enter(request, event.at)
+
+    def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
+        """An ingress has sent it there, and nobody knows what was cached."""
+        self._withdraw(request)
+        if request.rebound_from == instance:
+            request.rebound_from = NOBODY
+        uncached = request.prompt_tokens
+        self._queue(request, instance, uncached, self.prefill_cost(request.prompt_tokens, uncached, instance))
+
+    def _enter(self, request: BookedRequest, at: Seconds) -> None:
+        if not self.at(request.instance, PREFILL):
+            self.working_since[request.instance] = at
+        seconds, tokens = self.engine_work(request.instance, at)
+        request.engine_seconds, request.engine_tokens = seconds + request.seconds, tokens + request.uncached
+        request.stage, request.granted_at = PREFILL, at
+        self._next_turn(request)
+
+    def _first_token(self, event: PrefillFinished) -> None:
+        request = self.requests.get(event.request)
+        if request is None:
+            return
+        learnable = event.stamp is None and request.rebound_from == NOBODY
+        told_by_source = event.stamp is None and request.rebound_from == event.instance != NOBODY
+        if told_by_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
+            self._rehome(request, event.instance)  # its ingress had not heard that it was re-bound
+            self._enter(request, event.at)
+        if request.instance != event.instance or request.stage not in (PREFILL, HANDED_OVER):
+            return
+        if request.stage == PREFILL:
+            self.working_since[event.instance] = event.at
+            request.decode = NOBODY
+            if event.stamp is None:
+                self._forsaken.pop(event.instance, None)
+            if learnable:
+                self._learn(request, event.at, event.prefill)
+        request.stage = DECODING
+        self._confirm(request, event.at)
+
+    def _learn(self, request: BookedRequest, at: Seconds, prefill: Seconds) -> None:
+        took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
+        self.conducts.of(request.instance).first_tokens.append(took)
+        learned = self.learned.setdefault(request.instance, Learned())
+        learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
+
+    def _hand_over(self, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
+        request = self.requests.get(event.request)
+        if request is None or event.attempt < request.attempt:
+            return
+        if request.stage == PREFILL and request.instance == event.source:
+            self.working_since[event.source] = event.at
+            if event.prefill > 0:
+                self._learn(request, event.at, event.prefill)
+            self._confirm(request, event.at)
+        elif request.with_nobody and request.instance == event.source != to:
+            self._release(request.promise)
+        else:
+            gone = request.stage == DECODING or (request.stage == HANDED_OVER and request.instance == to)
+            if event.stamp is not None or gone:
+                return
+            self._withdraw(request)
+        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
+        request.instance, request.prefilled_by = to, event.source
+        request.epoch = self.newest_epoch(to)
+        self._next_turn(request)
+        self._promise(request)
+
+    def _end(self, event: RequestEnd) -> None:
+        self.ended.add(event.request)
+        if not isinstance(event, RequestFinished):
+            self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))
+        request = self.requests.pop(event.request, None)
+        if request is None:
+            return
+        if isinstance(event, RequestFinished):
+            self._deliver(request, event)
+            if event.instance == request.instance:
+                self.conducts.of(event.instance).served.append(Served(event.at, request.granted_at))
+        computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
+        if computed and request.stage in (PREFILL, HANDED_OVER):
+            self._confirm(request, event.at)
+        elif request.stage in (PENDING, PREFILL, HANDED_OVER):
+            self._release(request.promise)
+
+    def _deliver(self, request: BookedRequest, event: RequestFinished) -> None:
+        """The engine says what it had of the prompt."""
+        known = self.instances.get(event.instance)
+        if known is not None and event.cached_tokens >= 0:
+            until = event.at + DELIVERED_SECONDS * self.speed
+            self._delivered.append(
+                Promise(event.instance, request.keys[: event.cached_tokens // self.block_tokens], until)
+            )
+            held = self.block_tokens * leading(request.keys, known.keys)
+            told = (event.predicted_cached_tokens, held)
+            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in told)

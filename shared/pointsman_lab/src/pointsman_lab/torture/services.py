@@ -1,0 +1,314 @@
+"""The processes of a fleet by role, put together as their `main` does it; only these composition roots are repeated, because real ones open sockets."""
+
+import asyncio
+from typing import cast
+
+import aiohttp
+from typing_extensions import override
+
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.contracts.decisions import RequestMigrated
+from pointsman.policies.policy_set import scaling_policy
+from pointsman.ports import InstanceProvider
+from pointsman.primitives import InstanceId, RequestId
+from pointsman.runtime.health import SHUTDOWN_PART
+from pointsman.runtime.supervision import Supervisor
+from pointsman_ingress.main import assembled
+from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.torture.archive import MemoryArchive
+from pointsman_lab.torture.engine_host import EngineHost, HostProbe, MemorySockets
+from pointsman_lab.torture.engines import EngineLife
+from pointsman_lab.torture.environment import Environment
+from pointsman_lab.torture.http import Session
+from pointsman_lab.torture.network import LinkConditions
+from pointsman_lab.torture.processes import HttpProcess, Life, Process
+from pointsman_rebalancer.main import chosen_policy
+from pointsman_rebalancer.service import RebalancerService
+from pointsman_rebalancer.settings import RebalancerSettings
+from pointsman_recorder.service import Recorder
+from pointsman_scaler.providers import chosen_provider
+from pointsman_scaler.service import ScalerService
+from pointsman_scaler.settings import ScalerSettings
+from pointsman_scheduler.checkpointer import checkpointer_over
+from pointsman_scheduler.main import start_scheduler
+from pointsman_scheduler.policy_config import chosen_policies
+from pointsman_scheduler.service import SchedulerService
+from pointsman_worker.service import WorkerService
+from pointsman_worker.settings import WorkerSettings
+
+PROBES = "probe-"
+"""How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
+
+
+class SchedulerProcess(Process):
+    service: SchedulerService
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = self.world.plan.scheduler
+        self.service = start_scheduler(
+            supervisor,
+            self.link.ports,
+            settings=settings,
+            policies=chosen_policies(settings),
+            clock=self.clock,
+            board=life.board,
+            name=self.link.name,
+        )
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await self.service.resign()
+
+
+class CheckpointerProcess(Process):
+    """What a scheduler starts beside itself; one for the pool is enough here."""
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = self.world.plan.scheduler
+        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=life.board)
+        supervisor.start(checkpointer.run(), name="checkpoints")
+        await supervisor.until_stopped()
+
+
+class WorkerProcess(Process):
+    def __init__(self, world: Environment, name: str, host: EngineHost) -> None:
+        super().__init__(world, name)
+        self.host = host
+        self.service: WorkerService | None = None
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        plan, host = self.world.plan, self.host
+        service = self.service = WorkerService(
+            event_log=self.link.ports.log,
+            commands=self.link.ports.commands,
+            clock=self.clock,
+            board=life.board,
+            settings=WorkerSettings(
+                **plan.fleet_settings,
+                instance=host.instance,
+                engine_url=host.url,
+                flush_ms=plan.flush_ms,
+                role=host.role,
+                state_directory=self.world.state_directory if plan.workers_pause else "",
+            ),
+            instance=host.instance,
+            engine=HostProbe(host, plan.engine.block_size),
+            events=KvEventReader(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
+        )
+        supervisor.start(service.run(), name="worker")
+        try:
+            await supervisor.until_stopped()
+        finally:
+            if plan.workers_pause and supervisor.stopped_in_order and not supervisor.for_good:
+                await service.pause()
+            else:
+                await service.leave("worker stopped")
+
+
+class IngressProcess(HttpProcess):
+    def __init__(self, world: Environment, name: str) -> None:
+        super().__init__(world, name)
+        self.engines_cut: set[str] = set()
+        """Hosts of engines that this ingress cannot reach."""
+        self.tried: dict[str, list[str]] = {}
+        """By life and request: where it was sent so far."""
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        world = self.world
+        session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
+        told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
+        settings = IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name)
+        async with assembled(
+            settings,
+            {self.world.network.pool: self.link.ports},
+            clock=self.clock,
+            board=life.board,
+            supervisor=supervisor,
+            engine_session=cast(aiohttp.ClientSession, session),
+            chance=world.chance(f"ids of {self.link.name}"),
+        ) as app:
+            self.app = app
+            await supervisor.until_stopped()
+            await self._drain(life, settings)
+
+    async def _drain(self, life: Life, settings: IngressSettings) -> None:
+        """As `HttpServer.shutdown`: it takes what still comes, then nothing more; what does not end in time is cut."""
+        life.board.missing(SHUTDOWN_PART, "shutting down")
+        await asyncio.sleep(settings.lame_duck_seconds)
+        self.app = None
+        answering = [task for task in life.exchanges.values() if task is not None]
+        if answering:
+            _, overdue = await asyncio.wait(answering, timeout=settings.drain_seconds_max)
+            for task in overdue:
+                task.cancel()
+            await asyncio.gather(*overdue, return_exceptions=True)
+
+    @property
+    def takes_traffic(self) -> bool:
+        """Whether its readiness probe says so."""
+        return self.app is not None and self.life is not None and self.life.board.ready
+
+    def _can_reach(self, host: str) -> bool:
+        return host not in self.engines_cut
+
+    def _was_rebound_from(self, host: str, request: RequestId) -> bool:
+        """Whether it was taken out of that engine, which had not failed it; then it may come back."""
+        return any(
+            isinstance(s.event, RequestMigrated)
+            and s.event.rebound
+            and (s.event.request, s.event.source) == (request, host)
+            for s in self.world.network.history
+        )
+
+    def _sends(self, host: str, headers: dict[str, str]) -> None:
+        """A request goes to an engine: on whose word, and for the first time?"""
+        request = RequestId(headers.get("x-request-id", ""))
+        tried = self.tried.setdefault(f"{self.link.name} {request}", [])
+        again = host in tried and not self.world.plan.split and not request.startswith(PROBES)
+        if again and not self._was_rebound_from(host, request):
+            self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
+        tried.append(host)
+        heeded = self.link.heeds(request)
+        if heeded:
+            self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
+
+
+class EngineProcess(HttpProcess):
+    networked = False
+
+    def __init__(self, world: Environment, name: str, host: EngineHost) -> None:
+        super().__init__(world, name)
+        self.host = host
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        world = self.world
+        way = Session(
+            world.sites,
+            world.loop,
+            world.chance("transfers"),
+            can_reach=lambda _: True,
+            sends=lambda _host, _headers: None,
+        )
+        engine = EngineLife(
+            world.loop,
+            world.chance("engines"),
+            self.clock,
+            world.plan.engine,
+            world.chain,
+            seed=self.lives,
+            url=self.host.url,
+            to_others=way if world.plan.split else None,
+            adapters=self.host.names.adapters,
+            lies=self.host.lies,
+            misdeed=self.host.misdeed,
+        )
+        supervisor.start(engine.engine.run(), name="steps")
+        self.app = engine.app
+        self.host.began(engine)
+        await supervisor.until_stopped()
+
+    @override
+    def died(self) -> None:
+        super().died()
+        self.host.died()
+
+    @override
+    def pause(self) -> None:
+        super().pause()
+        self.host.paused = True
+
+    @override
+    def resume(self) -> None:
+        super().resume()
+        self.host.paused = False
+
+    @override
+    def kill(self) -> None:
+        super().kill()
+        self.host.paused = False
+
+
+class RecorderProcess(Process):
+    def __init__(self, world: Environment, name: str) -> None:
+        super().__init__(world, name)
+        self.archive = MemoryArchive(world.chance("archive"))
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        recorder = Recorder(
+            self.link.ports.log, self.archive, self.clock, life.board, batch_events=200, batch_seconds=0.05
+        )
+        supervisor.start(recorder.collect(), name="collect")
+        supervisor.start(recorder.archive(), name="archive")
+        await supervisor.until_stopped()
+
+
+class RebalancerProcess(Process):
+    service: RebalancerService
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        plan = self.world.plan
+        if plan.rebalancer_delay and not self.world.healed:
+            self.link.weather = LinkConditions(delay=plan.rebalancer_delay)
+        settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
+        self.service = RebalancerService(
+            event_log=self.link.ports.log,
+            commands=self.link.ports.commands,
+            clock=self.clock,
+            board=life.board,
+            settings=settings,
+            policy=chosen_policy(settings),
+            name=self.link.name,
+        )
+        supervisor.start(self.service.run(), name="fold")
+        supervisor.start(self.service.rebalance(), name="rebalance")
+        await supervisor.until_stopped()
+
+
+class ScalerProcess(Process):
+    service: ScalerService
+
+    def __init__(self, world: Environment, name: str, provider: InstanceProvider | None) -> None:
+        super().__init__(world, name)
+        self._provider = provider
+
+    @override
+    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+        settings = ScalerSettings(**self.world.plan.fleet_settings, **self.world.plan.scaler_settings)
+        self.service = service = ScalerService(
+            event_log=self.link.ports.log,
+            commands=self.link.ports.commands,
+            lease=self.link.ports.scaler_lease,
+            provider=self._provider or chosen_provider(settings),
+            policy=scaling_policy(settings.scaling, {}),
+            clock=self.clock,
+            board=life.board,
+            settings=settings,
+            name=self.link.name,
+        )
+        supervisor.start(service.run(), name="fold")
+        supervisor.start(service.act(), name="act")
+        supervisor.start(service.report(), name="report")
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await service.resign()
+
+
+def engine_host(world: Environment, number: int) -> EngineHost:
+    plan, instance = world.plan, InstanceId(f"engine-{number}")
+    return EngineHost(
+        instance,
+        plan.roles[number - 1],
+        world.loop,
+        world.chance(f"host {number}"),
+        replays=plan.replays[number - 1],
+        adapters=plan.adapters[number - 1],
+    )

@@ -1,0 +1,260 @@
+"""The ports of a service over a simulated link: log, commands, leases and checkpoints."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
+from pointsman.ports import (
+    CheckpointLabel,
+    Checkpoints,
+    Clock,
+    CommandHandler,
+    Commands,
+    EventLog,
+    Fence,
+    Lease,
+    LogEntry,
+    LogExtent,
+    LogReset,
+    LogUnavailableError,
+    Tenure,
+)
+from pointsman.ports import Link as Ports
+from pointsman.primitives import Seconds, Sequence, Term
+from pointsman_lab.torture.link import Link
+from pointsman_lab.torture.network import Endpoint, Network, Served
+
+APPEND_SECONDS_MAX = 4.0
+
+EXTENT_SECONDS_MAX = 2.0
+
+COMMANDS_WAITING_MAX = 4096
+
+
+def open_link(
+    network: Network, clock: Clock, *, name: str, window_max: int, on_failure: Callable[[str, Exception], None]
+) -> Link:
+    """A process begins: its link with all ports."""
+    link = Link(network, clock, name=name, window_max=window_max, on_failure=on_failure)
+    link.ports = Ports(
+        SimulatedLog(link),
+        SimulatedCommands(link),
+        SimulatedLease(link, network.broker.lease),
+        SimulatedCheckpoints(link),
+        SimulatedLease(link, network.broker.scaler_lease),
+    )
+    network.links.append(link)
+    return link
+
+
+class SimulatedLog(EventLog):
+    """The log as one process sees it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._stored = link.network.broker.client(link.clock, name=link.name).log
+
+    @override
+    async def append(self, event: LogEvent) -> Sequence:
+        return await self._written(event, None)
+
+    @override
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        if isinstance(event, RequestGranted | RequestHandedOver) and event.stamp is None:
+            self._link.places(event.request)
+        self._link.window.put(event, fence=fence)
+
+    @override
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
+        return Fence(await self._written(event, after))
+
+    async def _written(self, event: LogEvent, elected_after: Sequence | None) -> Sequence:
+        done: asyncio.Future[Sequence] = asyncio.get_running_loop().create_future()
+        number = self._link.window.put(event, done, elected_after=elected_after)
+        try:
+            async with asyncio.timeout(APPEND_SECONDS_MAX):
+                return await done
+        except TimeoutError as error:
+            unconfirmed = f"not confirmed within {APPEND_SECONDS_MAX:g} s"
+            raise LogUnavailableError(unconfirmed) from error
+        finally:
+            self._link.window.withdraw(number)
+
+    @override
+    async def flush(self, timeout: Seconds) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._link.window.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @override
+    async def extent(self) -> LogExtent:
+        try:
+            async with asyncio.timeout(EXTENT_SECONDS_MAX):
+                await self._link.passage()
+        except TimeoutError as error:
+            away = "the server does not answer"
+            raise LogUnavailableError(away) from error
+        return self._link.network.broker.extent
+
+    @override
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
+        loop = asyncio.get_running_loop()
+        fresh_at = -1.0
+        begins = True
+        async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
+            if loop.time() != fresh_at or not self._link.open:
+                await self._link.passage()
+                fresh_at = loop.time()
+            if begins and isinstance(found, LogEntry):
+                self._link.begun = found.sequence
+            begins = isinstance(found, LogReset)
+            if isinstance(found, LogEntry) and isinstance(found.event, LeaderElected):
+                self._link.term = max(self._link.term, found.event.term)
+            elif begins:
+                self._link.term = Term(0)
+            if isinstance(found, LogEntry):
+                self._link.network.reads(self._link.name, found.sequence)
+            yield found
+
+
+class SimulatedCommands(Commands):
+    """Request and reply as one process sees them."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @override
+    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+        return decode_command(await self._link.ask(subject, encode(command), timeout))
+
+    @override
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+        return await self._link.ask(subject, payload, timeout)
+
+    @override
+    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler)
+
+    @asynccontextmanager
+    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+        served = _Served(self._link, subject, handler)
+        work = asyncio.create_task(served.work())
+        self._link.network.serve(subject, served)
+        try:
+            yield
+        finally:
+            self._link.network.unserve(subject, served)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+class SimulatedLease(Lease):
+    """A lease, at the server's end of a link that loses messages."""
+
+    def __init__(self, link: Link, kept: Lease) -> None:
+        self._link = link
+        self._kept = kept
+
+    @override
+    async def look(self) -> Tenure | None:
+        await self._link.one_way()
+        found = await self._kept.look()
+        await self._link.one_way()
+        return found
+
+    @override
+    async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
+        await self._link.one_way()
+        before = await self._kept.look()
+        written = await self._kept.put(holder, term, after=after)
+        if before is None or before.term != term:
+            self._link.network.ambush(self._link.name)
+        await self._link.one_way()
+        return written
+
+
+class SimulatedCheckpoints(Checkpoints):
+    """The checkpoints, as SimulatedLease."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @override
+    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+        await self._link.one_way()
+        await self._link.network.broker.checkpoints.save(label, content, log_begins=log_begins)
+        self._link.network.checkpointed = max(self._link.network.checkpointed, label.as_of)
+        await self._link.one_way()
+
+    @override
+    async def labels(self) -> list[CheckpointLabel]:
+        await self._link.one_way()
+        return await self._link.network.broker.checkpoints.labels()
+
+    @override
+    async def load(self, label: CheckpointLabel) -> bytes | None:
+        await self._link.one_way()
+        return await self._link.network.broker.checkpoints.load(label)
+
+
+class _Served(Served):
+    """A handler with the commands that wait for it, served one after the other."""
+
+    def __init__(self, link: Link, subject: str, handler: CommandHandler) -> None:
+        self._link = link
+        self._subject = subject
+        self._handler = handler
+        self._waiting: asyncio.Queue[tuple[bytes, _Answer]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+
+    @property
+    @override
+    def link(self) -> Link:
+        return self._link
+
+    @override
+    def offer(self, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None:
+        if self._link.open and not self._waiting.full():
+            reply = _Answer(self._link.network, self._link, asker, answer)
+            self._waiting.put_nowait((payload, reply))
+
+    async def work(self) -> None:
+        while True:
+            payload, answer = await self._waiting.get()
+            try:
+                await self._handler(decode_command(payload), answer)
+            except (Exception, UndecodableError) as error:  # noqa: BLE001 - whatever a handler raises is a finding
+                self._link.on_failure(self._subject, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A Reply, on its way back over two links."""
+
+    network: Network
+    answerer: Link
+    asker: Endpoint
+    answer: "asyncio.Future[bytes]"
+
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        if self.answerer.open:
+            payload = answer if isinstance(answer, bytes) else encode(answer)
+            self.network.carry(self.answerer.weather, self._at_server, payload)
+
+    def _at_server(self, payload: bytes) -> None:
+        if self.network.broker.available:
+            self.network.carry(self.asker.weather, self.asker.hear, self.answer, payload)
