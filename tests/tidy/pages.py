@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
-SPAN = re.compile(r"`([^`\n]+)`")
+SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 OURS = re.compile(r"pointsman(-[a-z-]+)?")
 SEPARATORS = {"|", "||", "&&", ";", "&"}
@@ -39,7 +39,7 @@ def blocks(page: str) -> list[Block]:
 
 def spans(page: str) -> list[str]:
     """Inline code of a page."""
-    return SPAN.findall(FENCE.sub("", page))
+    return [" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", page))]
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
