@@ -27,7 +27,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
-from pointsman.simulation.replay.folding import copy_state
+from pointsman.simulation.replay.folding import apply_entry, copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
