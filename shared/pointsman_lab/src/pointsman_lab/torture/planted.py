@@ -28,8 +28,8 @@ DEFECTS = (
     ),
     Defect(
         "a window is kept after a cancel",
-        "            self.line(known.instance).remove(known)\n",
-        "            _ = known.stage is Stage.PREFILL or self.line(known.instance).remove(known)\n",
+        "            self.queue(known.instance).remove(known)\n",
+        "            _ = known.stage is Stage.PREFILL or self.queue(known.instance).remove(known)\n",
     ),
     Defect(
         "a cancel grants nothing to those who wait",
@@ -38,8 +38,8 @@ DEFECTS = (
     ),
     Defect(
         "a gap leaves `exact`",
-        '                    instance_missing.doubt = f"engine events missed: {event.reason}"\n',
-        "                    pass\n",
+        '        instance.doubt = f"engine events missed: {event.reason}"\n',
+        "        pass\n",
     ),
     Defect(
         "`unknown` caches are `exact`",
@@ -58,8 +58,8 @@ DEFECTS = (
     ),
     Defect(
         "a promise is released twice",
-        '        """Release a promise, unless the instance has started again since and forgot it."""\n',
-        "        self.speculation.release(instance, keys)\n",
+        '    """Release a promise, unless the instance has restarted since."""\n',
+        "    parts.speculation.release(instance, keys)\n",
     ),
     Defect(
         "the role of an instance is not looked at",
@@ -83,8 +83,8 @@ DEFECTS = (
     ),
     Defect(
         "a probe of an earlier life counts",
-        "instance_probed = self._current(event.instance, event.epoch)",
-        "instance_probed = self.fleet.get(event.instance)",
+        "if probed := self.current(event.instance, event.epoch):",
+        "if probed := self.fleet.get(event.instance):",
     ),
     Defect(
         "a hit is one block too long",
@@ -143,12 +143,12 @@ DEFECTS = (
     ),
     Defect(
         "a snapshot does not clear",
-        "        self.index.clear(event.instance)\n        for run",
-        "        for run",
+        "    parts.index.clear(event.instance)\n    for run",
+        "    for run",
     ),
     Defect(
         "a prefill that ends teaches nothing",
-        "            if learnable:\n                self._learn_prefill(request, event.at, event.prefill)\n",
+        "        if learnable:\n            _learn_prefill(parts, request, event.at, event.prefill)\n",
         "",
     ),
     Defect(
