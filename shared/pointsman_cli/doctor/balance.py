@@ -1,7 +1,4 @@
-"""Balance: does work wait at one instance while another has nothing to do?
-
-Seconds, not shares: one request more here than there is no imbalance, and costs nobody anything.
-"""
+"""Balance: does work wait on one instance while another is idle? Measured in seconds of queue."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +14,7 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
 SAMPLE_SECONDS = 1.0
-"""Engine seconds between two looks."""
+"""Engine seconds between two samples."""
 
 LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1

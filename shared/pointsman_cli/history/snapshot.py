@@ -24,7 +24,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "writes_lost": state.writes_lost,
         "instances": [_instance(state, instance, now) for instance in state.fleet.instances],
         "departed_with_requests": _departed(state),
-        "strangers": sorted(state.unregistered),
+        "unregistered": sorted(state.unregistered),
         "requests": {str(stage): sum(request.stage is stage for request in requests) for stage in Stage},
         "placements": state.placements,
         "prefixes_counted": len(state.hotness),

@@ -23,8 +23,8 @@ class Defect:
 DEFECTS = (
     Defect(
         "an engine that failed may be tried again",
-        "return PoolView(self._seen, request, now, excluded=excluded)\n",
-        "return PoolView(self._seen, request, now)\n",
+        "return PoolView(known, request, turn.now, excluded=excluded)\n",
+        "return PoolView(known, request, turn.now)\n",
     ),
     Defect(
         "a window is kept after a cancel",
@@ -33,13 +33,13 @@ DEFECTS = (
     ),
     Defect(
         "a cancel grants nothing to those who wait",
-        "        self._grant_next(freed, turn)\n",
-        "",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        grant_next(turn, instance)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n",
     ),
     Defect(
         "a gap leaves `exact`",
         '        instance.doubt = f"engine events missed: {event.reason}"\n',
-        "        pass\n",
+        "",
     ),
     Defect(
         "`unknown` caches are `exact`",
@@ -73,8 +73,8 @@ DEFECTS = (
     ),
     Defect(
         "what waits at a draining instance is granted there",
-        "        return turn.events + self.relocate_pending(now)\n\n    def undrain",
-        "        return turn.events\n\n    def undrain",
+        "    relocate_pending(turn)\n\n\ndef undrain",
+        "\n\ndef undrain",
     ),
     Defect(
         "a draining instance takes requests",
@@ -83,8 +83,8 @@ DEFECTS = (
     ),
     Defect(
         "a probe of an earlier life counts",
-        "if probed := self.current(event.instance, event.epoch):",
-        "if probed := self.fleet.get(event.instance):",
+        "if probed := self.current(event.instance, event.epoch):\n                    probed.parity",
+        "if probed := self.fleet.get(event.instance):\n                    probed.parity",
     ),
     Defect(
         "a hit is one block too long",
@@ -138,7 +138,7 @@ DEFECTS = (
     ),
     Defect(
         "the removal of a parked block is lost",
-        "            elif self._parked:\n                self._remove_parked(engine_hash)\n",
+        "            elif self._orphans:\n                self._orphans.remove(engine_hash)\n",
         "",
     ),
     Defect(
