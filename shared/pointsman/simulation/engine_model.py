@@ -35,23 +35,9 @@ from pointsman.simulation.engine_types import (
     RequestTooLongError,
     Step,
     StepResult,
-    TokenPrompt,
 )
 from pointsman.simulation.step_cost import StepCost
 from pointsman.state.engine_profiles import EngineProfile
-
-__all__ = [
-    "EngineCounts",
-    "EngineModel",
-    "EngineSettings",
-    "HashedPrompt",
-    "PrefillEnded",
-    "Prompt",
-    "RequestTooLongError",
-    "Step",
-    "StepResult",
-    "TokenPrompt",
-]
 
 
 class EngineModel:
