@@ -17,7 +17,8 @@ import structlog
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, Seconds, Tokens, WallSeconds
 from pointsman.simulation.block_cache import CacheChange, PromptIdentity
-from pointsman.simulation.engine_model import EngineModel, StepResult, TokenPrompt
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import StepResult, TokenPrompt
 from pointsman_engine_sim.wording import Passage, Wording
 
 log = structlog.get_logger()
