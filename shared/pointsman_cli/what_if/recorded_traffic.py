@@ -150,7 +150,7 @@ class _Reader:
             return
         if event is not None:
             self._note_fleet(event)
-        apply_entry(self._state, entry)
+        self._state.apply_entry(entry)
         if event is not None and self._requests and not self._until_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)
