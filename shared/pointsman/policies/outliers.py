@@ -47,7 +47,7 @@ TRIALS_WALL_SECONDS = 5.0
 TRIAL_WALL_SECONDS = 2.0
 """So does one that goes on for so long after its first token."""
 DOUBT_WALL_SECONDS_MIN = 0.5
-"""How long a request must at least be inside another engine before who failed it is to blame."""
+"""How long a request must be inside another engine before its failure counts against the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class _Look:
     def _slow(self, instance: Instance, _record: Record) -> str:
         prefills = self._newest(instance)
         least = self._settings.latency_factor * self._usual_at_least(instance)
-        lately = self._prefills[instance.id]  # a slowness that all had, and that is over, is held against nobody
+        lately = self._prefills[instance.id]  # a slowness of all that is over does not count
         if len(prefills) < PREFILLS_MIN or not lately or min(_pace(prefills), _pace(lately)) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]
@@ -270,7 +270,7 @@ class _Look:
         return self._paces[middle] if middle >= 0 else 0.0
 
     def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
-        """How much slower than the others it was at these; empty where it was not, or nobody can tell."""
+        """How much slower than the others it was at these; empty where it was not, or unknown."""
         factor = self._settings.latency_factor
         others = [known for other, known in self._prefills.items() if other != instance.id]
         if not factor or sum(map(len, others)) < PREFILLS_MIN:
@@ -312,5 +312,5 @@ class _Look:
 
 
 def _pace(prefills: list[Prefill]) -> float:
-    """How many times as long as the cost model says they took, at the median."""
+    """Median ratio of observed to predicted prefill seconds."""
     return median([p.observed / p.predicted for p in prefills if p.predicted > 0] or [0.0])

@@ -82,14 +82,14 @@ class PoolView:
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
         self.on_trial: tuple[InstanceId, ...] = ()
-        """Of those that could, the half-open ones: they take no part unless nobody else could."""
+        """Half-open instances that could; not candidates unless no other instance could."""
         if state.fleet.on_trial:
             self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
     def budget(self) -> Seconds:
-        """What is left of the TTFT objective; negative when it is missed already."""
+        """Seconds left of the TTFT SLO; negative once missed."""
         return self.request.deadline - self.now
 
     @property
@@ -126,7 +126,7 @@ class PoolView:
 
     @cached_property
     def last_instance(self) -> InstanceId | None:
-        """Who served this conversation last."""
+        """The instance that served this conversation last."""
         request = self.request
         return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 

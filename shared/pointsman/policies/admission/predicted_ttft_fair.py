@@ -72,7 +72,7 @@ class PredictedTtftFair(AdmissionPolicy):
         return fair if isinstance(fair, Choice) else _keep_back(view, admitted.chosen, price)
 
     def price(self, view: PoolView) -> float:
-        """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
+        """How many times its prefill this request must fit in: 1 where no group is owed more than its own."""
         seen = view.tracker(Attainment)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:

@@ -83,7 +83,7 @@ class FairDeadlines(OrderingPolicy):
 
 
 def _may_go_first(ordered: list[Request], before: Seconds, now: Seconds, factor: float) -> Iterator[Request]:
-    """Those that can go first without making late whom they overtake. `ordered`: by deadline; the first always may."""
+    """Requests that can go first without making an overtaken one late. `ordered`: by deadline; the first always may."""
     spare = inf
     seconds = before
     for request in ordered:

@@ -1,4 +1,4 @@
-"""A plan of migrations is one immutable value; whoever carries it out checks each item against newer knowledge."""
+"""Plans of migrations: immutable values; the leader checks each move against newer knowledge."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass

@@ -36,7 +36,7 @@ COLD_TARGETS_MAX = 8
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """An instance with room. `queue`: expected seconds before who joins it now, with what this round brought."""
+    """An instance with room. `queue`: expected seconds of work before a request that joins now, with this round's moves."""
 
     instance: Instance
     queue: Seconds
@@ -48,7 +48,7 @@ Targets = Callable[[Request], Sequence[Target]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a round may do. `slo_share`: how much of its TTFT objective a request may be predicted to take."""
+    """What a round may do. `slo_share`: share of its TTFT SLO that a request may be predicted to take."""
 
     slo_share: float
     stall_seconds: Seconds
@@ -93,7 +93,7 @@ class MigrationPlanner:
             )
 
     def _add_unready(self, instance: Instance, now: Seconds) -> None:
-        """One that takes no requests: nobody hears when it will go on, so its silence counts as a stall."""
+        """An instance that takes no requests: its silence counts as a stall."""
         queue = self._state.workload.queues.get(instance.id)
         if queue is None or not queue.pending:
             return

@@ -35,7 +35,7 @@ REBOUND_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What an engine is given at once, as the leader is told (`PolicySet`)."""
+    """Bounds of an engine's window, as in `PolicySet`."""
 
     tokens: Tokens = 16_384
     running_max: int = 256
@@ -51,7 +51,7 @@ class Redispatch:
 
 
 class Redispatching:
-    """Who should be re-bound, on one State at one moment."""
+    """Which requests to redispatch, on one State at one moment."""
 
     def __init__(self, state: State, now: Seconds, window: Window) -> None:
         self._state = state
