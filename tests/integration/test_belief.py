@@ -31,7 +31,7 @@ from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, Sess
 from pointsman.runtime.health import HealthBoard
 from pointsman.state import deliveries, holdings
 from pointsman.state.fleet import Instance, Knowledge
-from pointsman_scheduler import service as scheduler_service
+from pointsman_scheduler import resync
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
@@ -58,7 +58,7 @@ BOUNDS: list[tuple[object, str, float]] = [
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
     (continuity_tasks, "REPLAY_REST_SECONDS", 0.5),
-    (scheduler_service, "HEALING_WALL_SECONDS", 0.1),
+    (resync, "PERIOD_WALL_SECONDS", 0.1),
 ]
 
 

@@ -150,8 +150,8 @@ async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_wha
             await eventually(lambda: RequestId("waiting") in two.state.workload.requests)
             assert not two.leading
             one_is_gone = world.clock.wall()
-            one._leadership._acts_until = 0.0  # no more renewals either: its tasks are stuck
-            one._leadership._lease = StuckLease()  # type: ignore[assignment]
+            one._leader._leadership._acts_until = 0.0  # no more renewals either: its tasks are stuck
+            one._leader._leadership._lease = StuckLease()  # type: ignore[assignment]
             await eventually(lambda: two.leading)
 
             print(f"took over after {world.clock.wall() - one_is_gone:.2f} s")
@@ -209,7 +209,7 @@ async def test_a_leader_whose_clock_stood_still_decides_nothing_once_it_reads_th
         await eventually(lambda: one.state.term == 2)
 
         assert one.leading is None
-        assert one._leadership.holds, "by its clock"
+        assert one._leader._leadership.holds, "by its clock"
 
 
 async def test_a_leader_that_gives_the_lease_back_is_followed_before_the_lease_would_end() -> None:

@@ -1,4 +1,6 @@
-"""What the leader tells people about its pool: the answer to `cmd.fleet`, and the gauges."""
+"""The fleet as a scheduler knows it: the answer to `cmd.fleet`, gauges, and warnings about instances that do not fit."""
+
+import structlog
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.policies.policy_set import PolicySet
@@ -8,7 +10,9 @@ from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue
 
-_NO_LINE = InstanceQueue()
+log = structlog.get_logger()
+
+_EMPTY_QUEUE = InstanceQueue()
 
 
 def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:
@@ -27,7 +31,7 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
 
 
 def _describe(state: State, instance: Instance) -> InstanceDescribed:
-    line = state.workload.queues.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
     return InstanceDescribed(
         instance=instance.id,
         url=instance.url,
@@ -54,12 +58,32 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
 
 
 def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
-    """Why no prompt is ever found in this instance's cache, where its keys stand for other blocks than the pool's; else
-    empty."""
+    """Why no prompt is ever found in this instance's cache: its keys are of another block size. Empty where they are not."""
     own, pool = instance.block_tokens, pool_block_tokens
     if own == pool:
         return ""
     return f"its keys stand for {own} tokens, those of the pool for {pool}: start its worker with --block-tokens {pool}"
+
+
+class FleetWarnings:
+    """Logs what an operator should know of joined instances; each problem once."""
+
+    def __init__(self) -> None:
+        self._unschedulable: dict[InstanceId, str] = {}
+
+    def check(self, state: State, instance: InstanceId) -> None:
+        """After this instance joined or left. Any of them may change whether the others fit: the first ones decide what
+        the pool serves."""
+        known = state.fleet.get(instance)
+        problem = foreign_keys(known, state.settings.block_tokens) if known is not None else ""
+        if problem:
+            log.error("cache_keys_mismatch", instance=instance, problem=problem)
+        before, self._unschedulable = self._unschedulable, {i.id: i.unschedulable for i in state.fleet.instances}
+        for other, reason in self._unschedulable.items():
+            if reason and reason != before.get(other, ""):
+                log.error("instance_unschedulable", instance=other, problem=reason)
+            elif before.get(other) and not reason:
+                log.info("instance_schedulable", instance=other, model=state.fleet.model)
 
 
 class FleetGauges:
@@ -77,7 +101,7 @@ class FleetGauges:
         self._shown = present
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        line = state.workload.queues.get(instance.id, _NO_LINE)
+        line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
         telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))

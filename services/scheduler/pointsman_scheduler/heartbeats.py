@@ -1,38 +1,41 @@
-"""Whether the log is heard, or whether it is the log that is silent and not those who would write into it.
+"""Whether an instance is silent, or the log.
 
-Workers report through the log. While a cluster elects a new leader for it, or its disk is full, nobody's report arrives,
-though connections stand and commands are answered. A leader that took this for the silence of its workers would refuse
-every request for want of an instance.
-
-Two things tell: a decision of our own that does not come back, and several instances that fall silent together. The
-second may also be true of the instances (a rack without power), so it excuses them for a bounded time; then they are
-suspected, and whether that decision comes back settles it.
+Workers report through the log. While its cluster elects a new leader, or its disk is full, no report arrives, though
+connections stay up and commands are answered; suspecting every worker then would reject every request. Two signs: a decision
+of our own does not come back, or several instances fall silent together. The second may also be true of the instances (a rack
+without power), so it excuses them for a bounded time.
 """
 
 from pointsman.ports import Clock
 from pointsman.primitives import Seconds
 
 QUIET_SHARE = 0.5
-"""Of the silence by which a worker is suspected: a log without any entry for so long may be silent itself."""
+"""Share of the suspect time: a log without any entry for so long may be silent itself."""
 DOUBT_SHARE = 3.0
-"""Of the same: the longest that several silent instances are put down to the log."""
+"""Multiple of the suspect time for which several silent instances are excused at most."""
 
 
 class Heartbeats:
-    """What one leader has heard of the log in its term. All times are wall time."""
+    """What one leader has heard of the log in its term. Wall time, but for `listens_since`."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: Seconds) -> None:
-        """`suspect_seconds`: silence of a worker by which it is suspected."""
         self._clock = clock
         self._suspect_seconds = suspect_seconds
         self._heard_at = clock.wall()
         self._written = 0
         self._returned = 0
+        self.listens_since: Seconds = 0.0
+        """Engine time before which silence does not count: this process could not hear then."""
+        self.listens_since_wall: Seconds = 0.0
 
     def begin(self) -> None:
-        """A term of ours begins."""
+        """A term of this scheduler begins."""
+        self.listen_from_now()
         self._heard_at = self._clock.wall()
         self._written = self._returned = 0
+
+    def listen_from_now(self) -> None:
+        self.listens_since, self.listens_since_wall = self._clock.now(), self._clock.wall()
 
     def wrote(self, number: int) -> None:
         """This decision of ours is on its way into the log."""
@@ -44,7 +47,7 @@ class Heartbeats:
         self._returned = max(self._returned, own_number)
 
     def log_is_silent(self, instances: int) -> bool:
-        """Whether nothing is heard because of the log. `instances`: how many should be heard."""
+        """`instances`: how many should be heard."""
         quiet = self._clock.wall() - self._heard_at
         if quiet < QUIET_SHARE * self._suspect_seconds:
             return False

@@ -81,10 +81,8 @@ class LogFollower:
     def _take_in(self, entry: LogEntry) -> None:
         if not self.state.sequence:
             self.begun = entry.sequence
-        if entry.event is None:
-            self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-        else:
-            self.state.apply(entry.event, entry.sequence)
+        self.state.apply_entry(entry)
+        if entry.event is not None:
             with contained("heard"):
                 self._heard(entry.event)
         self._dead_letters.look(self.state.dead_letters)

@@ -5,7 +5,7 @@ skips them when it reads them back; everyone else applies the log in order. Entr
 decisions are ignored. Cache events are applied in `holdings`, request events in `lifecycle`, fleet events here.
 """
 
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, short_reason
@@ -57,6 +57,19 @@ EPOCH_EXPECTED_MAX = Epoch(10**13)
 """A first epoch may be this high in any case: Unix ms in the year 2286."""
 
 
+class Entry(Protocol):
+    """An entry of the log; `event` is None where it does not decode, for the reason in `problem`."""
+
+    @property
+    def sequence(self) -> Sequence: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def event(self) -> LogEvent | None: ...
+    @property
+    def problem(self) -> str: ...
+
+
 class State(StateParts):
     """Everything known of one pool, as of the last event applied."""
 
@@ -73,6 +86,13 @@ class State(StateParts):
         except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: nobody could ever fold beyond it
             reason = short_reason(f"{type(error).__name__}: {error}")
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
+
+    def apply_entry(self, entry: Entry) -> None:
+        """Apply one entry in log order; one that does not decode is passed over."""
+        if entry.event is None:
+            self.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
+        else:
+            self.apply(entry.event, entry.sequence)
 
     def skip(self, sequence: Sequence, *, subject: str = "", problem: str = "") -> None:
         """Pass over a log entry: one applied before, or one that does not decode, for the reason in `problem`."""

@@ -5,7 +5,7 @@ from pointsman_lab.torture.ghosts import GhostWatch
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.processes import Life, Process
 from pointsman_lab.torture.services import SchedulerProcess
-from pointsman_scheduler.service import WAITING
+from pointsman_scheduler.waiters import UNGRANTED
 
 STALE_SECONDS_MAX: Seconds = 8.0
 READY_SECONDS_MAX: Seconds = 5.0
@@ -155,7 +155,7 @@ def _resume_in_the_way(injector: Injector, leader: SchedulerProcess, deadline: S
     if leader.life is None or not leader.paused:
         return
     others = [s for s in injector.world.schedulers if s is not leader and s.life is not None and s.service.leading]
-    waiting = any(request.stage in WAITING for s in others for request in s.service.state.workload.requests.values())
+    waiting = any(request.stage in UNGRANTED for s in others for request in s.service.state.workload.requests.values())
     if waiting or injector.world.loop.time() > deadline:
         injector.world.note(f"{leader.name} goes on")
         leader.resume()

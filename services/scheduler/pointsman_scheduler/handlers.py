@@ -1,0 +1,138 @@
+"""The commands that a leader answers. In: commands by subject. Out: decisions published, and a reply to each.
+
+A scheduler that does not lead answers none but `cmd.fleet`: the asker tries again.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.commands import (
+    CancelAnswered,
+    CancelRequest,
+    Command,
+    DescribeFleet,
+    DrainInstance,
+    FollowAnswered,
+    FollowRequests,
+    HandOverRequest,
+    MigrateRequests,
+    RouteRequest,
+    UndrainInstance,
+)
+from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.reasons import CancelCause, grant_unheard
+from pointsman.contracts.requests import RequestCancelled
+from pointsman.contracts.subjects import (
+    cancel_subject,
+    drain_subject,
+    fleet_view_subject,
+    follow_subject,
+    handover_subject,
+    migrate_subject,
+    route_subject,
+)
+from pointsman.policies.policy_set import PolicySet
+from pointsman.ports import Clock, CommandHandler, Reply
+from pointsman.primitives import PoolName
+from pointsman.runtime import telemetry
+from pointsman_scheduler.draining import take_drain
+from pointsman_scheduler.fleet_status import describe_fleet
+from pointsman_scheduler.leader import ActiveTerm, Leader, send
+from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.waiters import UNGRANTED
+
+
+class CommandHandlers:
+    def __init__(
+        self, *, leader: Leader, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
+    ):
+        self._leader = leader
+        self._replica = replica
+        self._clock = clock
+        self._policies = policies
+        self._pool = pool
+        self._name = name
+
+    def by_subject(self) -> list[tuple[str, CommandHandler]]:
+        pool = self._pool
+        return [
+            (route_subject(pool), self._while_leading((RouteRequest,), self._route)),
+            (handover_subject(pool), self._while_leading((HandOverRequest,), self._hand_over)),
+            (follow_subject(pool), self._while_leading((FollowRequests,), self._follow)),
+            (cancel_subject(pool), self._while_leading((CancelRequest,), self._cancel)),
+            (migrate_subject(pool), self._while_leading((MigrateRequests,), self._migrate)),
+            (drain_subject(pool), self._while_leading((DrainInstance, UndrainInstance), self._drain)),
+            (fleet_view_subject(pool), self._describe),
+        ]
+
+    def _while_leading(
+        self, kinds: tuple[type[Command], ...], handle: Callable[[ActiveTerm, Any, Reply], Awaitable[None]]
+    ) -> CommandHandler:
+        async def on_command(command: AnyCommand, reply: Reply) -> None:
+            await self._leader.settled()
+            term = self._leader.leading
+            if term is not None and isinstance(command, kinds):
+                await handle(term, command, reply)
+
+        return on_command
+
+    async def _route(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
+        started = self._clock.wall()
+        term.ownership.named(command.request, started)
+        term.waiters.add(command, reply)
+        events = term.dispatcher.route(command, self._clock.now())
+        telemetry.DECISION_SECONDS.observe(self._clock.wall() - started)
+        await term.publish(events or self._give_up_unheard_grant(term, command))
+        if not events:
+            term.waiters.add(command, reply)  # again: giving the request up has forgotten it
+            await send(term.waiters.answers_again(command))
+
+    def _give_up_unheard_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
+        """End a request that was granted to an instance that has left, and whose ingress still asks for a place: it never
+        got the grant. Told that the request has ended, the ingress asks under another id."""
+        state = self._replica.state
+        known = state.workload.requests.get(command.request)
+        if known is None or known.stage in UNGRANTED or known.instance in state.fleet:
+            return []
+        reason = grant_unheard(known.instance)
+        return term.dispatcher.abandon(known.id, CancelCause.GRANT_UNHEARD, self._clock.now(), reason=reason)
+
+    async def _hand_over(self, term: ActiveTerm, command: HandOverRequest, reply: Reply) -> None:
+        events = term.dispatcher.hand_over(command, self._clock.now())
+        await term.publish(events)
+        answer = term.waiters.hand_over_answer(command, events)
+        if answer is not None:
+            await reply(answer)
+
+    async def _follow(self, term: ActiveTerm, command: FollowRequests, reply: Reply) -> None:
+        term.ownership.followed(command, self._clock.wall())
+        outliers = self._replica.state.outliers
+        grants = [term.waiters.redispatched(sent) for sent in command.requests]
+        given_up = [sent.request for sent in command.requests if outliers.is_idle_at(sent.request, sent.instance)]
+        rebound = [grant for grant in grants if grant is not None]
+        await reply(FollowAnswered(rebound=rebound, given_up=given_up, term=term.term))
+
+    async def _cancel(self, term: ActiveTerm, command: CancelRequest, reply: Reply) -> None:
+        term.waiters.forget(command.request)
+        cause = CancelCause(command.reason)
+        events = term.dispatcher.cancel(command.request, cause, self._clock.now(), reason=command.reason)
+        await term.publish(events)
+        end = self._replica.state.workload.end_of(command.request)
+        ended = end in (RequestCancelled.__name__, RequestRejected.__name__)
+        await reply(CancelAnswered(request=command.request, ended=ended))
+
+    async def _drain(self, term: ActiveTerm, command: DrainInstance | UndrainInstance, reply: Reply) -> None:
+        now = self._clock.now()
+        events, answer = take_drain(term.dispatcher, command, now)
+        await term.publish(events + term.dispatcher.place_held(now))
+        await reply(answer)
+
+    async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
+        events, answer = term.migrations.take(command, self._clock.now())
+        await term.publish(events)
+        await reply(answer)
+
+    async def _describe(self, command: AnyCommand, reply: Reply) -> None:
+        if isinstance(command, DescribeFleet):
+            await reply(describe_fleet(self._replica.state, self._policies, pool=self._pool, scheduler=self._name))

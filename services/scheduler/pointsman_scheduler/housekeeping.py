@@ -1,0 +1,130 @@
+"""What a leader does on a timer: suspect and eject instances, end lost requests, and keep readiness and gauges up to date."""
+
+from collections.abc import Iterator
+
+import structlog
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.stranded import stranded
+from pointsman.ports import Clock, Commands
+from pointsman.primitives import Seconds
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import contained
+from pointsman.state.workload import Request
+from pointsman_scheduler.fleet_status import FleetGauges
+from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.leader import ActiveTerm, Leader
+from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_scheduler.waiters import UNGRANTED
+
+log = structlog.get_logger()
+
+PERIOD_WALL_SECONDS: Seconds = 0.25
+STALL_WALL_SECONDS: Seconds = 1.0
+"""A sleep this long means that the process was suspended, and what others wrote meanwhile is not read yet."""
+LISTENED_WALL_SECONDS: Seconds = 1.0
+"""How long a leader must have heard others without a break before it ejects instances."""
+IDLE_WALL_SECONDS: Seconds = 3.0
+"""How long an engine must report that nothing runs there before its requests are ended."""
+
+
+class Housekeeping:
+    def __init__(
+        self,
+        *,
+        leader: Leader,
+        replica: Replica,
+        commands: Commands,
+        clock: Clock,
+        settings: SchedulerSettings,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._leader = leader
+        self._replica = replica
+        self._commands = commands
+        self._clock = clock
+        self._settings = settings
+        self._heartbeats = heartbeats
+        self._gauges = FleetGauges()
+
+    async def run(self) -> None:
+        steps = (
+            ("liveness", self._check_liveness),
+            ("outliers", self._eject_outliers),
+            ("lost requests", self._end_lost_requests),
+        )
+        while True:
+            began = self._clock.wall()
+            await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
+            suspended = self._clock.wall() - began > STALL_WALL_SECONDS
+            instances = len(self._replica.state.fleet.instances)
+            if suspended or not self._commands.connected or self._heartbeats.log_is_silent(instances):
+                self._heartbeats.listen_from_now()
+            for name, step in steps:
+                with contained(name):
+                    if self._leader.leading is not None:
+                        await step(self._leader.leading)
+            self._leader.report_readiness()
+            telemetry.LEADER.set(self._leader.leading is not None)
+            telemetry.LEADER_TERM.set(self._replica.state.term)
+            with contained("gauges"):
+                self._gauges.show(self._replica.state)
+
+    async def _check_liveness(self, term: ActiveTerm) -> None:
+        now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
+        timeouts = LivenessTimeouts(
+            heard_since=self._heartbeats.listens_since,
+            suspect_after=self._settings.suspect_seconds * speed,
+            leave_after=self._settings.leave_seconds * speed,
+        )
+        events = dispatcher.check_liveness(timeouts, now)
+        for event in events:
+            if isinstance(event, FleetEvent):
+                log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
+        events += dispatcher.relocate_pending(now)  # first: what can leave a draining instance is not granted there
+        for instance in list(self._replica.state.workload.queues):
+            events += dispatcher.grant_waiting(instance, now)
+        await term.publish(events + dispatcher.place_held(now))
+
+    async def _eject_outliers(self, term: ActiveTerm) -> None:
+        now = self._clock.now()
+        if now - self._heartbeats.listens_since < LISTENED_WALL_SECONDS * self._clock.speed:
+            return
+        events = term.dispatcher.eject_outliers(now)
+        for event in events:
+            if isinstance(event, InstanceEjected):
+                telemetry.INSTANCE_EJECTIONS.labels(event.instance, event.cause).inc()
+                log.warning("instance_ejected", instance=event.instance, cause=event.cause, detail=event.detail)
+            elif isinstance(event, InstanceUnejected):
+                log.info("instance_unejected", instance=event.instance, half_open=event.half_open)
+        await term.publish(events)
+
+    async def _end_lost_requests(self, term: ActiveTerm) -> None:
+        """End requests whose ingress is gone, that no engine has, or that never ended."""
+        now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
+        state = self._replica.state
+        events: list[LogEvent] = []
+        for request in self._orphans(term):
+            end = dispatcher.cancel if request.stage in UNGRANTED else dispatcher.abandon
+            events += end(request.id, CancelCause.INGRESS_SILENT, now)
+        for request in list(stranded(state, now, idle_after=IDLE_WALL_SECONDS * speed)):
+            events += dispatcher.abandon(request.id, CancelCause.ENGINE_IDLE, now)
+        for request in list(state.workload.requests.values()):
+            granted = request.stage not in UNGRANTED
+            if granted and now - request.granted_at > self._settings.request_seconds_max * speed:
+                events += dispatcher.abandon(request.id, CancelCause.NEVER_ENDED, now)
+        await term.publish(events)
+
+    def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
+        """Requests without an ingress. An ingress of an older version names only those that wait, and none that was
+        redispatched."""
+        silent = term.ownership.orphans(
+            list(self._replica.state.workload.requests.values()),
+            self._clock.wall(),
+            since=self._heartbeats.listens_since_wall,
+            silence_max=self._settings.waiter_seconds,
+        )
+        return (r for r in list(silent) if r.followed or (r.stage in UNGRANTED and not r.rebound_from))

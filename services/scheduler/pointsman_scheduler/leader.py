@@ -1,0 +1,234 @@
+"""Leading: the lease, the election, and the term that follows.
+
+A scheduler obtains the lease, puts its LeaderElected behind the last one, reads the log up to that entry, and decides from then
+on. The term ends when the lease is lost, another leader is elected, or the log misses decisions of this one (DeposedError).
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+
+import structlog
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
+from pointsman.ports import (
+    Clock,
+    CommandHandler,
+    Commands,
+    ElectionLostError,
+    EventLog,
+    Fence,
+    LogMissingError,
+    LogUnavailableError,
+)
+from pointsman.primitives import Seconds, Term
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.leadership import Leadership
+from pointsman.state.state import State
+from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.migrating import MigrationHandler
+from pointsman_scheduler.ownership import Ownership
+from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.waiters import Answers, Waiters
+
+log = structlog.get_logger()
+
+LEADERSHIP = "leadership"
+ELECTION_RETRY_WALL_SECONDS: Seconds = 0.1
+FLUSH_WALL_SECONDS: Seconds = 0.3
+"""How long the last decisions may take to reach the log before a term is ended or the lease given back."""
+
+
+class DeposedError(Exception):
+    """This scheduler leads no longer."""
+
+
+class ActiveTerm:
+    """What one term holds: the dispatcher, the waiting ingresses, and decisions that are not written yet."""
+
+    def __init__(
+        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: Heartbeats
+    ) -> None:
+        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._note)
+        self.waiters = Waiters(self.dispatcher)
+        self.ownership = Ownership()
+        self.migrations = MigrationHandler(self.dispatcher)
+        self._fence = fence
+        self._log = event_log
+        self._heartbeats = heartbeats
+        self._unwritten: list[LogEvent] = []
+
+    @property
+    def term(self) -> Term:
+        return self.dispatcher.term
+
+    async def publish(self, events: list[LogEvent]) -> None:
+        """Write decisions to the log, then answer the ingresses that wait for them. The state is not touched.
+
+        Decisions of an earlier step that failed after deciding are in the state and are written too.
+        """
+        decided, self._unwritten = self._unwritten or events, []
+        answers: Answers = []
+        for event in decided:
+            self._log.append_soon(event, self._fence)
+            if event.stamp is not None:
+                self._heartbeats.wrote(event.stamp.number)
+            answers += self.waiters.answers_to(event)
+        await send(answers)
+
+    def _note(self, decision: LogEvent) -> LogEvent:
+        self._unwritten.append(decision)
+        return decision
+
+
+async def send(answers: Answers) -> None:
+    for reply, answer in answers:
+        await reply(answer)
+
+
+class Leader:
+    """This scheduler's candidacy for its pool, and its term while it has one."""
+
+    def __init__(
+        self,
+        *,
+        event_log: EventLog,
+        clock: Clock,
+        board: HealthBoard,
+        leadership: Leadership,
+        policies: PolicySet,
+        name: str,
+        replica: Replica,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._log = event_log
+        self._clock = clock
+        self._board = board
+        self._leadership = leadership
+        self._policies = policies
+        self._name = name
+        self._replica = replica
+        self._heartbeats = heartbeats
+        self._serving = AsyncExitStack()
+        self._fence: Fence | None = None
+        self._settled = asyncio.Event()
+        """Not set while this scheduler is being elected."""
+        self._settled.set()
+        self.term: ActiveTerm | None = None
+        """Its present term. Whether it may decide now: `leading`."""
+
+    @property
+    def leading(self) -> ActiveTerm | None:
+        """The term, while this scheduler may decide. Not once it has read of a later term, whatever its clock says of the
+        lease: a machine that was suspended does not know for how long."""
+        term = self.term
+        may = term is not None and self._replica.state.term <= term.term and self._leadership.holds
+        return term if may else None
+
+    async def settled(self) -> None:
+        """Wait while this scheduler is being elected."""
+        await self._settled.wait()
+
+    def reset(self) -> None:
+        """The fold starts again: what an earlier term held is void."""
+        self._fence = None
+
+    async def obtain_lease(self) -> None:
+        replica = self._replica
+        await self._leadership.obtain(term_of_log=lambda: replica.state.term if replica.caught_up else None)
+
+    async def keep_lease(self) -> None:
+        """Raises DeposedError."""
+        reason = await self._leadership.keep(deposed=lambda: self._fence.broken if self._fence else "")
+        raise DeposedError(reason)
+
+    async def open(self, commands: Commands, handlers: Iterable[tuple[str, CommandHandler]]) -> None:
+        """Take commands from now on. They wait for the election, so that a new leader is never asked in vain."""
+        self._settled.clear()
+        for subject, handler in handlers:
+            await self._serving.enter_async_context(commands.serve(subject, handler))
+
+    async def take_office(self) -> None:
+        """Be elected, read the log up to the election, and lead."""
+        elected, fence = await self._elect()
+        await self._replica.reached(fence.elected)
+        state, self._fence = self._replica.state, fence
+        self._heartbeats.begin()
+        self.term = ActiveTerm(state, self._policies, elected.term, fence, self._log, self._heartbeats)
+        self._settled.set()
+        self.report_readiness()
+        log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
+
+    async def close(self) -> None:
+        """Stop deciding and serving."""
+        self.term = None
+        self._settled.set()
+        await self._serving.aclose()
+
+    async def resign(self) -> None:
+        """Stop deciding, and give the lease back once the decisions are in the log."""
+        await self.close()
+        if not await self._log.flush(FLUSH_WALL_SECONDS):
+            log.warning("decisions_unconfirmed", seconds=FLUSH_WALL_SECONDS)
+        await self._leadership.resign()
+
+    async def end_term(self, reason: str) -> None:
+        """Decisions that the log misses are known to no other process and to no replay: the term ends, and the next leader,
+        perhaps this scheduler, goes on from the log. Raises DeposedError."""
+        await self.close()
+        await self._log.flush(FLUSH_WALL_SECONDS)
+        raise DeposedError(reason)
+
+    def void_unwritten(self, reason: str) -> None:
+        """Drop decisions that are not written yet: another leader has not seen them."""
+        if self._fence is not None:
+            self._fence.broken = self._fence.broken or reason
+
+    def note_election(self, event: LeaderElected) -> None:
+        if self.term is not None and event.term > self.term.term:
+            self.void_unwritten(f"{event.scheduler} was elected for term {event.term}")
+
+    def is_own(self, event: LogEvent) -> bool:
+        """Whether this is a decision of the present term, applied when it was made, that comes back through the log."""
+        return self.term is not None and event.stamp is not None and event.stamp.term == self.term.term
+
+    def report_readiness(self) -> None:
+        """A follower that has caught up is ready: to lead."""
+        if self.term is not None and self.leading is None:
+            self._board.missing(LEADERSHIP, "the lease could not be renewed in time")
+        elif self.term is None and not self._replica.caught_up:
+            self._board.missing(LEADERSHIP, "folding the log")
+        elif self.term is None and self._leadership.leader in ("", self._name):
+            self._board.missing(LEADERSHIP, "taking over")
+        else:
+            self._board.restored(LEADERSHIP)
+
+    async def _elect(self) -> tuple[LeaderElected, Fence]:
+        """Put our LeaderElected behind the last one, which must be folded before."""
+        while True:
+            try:
+                extent = await self._log.extent()
+                await self._replica.reached(extent.last)
+                elected, last = self._election(), self._replica.state.elected
+                return elected, await self._log.elect(elected, after=last if last >= extent.first else 0)
+            except ElectionLostError as error:
+                log.info("election_lost", reason=str(error))
+            except (LogUnavailableError, LogMissingError) as error:
+                self._board.missing(LEADERSHIP, f"the log does not answer: {error}")
+            await self._clock.sleep_wall(ELECTION_RETRY_WALL_SECONDS)
+
+    def _election(self) -> LeaderElected:
+        state = self._replica.state
+        return LeaderElected(
+            at=self._clock.now(),
+            term=self._leadership.term_above(state.term),
+            scheduler=self._name,
+            as_of=state.sequence,
+            pool=asdict(state.settings),
+            policy=self._policies.routing.name,
+            settings=self._policies.settings,
+        )

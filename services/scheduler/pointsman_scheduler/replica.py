@@ -1,0 +1,43 @@
+"""The scheduler's State and how far it has read the log. Replaced, not emptied, where a fold starts again."""
+
+import asyncio
+
+from pointsman.ports import LogEntry
+from pointsman.primitives import Sequence
+from pointsman.runtime.containment import DeadLetterWatch
+from pointsman.state.state import State
+from pointsman_scheduler.recovery import StartPoint
+
+
+class Replica:
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._end: Sequence = 0
+        self._read = asyncio.Event()
+        self._dead_letters = DeadLetterWatch()
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it has read what the log held when the fold started."""
+        return self.state.sequence >= self._end
+
+    def restart(self, start: StartPoint) -> None:
+        self.state = start.state
+        self._end = start.end
+
+    def apply(self, entry: LogEntry) -> None:
+        self.state.apply_entry(entry)
+
+    def pass_over(self, entry: LogEntry) -> None:
+        """Count an entry that is in the state already, or does not decode."""
+        self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
+
+    def notify(self) -> None:
+        """An entry was read, and what follows from it is decided."""
+        self._dead_letters.look(self.state.dead_letters)
+        self._read.set()
+
+    async def reached(self, sequence: Sequence) -> None:
+        while self.state.sequence < sequence:
+            self._read.clear()
+            await self._read.wait()

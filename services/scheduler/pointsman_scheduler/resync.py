@@ -1,0 +1,64 @@
+"""Asks workers for a snapshot, or to join again, wherever the cache index is in doubt."""
+
+import structlog
+
+from pointsman.contracts.commands import ResyncCache
+from pointsman.contracts.subjects import resync_subject
+from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds
+from pointsman.runtime import telemetry
+from pointsman.runtime.containment import contained
+from pointsman.state.state import State
+from pointsman_scheduler.leader import Leader
+from pointsman_scheduler.replica import Replica
+
+log = structlog.get_logger()
+
+PERIOD_WALL_SECONDS: Seconds = 0.5
+TIMEOUT_WALL_SECONDS: Seconds = 1.0
+
+
+class Resync:
+    def __init__(self, *, leader: Leader, replica: Replica, commands: Commands, clock: Clock, pool: PoolName) -> None:
+        self._leader = leader
+        self._replica = replica
+        self._commands = commands
+        self._clock = clock
+        self._pool = pool
+        self._rejoin_asked: dict[InstanceId, Seconds] = {}
+        """Unregistered instances that were asked to join, and the report after which."""
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
+            with contained("healing"):
+                if self._leader.leading is not None:
+                    await self._resync_doubtful(self._replica.state)
+
+    async def _resync_doubtful(self, state: State) -> None:
+        for instance in state.fleet.instances:
+            if instance.forged:
+                await self._ask(instance.id, instance.doubt, rejoin=True)
+            elif instance.contradicted:
+                await self._ask(instance.id, instance.contradicted, distrust=instance.epoch)
+            elif instance.doubt:
+                await self._ask(instance.id, instance.doubt)
+        for unregistered, heard_at in list(state.unregistered.items()):
+            if self._rejoin_asked.get(unregistered) != heard_at:  # by the instance's clock, which may be wrong
+                self._rejoin_asked[unregistered] = heard_at
+                await self._ask(unregistered, "it reports, but the log does not say that it joined", rejoin=True)
+
+    async def _ask(
+        self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch | None = None
+    ) -> None:
+        """`distrust`: the epoch in which the engine has contradicted its own events."""
+        telemetry.CACHE_RESYNCS.labels(instance).inc()
+        log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin, distrust=distrust)
+        above = max(Epoch(0), self._replica.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
+        command = ResyncCache(
+            instance=instance, reason=doubt, rejoin=rejoin, above=above, distrust=distrust is not None
+        )
+        try:
+            await self._commands.request(resync_subject(self._pool, instance), command, timeout=TIMEOUT_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError) as error:
+            log.warning("resync_unanswered", instance=instance, problem=str(error))

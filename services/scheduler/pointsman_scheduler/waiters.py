@@ -1,0 +1,159 @@
+"""Answers to ingresses: the only place that builds RouteGranted and RouteRejected.
+
+In: commands and their reply, and the leader's decisions. Out: an answer for each waiting ingress.
+"""
+
+from dataclasses import dataclass
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.commands import HandOverRequest, RouteGranted, RouteRejected, RouteRequest, SentRequest
+from pointsman.contracts.decisions import HandOverRefused, RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.reasons import RejectReason, reject_answer
+from pointsman.contracts.requests import RequestCancelled
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.ports import Reply
+from pointsman.primitives import RequestId, Seconds
+from pointsman.runtime import telemetry
+from pointsman.state.fleet import Instance, Knowledge
+from pointsman.state.workload import Request, Stage
+
+UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
+"""Stages of requests that were not granted yet."""
+
+RouteAnswer = RouteGranted | RouteRejected
+Answers = list[tuple[Reply, RouteAnswer]]
+
+
+@dataclass(slots=True)
+class Waiter:
+    attempt: int
+    reply: Reply
+
+
+class Waiters:
+    """The ingresses that wait for an answer to `cmd.route`, in one term."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._waiters: dict[RequestId, Waiter] = {}
+
+    def add(self, command: RouteRequest, reply: Reply) -> None:
+        self._waiters[command.request] = Waiter(command.attempt, reply)
+
+    def forget(self, request: RequestId) -> None:
+        self._waiters.pop(request, None)
+
+    def answers_to(self, event: LogEvent) -> Answers:
+        """The answer to the ingress that waits for this decision, if any."""
+        match event:
+            case RequestPlaced():
+                telemetry.DECISIONS.labels(event.policy, "placed").inc()
+            case RequestGranted():
+                request = self._dispatcher.state.workload.requests.get(event.request)
+                return self._granted(request) if request else []
+            case RequestRejected():
+                telemetry.DECISIONS.labels(event.policy, event.reason).inc()
+                return self._rejected(event.request, event.reason, event.detail, event.retry_after)
+            case RequestCancelled():
+                self.forget(event.request)
+            case _:
+                pass
+        return []
+
+    def answers_again(self, command: RouteRequest) -> Answers:
+        """The answer to a repeated command, as before; a request that still waits gets none."""
+        workload = self._dispatcher.state.workload
+        request = workload.requests.get(command.request)
+        if request is not None:
+            granted = request.stage not in UNGRANTED and request.attempt == command.attempt
+            return self._granted(request) if granted else []
+        known = workload.rejection_of(command.request, arrived_at=command.arrived_at, attempt=command.attempt)
+        if known is not None:
+            return self._rejected(command.request, known.reason, known.detail, known.retry_after)
+        return self._rejected(command.request, RejectReason.ALREADY_ENDED, self._ended_detail(command.request), 0.0)
+
+    def hand_over_answer(self, command: HandOverRequest, events: list[LogEvent]) -> RouteAnswer | None:
+        """Where the request goes now, given the decisions of this hand-over. None where its instance has left: the
+        ingress will see that when it sends the request there."""
+        request = self._dispatcher.state.workload.requests.get(command.request)
+        if request is None or request.attempt != command.attempt or not request.prefilled_by:
+            if self._dispatcher.state.workload.end_of(command.request) is not None:
+                detail = self._ended_detail(command.request)
+                return self._rejection(command.request, command.attempt, RejectReason.ALREADY_ENDED, detail)
+            detail = f"nothing is known of a prefill at {command.instance}"
+            return self._rejection(command.request, command.attempt, RejectReason.UNKNOWN_REQUEST, detail)
+        if not request.awaits_decoder:
+            return self._grant(request)
+        refused = next((event for event in events if isinstance(event, HandOverRefused)), None)
+        if refused is None:
+            return None
+        telemetry.DECISIONS.labels(self._dispatcher.policies.routing.name, refused.reason).inc()
+        return self._rejection(
+            refused.request, refused.attempt, refused.reason, refused.detail, retry_after=refused.retry_after
+        )
+
+    def redispatched(self, sent: SentRequest) -> RouteGranted | None:
+        """Where a request goes that its ingress still has at `sent.instance`; None where it stays there."""
+        request = self._dispatcher.state.workload.requests.get(sent.request)
+        if request is None or request.attempt != sent.attempt or request.rebound_from != sent.instance:
+            return None
+        return self._grant(request) if request.stage not in UNGRANTED else None
+
+    def _granted(self, request: Request) -> Answers:
+        waiter = self._waiters.pop(request.id, None)
+        answer = self._grant(request)
+        return [(waiter.reply, answer)] if waiter is not None and answer is not None else []
+
+    def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> Answers:
+        waiter = self._waiters.pop(request, None)
+        if waiter is None:
+            return []
+        return [(waiter.reply, self._rejection(request, waiter.attempt, reason, detail, retry_after=retry_after))]
+
+    def _ended_detail(self, request: RequestId) -> str:
+        return f"the request has ended already ({self._dispatcher.state.workload.end_of(request)})"
+
+    def _grant(self, request: Request) -> RouteGranted | None:
+        """Where the request is to go now; None where that instance has left."""
+        state = self._dispatcher.state
+        instance = state.fleet.get(request.instance)
+        if instance is None:
+            return None
+        decoder = state.fleet.get(request.decode)
+        seconds, tokens = request.engine_seconds, request.engine_tokens
+        return RouteGranted(
+            request=request.id,
+            attempt=request.attempt,
+            instance=instance.id,
+            url=instance.url,
+            hit_tokens=request.prompt_tokens - request.uncached_tokens,
+            predicted_ttft=request.placed_at - request.arrived_at + request.predicted_ttft,
+            knowledge=_knowledge_for(request, instance),
+            term=self._dispatcher.term,
+            decode=request.decode,
+            decode_url=decoder.url if decoder else "",
+            prefilled_by=request.prefilled_by,
+            dp_rank=instance.dp_rank,
+            rebind=request.rebind,
+            expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
+        )
+
+    def _rejection(
+        self, request: RequestId, attempt: int, reason: str, detail: str, *, retry_after: Seconds = 0.0
+    ) -> RouteRejected:
+        return RouteRejected(
+            request=request,
+            attempt=attempt,
+            status=reject_answer(reason).status,
+            reason=str(reason),
+            detail=detail,
+            retry_after=retry_after,
+            term=self._dispatcher.term,
+        )
+
+
+def _knowledge_for(request: Request, instance: Instance) -> str:
+    """How well the choice was founded: the knowledge of the cache, and whether the request's own keys are exact."""
+    if instance.knowledge is Knowledge.EXACT and not request.exact:
+        return Knowledge.DEGRADED
+    return instance.knowledge
