@@ -60,14 +60,7 @@ class _Samples:
 @click.option("--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="The engine's key.", show_envvar=True)
 @json_switch
 def calibrate_command(
-    url: str,
-    model: str,
-    out: Path | None,
-    repeat: int,
-    longest: int,
-    speed: float,
-    api_key: str,
-    as_json: bool,
+    url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool
 ) -> None:
     """Measure prefill times of the engine at URL, and write down the cost model that predicts them.
 

@@ -8,12 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import (
-    RequestArrived,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
-)
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import RequestId, Seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage

@@ -24,13 +24,7 @@ from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
 from pointsman_cli.up.session import FleetSession, written_to
-from pointsman_cli.up.settings import (
-    CPU_ENGINES,
-    SIMULATED_ENGINES,
-    UpSettings,
-    checked,
-    further_pools,
-)
+from pointsman_cli.up.settings import CPU_ENGINES, SIMULATED_ENGINES, UpSettings, checked, further_pools
 from pointsman_cli.vllm_cpu import machine, recipe
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
 

@@ -107,10 +107,7 @@ def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
 def _cell(one: Side, source: Source, rate: float, record: Record) -> Cell:
     scenario = one.scenario
     variant = Variant(
-        policy=one.note,
-        routing=scenario.routing,
-        ordering=scenario.ordering,
-        admission=scenario.admission,
+        policy=one.note, routing=scenario.routing, ordering=scenario.ordering, admission=scenario.admission
     )
     return Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=record.warmup)
 
