@@ -171,7 +171,7 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
     """Make vLLM's CPU build: minutes, the first time. Raises click.ClickException, also if the engines do not fit here."""
     try:
         machine.check_can_run(engines)
-        recipe.make(home, tell=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
+        recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
     except (machine.UnsuitableMachineError, recipe.MakingError) as error:
         raise click.ClickException(str(error)) from error
 
