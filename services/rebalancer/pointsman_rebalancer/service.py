@@ -1,13 +1,8 @@
-"""The rebalancer: folds the log as the scheduler does, plans which waiting requests should move, and asks the leader.
+"""The rebalancer: folds the log, plans which pending requests should move, and asks the leader.
 
-It changes nothing itself. A plan is one immutable value, made by a policy from the State as of one log entry; the
-leader looks at each of its moves again on what it knows by then, makes or refuses it, and writes that down. So a
-rebalancer that is dead, slow or doubled does no harm. Where it is told to, it also plans to take overdue requests out of their
-engines (`rebalancing.redispatch`); those moves come last in a plan.
-
-It plans soon after something that may have overloaded an instance, and every so often because time alone does too (an
-engine that stalls, an objective that comes near). After a plan it waits until what the leader knew when it answered has
-come here through the log: the next plan is made from that, and never makes the same move again.
+It changes nothing itself: the leader checks each move on its newer State, makes or refuses it, and writes that down. It
+plans soon after an event that may have overloaded an instance, and every so often, since time alone does too. After a
+plan it waits until the log has brought what the leader knew when it answered, so that it never repeats a move.
 """
 
 import asyncio

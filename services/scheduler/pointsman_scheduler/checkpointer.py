@@ -1,8 +1,5 @@
-"""The process that takes checkpoints: `python -m pointsman_scheduler.checkpointer`, started by its scheduler.
-
-It is told the scheduler's settings by the environment, runs behind everything else, listens nowhere, and dies with the
-scheduler. One that ends by itself is started again.
-"""
+"""The process that takes checkpoints: `python -m pointsman_scheduler.checkpointer`, started and restarted by its
+scheduler, with whose settings it runs and with which it dies. Low priority, no port."""
 
 import asyncio
 import os

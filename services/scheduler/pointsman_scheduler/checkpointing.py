@@ -1,12 +1,8 @@
-"""Takes checkpoints: a fold of its own beside the scheduler, in log order, in a process of its own.
+"""Takes checkpoints of a fold in log order, in a process of its own.
 
-The leader's State is not in log order (it applies its decisions before they are logged), and turning a State into bytes
-blocks for longer than a request may wait; so neither leader nor follower does it. The process that does folds like a
-follower, answers nobody and decides nothing; if it dies the next start reads a longer tail, no more.
-
-A checkpoint is taken every so many events or seconds, whichever comes first, and at once when the newest lies in the
-older half of what the log still holds: long before retention can drop what is needed to go on from it. Where several of
-these run for one pool, one that finds a newer checkpoint than its own last counts from that.
+The leader's State is not in log order, and encoding a State blocks for longer than a request may wait. A checkpoint is
+taken every so many events or seconds, and at once when the newest lies in the older half of what the log still holds.
+Of several checkpointers of one pool, each counts from the newest checkpoint of all.
 """
 
 from dataclasses import dataclass
@@ -40,11 +36,8 @@ SAVE_RETRY_WALL_SECONDS: Seconds = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """When a checkpoint is due. Wall seconds.
-
-    `spread`: drawn once for each process, at least 1. Both numbers count so many times as long, so that of several
-    processes one is always first.
-    """
+    """When a checkpoint is due. Wall seconds. `spread` (at least 1, drawn per process) stretches both, so that of
+    several processes one is first."""
 
     events: int
     seconds: Seconds

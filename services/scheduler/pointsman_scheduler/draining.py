@@ -1,8 +1,5 @@
-"""Takes in the wishes of people and scalers that an instance be drained, or take requests again.
-
-The leader decides it in its own order, so that from the entry on nothing is placed there, by anyone, and what waited
-there is moved in the same turn. A wish that is fulfilled already changes nothing and is answered like the first.
-"""
+"""`cmd.drain`: drain an instance, or let it take requests again. Decided by the leader, so nothing is placed there from
+that entry on; what waited there moves in the same turn. A repeated command changes nothing."""
 
 import structlog
 

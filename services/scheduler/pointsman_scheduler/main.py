@@ -27,7 +27,7 @@ def main(settings: SchedulerSettings) -> None:
 
     \b
       pointsman-scheduler --nats nats://10.0.0.5:4222 --pool qwen
-      pointsman-scheduler --policy dualmap --policy-settings ttft_slo_threshold=0.8 --order edf
+      pointsman-scheduler --policy dualmap --set routing.ttft_slo_threshold=0.8 --order edf
     """
     configure_logging(settings.log_level, settings.log_format)
     policies = chosen_policies(settings)

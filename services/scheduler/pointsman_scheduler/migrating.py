@@ -1,9 +1,7 @@
-"""Takes in the plans of rebalancers: refuses what is out of date, has the rest carried out, and answers.
+"""Plans of rebalancers: refuses outdated ones, has the others carried out, and answers.
 
-A plan counts if it was made in this leader's term and knew the log up to at most PLAN_BEHIND_EVENTS_MAX entries ago.
-What is left of it is decided move by move on the leader's newer state (`Dispatcher.migrate`), so any number of
-rebalancers may plan, die and repeat themselves: at worst their moves are refused. The answers to the last plans are
-remembered, and a plan that comes twice is answered like the first time.
+A plan counts if it was made in this leader's term and missed at most PLAN_BEHIND_EVENTS_MAX log entries. Its moves are
+decided one by one on the leader's newer state. A plan that comes twice gets the first answer again.
 """
 
 from collections import OrderedDict

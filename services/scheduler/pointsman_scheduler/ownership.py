@@ -1,8 +1,5 @@
-"""Which requests still have an ingress: each names what it has once a second (`cmd.follow`), and asks again for a place
-(`cmd.route`) while it waits. A request that none has named for a while has no owner: its ingress died, or lost it.
-
-Kept by the leader alone, in wall time: silence before it began to listen says nothing.
-"""
+"""Which requests still have an ingress. Each names its requests about once a second (`cmd.follow`) and repeats
+`cmd.route` while it waits; a request not named for a while has lost its ingress. Wall time."""
 
 from collections.abc import Iterable, Iterator
 
@@ -32,8 +29,8 @@ class Ownership:
     def orphans(
         self, requests: Iterable[Request], now: Seconds, *, since: Seconds, silence_max: Seconds
     ) -> Iterator[Request]:
-        """Those that were not named for `silence_max`. `since`: when this leader began to listen. Forgets what is told of
-        requests that are not among them."""
+        """Requests not named for `silence_max`. `since`: when this leader began to listen. Forgets requests that are
+        not among these."""
         known: dict[RequestId, Seconds] = {}
         for request in requests:
             named_at = self._named_at.get(request.id)

@@ -1,11 +1,9 @@
-"""Where a fold begins, and what it is fed: the newest checkpoint that fits, then the log from there on.
+"""Where a fold starts: the newest checkpoint that fits, then the log from there.
 
-A checkpoint fits if it was written by the same fold (`CheckpointLabel.form`), of the same log, of an entry that the log
-still holds and holds unchanged. If none does the fold begins with an empty State at the oldest entry that is left; what
-was known before that is gone, and comes back as workers report and are asked for snapshots. So where the log has lost its
-beginning, checkpoints that cannot be read at the moment are waited for.
-
-A life of a fold ends where the log does not lead on from what was read: `LogBrokenError`. The next begins here again.
+A checkpoint fits if it has the same fold (`CheckpointLabel.form`) and the same log, and is of an entry that the log
+still holds unchanged. Otherwise the fold starts empty at the oldest entry; what was before is lost until workers report
+again, so where the log has lost its beginning, unreadable checkpoints are waited for. A fold ends with LogBrokenError
+where the log does not lead on from what was read.
 """
 
 from collections.abc import AsyncIterator, Callable

@@ -1,11 +1,8 @@
-"""Block keys: which prefix a block of tokens stands for.
+"""Block keys: keyed 64-bit BLAKE2b over the key before and the tokens of the block (little-endian u32 ids; packed keys
+are little-endian u64).
 
-A key is a 64-bit keyed BLAKE2b over the key before it and the tokens of the block. The chain starts from the
-model, the LoRA adapter, the cache salt and a secret of the deployment, so a leaked log tells nothing about
-prompts, and prompts of different salts never meet. The ingress chains keys from what it tokenised; the worker
-chains the same keys from the token ids in the engine's events. Engine hashes never leave the worker.
-
-Token ids are hashed as little-endian u32, keys travel as packed little-endian u64.
+The chain starts from model, LoRA adapter, cache salt and a secret of the deployment, so a leaked log reveals no prompt
+and prompts of different salts never meet. Ingress and worker chain the same keys; engine hashes never leave the worker.
 """
 
 import struct
@@ -43,10 +40,8 @@ class KeyChain:
         return BlockKey(int.from_bytes(digest, "little"))
 
     def extend(self, parent: BlockKey, tokens: Sequence[int]) -> list[BlockKey]:
-        """Keys of the whole blocks in `tokens`, chained after `parent`; a partial last block has no key.
-
-        Raises ValueError when a token id does not fit 32 bits.
-        """
+        """Keys of the whole blocks in `tokens`, chained after `parent`. Raises ValueError when a token id does not fit
+        32 bits."""
         try:
             packed = array("I", tokens)
         except (OverflowError, TypeError) as error:

@@ -1,7 +1,8 @@
-"""Cache events: what one engine's KV cache gained and lost, in pool keys.
+"""Cache events: what one engine's KV cache gained and lost, in pool keys. Subject `pm.<pool>.kv.<instance>`, written by
+its worker.
 
-Subject `pm.<pool>.kv.<instance>`, written by the worker beside that engine. `sequence` is dense within an
-epoch and starts at 1; the next sequence applies, a repeat is a no-op, a gap makes the cache suspect.
+`sequence` is dense within an epoch and starts at 1: the next one applies, a repeat is a no-op, a gap makes the cache
+suspect.
 """
 
 from typing import Annotated
@@ -15,10 +16,7 @@ from pointsman.primitives import BlockKey, Count, Epoch, InstanceId, PackedKeys,
 
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Consecutive blocks of one prefix: `keys` (packed u64, see `block_keys`) follow `parent`.
-
-    `parent` 0 means that the first key starts a prompt.
-    """
+    """Consecutive blocks of one prefix: `keys` (packed u64) follow `parent`; parent 0 starts a prompt."""
 
     keys: PackedKeys
     parent: BlockKey = BlockKey(0)
@@ -44,8 +42,8 @@ class BlocksStored(CacheEvent, frozen=True, kw_only=True):
 
 
 class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
-    """The engine evicted these blocks (`keys`: packed u64). `expired`: no event says so. The cache is not known for certain,
-    and nothing has confirmed these blocks for a while, so the worker believes in them no longer."""
+    """The engine evicted these blocks. `expired`: the worker no longer believes in them, since nothing confirmed them
+    for a while."""
 
     keys: PackedKeys
     expired: bool = False
@@ -59,8 +57,7 @@ class CacheCleared(CacheEvent, frozen=True, kw_only=True):
 
 
 class CacheGap(CacheEvent, frozen=True, kw_only=True):
-    """The worker missed engine events and could not get them back: what it says next may be incomplete. `missed` counts
-    batches or events, 0 where nobody knows how many."""
+    """The worker missed engine events for good. `missed` counts batches or events; 0: unknown."""
 
     missed: Count
     reason: Text

@@ -1,7 +1,7 @@
 """Encoding: msgspec structs as JSON, so that `nats sub 'pm.>'` reads as text.
 
-The one place where what comes from outside is judged. What it lets through has the types and bounds of the wire structs
-(`primitives`) and is UTF-8 all through, so that no reader behind it has to look again; the same is asked of what is written.
+The only place that validates messages: what decodes has the types and bounds of the wire structs and is UTF-8
+throughout. What is written is checked likewise.
 """
 
 import re
@@ -139,7 +139,7 @@ _not_brackets = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class UndecodableError(ValueError):
-    """Bytes that are no event or command we know. The message says where and why, in at most REASON_LENGTH_MAX printable
+    """Bytes that are no known event or command. The message says where and why, in at most REASON_LENGTH_MAX
     characters."""
 
 
@@ -192,7 +192,7 @@ def short_reason(error: object) -> str:
 
 
 def _check_form(payload: bytes) -> None:
-    """What msgspec does not look at in fields that it passes over, and what would depend on the reader's stack. Raises
+    """Checks what msgspec skips in unknown fields, and nesting, which depends on the reader's stack. Raises
     UndecodableError."""
     if not payload.isascii():
         try:

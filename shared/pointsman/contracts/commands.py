@@ -1,7 +1,5 @@
-"""Commands: what one service asks of another over core NATS. Not logged; the effects are.
-
-Every command may arrive twice: the second time is answered like the first.
-"""
+"""Commands: requests between services over core NATS, not logged. Each may arrive twice and is answered the same.
+Fields: docs/events.md."""
 
 from typing import Annotated
 
@@ -36,11 +34,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class RouteRequest(Command, frozen=True, kw_only=True):
-    """`cmd.route`: place this request and answer once it may be sent. The ingress repeats it while it waits;
-    the same `request` and `attempt` asked again means "still here". A higher `attempt` with the failed
-    instances in `excluded` asks for another place after an engine failed before its first byte. Only instances that have
-    the LoRA adapter `adapter`, answer to the name `alias` and have room for `context_tokens` may serve it; empty or 0 where
-    any may."""
+    """`cmd.route`: place this request; answered once it may be sent. The ingress repeats it while it waits; the same
+    `attempt` means "still here". A higher one, with the failed instances in `excluded`, asks for another place.
+    `adapter`, `alias` and `context_tokens` restrict the instances; empty or 0: any."""
 
     request: RequestId
     ingress: Name
@@ -81,8 +77,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     term: Term = Term(0)
     """Of the leader that granted it; 0 where nobody leads. One of an earlier term than the newest known is void."""
     decode: InstanceId = InstanceId("")
-    """Where to send it after its prefill at `instance`, unless `cmd.handover` is answered otherwise; empty where
-    `instance` does all of it."""
+    """The decode instance, unless `cmd.handover` is answered otherwise; empty where `instance` does both."""
     decode_url: Name = ""
     prefilled_by: InstanceId = InstanceId("")
     """In an answer to `cmd.handover`: `instance` decodes what this one has prefilled."""
@@ -91,8 +86,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     rebind: bool = False
     """Until the engine answers, ask by `cmd.follow` whether it is to go elsewhere."""
     expected_seconds: Seconds = 0.0
-    """Predicted engine seconds from the grant to the first token: what was in the engine before it, and its own prefill. 0
-    where nobody says."""
+    """Predicted engine seconds from the grant to the first token; 0: unknown."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
@@ -109,8 +103,8 @@ class RouteRejected(Command, frozen=True, kw_only=True):
 
 
 class HandOverRequest(Command, frozen=True, kw_only=True):
-    """`cmd.handover`: `instance` has prefilled this request, `prefill` seconds after it was sent there; where shall it be
-    decoded? Answered with a RouteGranted whose `prefilled_by` is set, or with a RouteRejected."""
+    """`cmd.handover`: `instance` has prefilled this request, `prefill` seconds after it was sent there. Answered with a
+    RouteGranted whose `prefilled_by` is set, or with a RouteRejected."""
 
     request: RequestId
     attempt: Count
@@ -127,17 +121,16 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowRequests(Command, frozen=True, kw_only=True):
-    """`cmd.follow`: an ingress has these requests at engines, and these that wait for a place. It says so about once a second,
-    so a leader that hears no more of a request knows that its ingress is gone. Asked at the same time: which of them are to
-    go elsewhere?"""
+    """`cmd.follow`, about once a second: the requests that an ingress has at engines, and those that wait. The leader
+    gives up requests that are no longer named, and answers which should go elsewhere."""
 
     requests: Annotated[list[SentRequest], Listed]
     waiting: Annotated[list[RequestId], Listed] = []
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):
-    """Where those are to go that were re-bound; all others stay. `given_up`: those that the leader has ended, because their engine
-    said that nothing runs there; it will not answer them. `term`: as in RouteGranted."""
+    """`rebound`: where redispatched requests go; all others stay. `given_up`: requests that the leader has ended
+    because their engine runs nothing."""
 
     rebound: Annotated[list[RouteGranted], Listed] = []
     given_up: Annotated[list[RequestId], Listed] = []
@@ -152,17 +145,16 @@ class CancelRequest(Command, frozen=True, kw_only=True):
 
 
 class CancelAnswered(Command, frozen=True, kw_only=True):
-    """`ended` true: the leader wrote the end. False: the request was granted already (the ingress writes the
-    end), or is not known."""
+    """`ended`: the leader wrote the end. False: the request was granted already (the ingress writes the end) or is
+    unknown."""
 
     request: RequestId
     ended: bool
 
 
 class ResyncCache(Command, frozen=True, kw_only=True):
-    """`cmd.resync.<instance>`: publish a CacheSnapshot; with `rejoin`, join again under a new epoch first, one above
-    `above`: a worker whose clock was set back does not know that it was here under a later one. With `distrust`, the engine
-    has contradicted its own events under the epoch `above`: begin another one, whose contents are unknown."""
+    """`cmd.resync.<instance>`: publish a CacheSnapshot. `rejoin`: join under a new epoch first, above `above`.
+    `distrust`: the engine contradicted its events in epoch `above`; start another one with unknown contents."""
 
     instance: InstanceId
     reason: Text
@@ -178,11 +170,8 @@ class ResyncAnswered(Command, frozen=True, kw_only=True):
 
 
 class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One waiting request that should wait elsewhere. `benefit`: seconds by which its first token is expected sooner.
-
-    `rebind`: it is in the engine of `source` and has no first token; it should be aborted there and start again at `target`.
-    `benefit` is then what is left after the work that is lost by it.
-    """
+    """One request that should wait at `target`; with `rebind`, one to abort in the engine of `source` and to start
+    again. `benefit`: seconds by which its first token is expected sooner, less the work lost."""
 
     request: RequestId
     source: InstanceId
@@ -193,10 +182,8 @@ class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrateRequests(Command, frozen=True, kw_only=True):
-    """`cmd.migrate`: carry out this plan of a rebalancer, in this order, as far as it still holds.
-
-    `plan` is its id, unlike that of any other plan ever. `term` and `as_of` say what was known when it was made.
-    """
+    """`cmd.migrate`: a rebalancer's plan, to be carried out in this order as far as it still holds. `plan` is a unique
+    id; `term` and `as_of` are what was known."""
 
     plan: Name
     policy: Name
@@ -213,10 +200,8 @@ class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationAnswered(Command, frozen=True, kw_only=True):
-    """What became of a plan. With `refusal` it was refused whole and `moves` is empty.
-
-    Who has read the log beyond `as_of`, and the decisions of `term` up to number `decided`, knows what the leader knew.
-    """
+    """`refusal`: the plan was refused whole and `moves` is empty. A reader that has the log beyond `as_of` and the
+    decisions of `term` up to `decided` knows what the leader knew."""
 
     plan: Name
     term: Term
@@ -228,10 +213,8 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain`: place nothing there any more and move what waits for it; what its engine has, finishes there.
-
-    `leaving`: who asks will stop the instance as soon as it is idle.
-    """
+    """`cmd.drain`: place nothing there and move what waits; running requests finish. `leaving`: the instance will be
+    stopped once idle."""
 
     instance: InstanceId
     reason: Text
@@ -261,11 +244,8 @@ class ScalePool(Command, frozen=True, kw_only=True):
 
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):
-    """The scaler's view: its newest decision (`number` 0: none yet), and what is there. With `refusal` nothing was decided.
-
-    `ready` take requests and have answered, `coming` were started and have not, `leaving` are being drained to be
-    stopped. `applied`: whether the newest decision is carried out.
-    """
+    """The scaler's newest decision (`number` 0: none) and instances `ready`, starting (`coming`) and draining to be
+    stopped (`leaving`). With `refusal` nothing was decided."""
 
     number: Count
     wanted: Count

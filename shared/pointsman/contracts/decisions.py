@@ -1,7 +1,7 @@
-"""Decisions: what the leader (and the scaler) chose, from what, and why.
+"""Decisions of the leader and the scaler: what was chosen, from what, and why.
 
-All that a postmortem needs to recompute the choice is in the event: the policy and its settings, every
-candidate with its numbers, and the stamp that says what was known.
+An event holds all that is needed to recompute the choice: policy, settings, candidates with their numbers, and the
+stamp that says what was known. Fields: docs/events.md.
 """
 
 from typing import Annotated
@@ -43,12 +43,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as it was weighed to decode a request that another one prefills.
-
-    `requests` decode there or will; `predicted_tpot` is what each of them should get with this one more, None where
-    nobody can tell. `free_tokens` of its KV cache are left, beside what those need; -1 where its size is not known.
-    `transfer_tokens` of the prompt it would have to fetch, in `transfer_seconds`.
-    """
+    """An instance considered for decoding. `requests` decode there or will; `predicted_tpot` with this one more (None:
+    unknown); `free_tokens` of its KV cache beside theirs (-1: unknown)."""
 
     instance: InstanceId
     requests: Count
@@ -80,16 +76,12 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     transfer_seconds: Seconds = 0.0
     """Of `predicted_ttft`, what fetching the KV cache takes."""
     lost_seconds: Seconds = 0.0
-    """What it lost before, held while no instance was ready or at an engine that failed it: its TTFT budget for admission
-    grows by that."""
+    """Time lost while held or at an engine that failed it; extends its TTFT budget for admission."""
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
-    """The ingress was told to send the request to the engine.
-
-    Without the leader's stamp an ingress says where the request is: it chose the engine itself, because no scheduler
-    answered; or a new leader may not know of a grant that the one before it gave.
-    """
+    """The ingress may send the request to the engine. Without the leader's stamp the ingress reports where the request
+    is: no scheduler answered, or a new leader may not know of an earlier grant."""
 
     instance: InstanceId
     attempt: Count = 1
@@ -100,13 +92,8 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
-    """The prefill is over at `source`, and the request goes on at `instance`, which fetches the KV cache and decodes.
-
-    The leader looks at the decode load again at this moment, so `instance` may be another than planned. Without the
-    leader's stamp an ingress says where the request is: no leader answered, so it went where that was planned.
-    `prefill`: seconds since the ingress sent it to `source`; 0 where it was not sent there, because such a request cannot
-    be split, or where that was not said.
-    """
+    """The prefill is over at `source`; `instance` fetches the KV cache and decodes. Without the leader's stamp an
+    ingress reports it. `prefill`: seconds since it was sent to `source`; 0: it was not, or unknown."""
 
     source: InstanceId
     instance: InstanceId
@@ -117,8 +104,8 @@ class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
 
 
 class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
-    """The prefill is over at `source`, and nobody who decodes can take the request any more. No end: since it was granted,
-    that is for its ingress to write, which is told `reason` and `retry_after`. `prefill` as in RequestHandedOver."""
+    """The prefill is over at `source`, and no decode instance can take the request. Not an end: its ingress writes
+    that."""
 
     source: InstanceId
     attempt: Count
@@ -130,12 +117,9 @@ class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
-    """A waiting request moved to another instance's queue, or, where `rebound`, one that was in an engine already and has
-    no first token: its ingress aborts it there and sends it to the new instance, where its RequestGranted comes next.
-
-    `plan` and what follows it are a rebalancer's: its plan's id, its policy, what it saw of the log, and how many seconds
-    sooner it expected the first token. Empty where the leader moved the request by itself.
-    """
+    """A pending request moved to another queue, or, where `rebound`, one without a first token leaves its engine and is
+    granted at the new instance next. `plan`, `policy`, `planned_as_of` and `benefit` are a rebalancer's; empty where
+    the leader moved it by itself."""
 
     source: InstanceId
     instance: InstanceId
@@ -198,11 +182,8 @@ RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejecte
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
-    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`.
-
-    `pool` holds what the fold itself is told (`state.PoolSettings`), `policy` and `settings` the policies of the term as
-    in RequestPlaced: with them the log explains itself.
-    """
+    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`. `pool` are the fold's
+    settings (`PoolSettings`), `policy` and `settings` those of the term."""
 
     term: Term
     scheduler: Name
@@ -232,11 +213,8 @@ class WritesLost(Event, frozen=True, kw_only=True):
 
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
-    """From now on the pool shall have `wanted` instances. Subject `pm.<pool>.scale`, written by the scaler.
-
-    `number` grows over the whole log: of two decisions with one number, which two scalers may make at once, the first
-    in the log counts. `current` is what was there when it was decided, `scaler` who did.
-    """
+    """The pool shall have `wanted` instances. Subject `pm.<pool>.scale`, written by the scaler. Of two decisions with
+    one `number` the first in the log counts."""
 
     policy: Name
     settings: Settings

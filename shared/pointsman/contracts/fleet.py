@@ -1,7 +1,6 @@
-"""Fleet events: who is there, how loaded, and how far it can be trusted.
+"""Fleet events: instances, their load, and how far their caches are known. Subject `pm.<pool>.fleet.<instance>`.
 
-Subject `pm.<pool>.fleet.<instance>`. Joined, Reported and Left are written by the worker, Probed by an ingress,
-Suspected, Draining, Undrained, Ejected and Unejected by the leader.
+Written by the worker (Joined, Reported, Left), an ingress (Probed) or the leader (the others). Fields: docs/events.md.
 """
 
 from typing import Annotated, Literal
@@ -73,11 +72,8 @@ class FleetEvent(Event, frozen=True, kw_only=True):
 
 
 class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
-    """An engine answers and its worker follows its cache. A new epoch starts with an empty cache.
-
-    `cache` says what the worker knows of the contents at this moment: `empty` (events since the engine's
-    start, none missing), `unknown` (the engine may hold more than was seen), or `no_events`.
-    """
+    """An engine answers and its worker follows its cache, in a new epoch. `cache`: `empty` (all events since the
+    engine's start are known), `unknown`, or `no_events`."""
 
     url: Name
     model: Name
@@ -102,21 +98,15 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     completes: bool = True
     """Whether it completes prompts. One that makes vectors only is placed by load, and joins as `no_events`."""
     certain: bool = True
-    """Whether every event of the engine that was missed can be had again. False without a replay socket, or once the engine
-    has contradicted its own events: such a cache is never known exactly."""
+    """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
+    events: such a cache is never known exactly."""
     cache_detail: Text = ""
     """Why its contents are `unknown`; empty otherwise."""
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):
-    """Once a second: load as the engine reports it, and what its cache should contain.
-
-    `blocks` and `digest` (xor of all keys held) hold as of cache event `sequence` of this epoch. `adapters` (LoRA) and
-    `aliases` are further names under which the engine takes requests at the moment; an adapter changes what the model
-    computes, and so the keys, an alias does not. `certain` as in InstanceJoined, as of now: false while the replay socket does
-    not answer. `back_within`, where it is not 0, is of a worker's last report before it is restarted: for so many seconds its
-    silence is no reason to suspect the instance.
-    """
+    """Once a second: the engine's load, and `blocks` and `digest` (xor of all keys) of its cache as of cache event
+    `sequence`. `back_within`: the worker is being restarted and excused for so many seconds."""
 
     serving: bool
     waiting: Count
@@ -143,8 +133,7 @@ class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
 
 
 class LivenessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the leader bears with silent workers, engine seconds. `heard_since`: silence before that moment does
-    not count, since the leader was not there to hear."""
+    """Engine seconds of silence. Silence before `heard_since` does not count: the leader could not hear then."""
 
     heard_since: Moment
     suspect_after: Seconds
@@ -174,8 +163,8 @@ EjectionCause = Literal["consecutive_failures", "failure_share", "success_rate",
 
 
 class InstanceEjected(FleetEvent, frozen=True, kw_only=True):
-    """It fails requests, or is far slower than the others: nothing new is placed there for so many engine seconds; what runs,
-    finishes. `detail` is the evidence; `number`: ejections in a row, this one counted. A new epoch begins un-ejected."""
+    """The instance fails requests or is far slower than others: nothing is placed there for `seconds`; running requests
+    finish. `number`: ejections in a row. A new epoch starts un-ejected."""
 
     cause: EjectionCause
     detail: Text

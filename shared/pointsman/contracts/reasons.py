@@ -1,7 +1,6 @@
-"""Why a request is rejected, cancelled or moved, and why a move is refused: codes for programs, with what follows from them.
+"""Why a request is rejected, cancelled or moved, and why a move is refused. Values are the strings on the wire.
 
-In: nothing. Out: enumerations whose values are the strings on the wire, the HTTP answer of each rejection, and the causes
-of events written before they carried one. Human sentences stay beside the codes; no code may branch on a sentence.
+Sentences beside the codes are for people: no code branches on them, but for events written before they had a cause.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Request events: one request's life, seen from outside the policies.
+"""Request events, on `pm.<pool>.request.<id>`. Fields: docs/events.md.
 
-Subject `pm.<pool>.request.<id>`. Every request that arrives has exactly one end: Finished, Failed, Cancelled or
-(in `decisions`) Rejected. Before the grant the leader writes the end, after it the ingress does.
+Each request has exactly one end: Finished, Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before
+the grant, the ingress after it.
 """
 
 from typing import Literal
@@ -31,8 +31,8 @@ class RequestEvent(Event, frozen=True, kw_only=True):
 
 
 class RequestArrived(RequestEvent, frozen=True, kw_only=True):
-    """A valid request reached the leader. `at` is when the leader took it in, `arrived_at` when the client's
-    request reached the ingress: the SLO counts from there. `keys`: packed u64 of the prompt's whole blocks."""
+    """A valid request reached the leader at `at`, and the ingress at `arrived_at`, from which the SLO counts. `keys`:
+    packed u64 of the prompt's whole blocks."""
 
     arrived_at: Moment
     ingress: Name
@@ -56,18 +56,15 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     followed: bool = False
     """Whether its ingress names it in `cmd.follow` until its end; then silence about it means that the ingress is gone."""
     held_up: Seconds = 0.0
-    """How long it had waited before this leader heard of it, because no scheduler answered. Its TTFT budget for admission
-    grows by that: waiting for a scheduler is no reason to be refused."""
+    """Waited so long because no scheduler answered; extends its TTFT budget for admission."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
-    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since the ingress sent it.
-
-    With the leader's stamp it is an assumption: the answer is not streamed, and by the prediction its prefill is over.
-    """
+    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since it was sent. With the
+    leader's stamp it is assumed: the answer is not streamed, and the prediction is over."""
 
     instance: InstanceId
     ttft: Seconds
@@ -96,9 +93,8 @@ WHAT_CHARACTERS_MAX = 600
 
 
 class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
-    """An engine failed this request; no end: it may be tried elsewhere. Written by the ingress, whether or not the client has
-    seen anything. `status` is the engine's HTTP status, 0 where it sent none. What the client did, what the engine refused
-    with a 4xx, and the request's own timeout are no failures of the engine."""
+    """An engine failed this request, which may be tried elsewhere. `status`: the engine's, 0 without one. A client's
+    hang-up, a 4xx and the request's own timeout do not count."""
 
     instance: InstanceId
     attempt: Count = 1

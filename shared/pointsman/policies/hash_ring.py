@@ -1,8 +1,8 @@
 """Consistent hashing: where a prefix belongs, whatever the load.
 
-Each instance stands on a ring at many anchors (virtual nodes), so that one that joins or leaves takes over, or
-gives back, only its own share. DualMap uses two independent rings; the candidate pair of a prefix is the first
-instance on each, and where both name the same one, the second ring goes on to the next (DualMap Eq. 5).
+Each instance has many anchors on a ring, so that one that joins or leaves changes only its own share. DualMap uses two
+independent rings; the candidate pair of a prefix is the first instance on each, or the next one on the second ring
+where both agree (Eq. 5).
 """
 
 from bisect import bisect_left
@@ -47,8 +47,7 @@ def ring(instances: tuple[InstanceId, ...], salt: str) -> HashRing:
 
 
 def ring_candidates(instances: tuple[InstanceId, ...], key: BlockKey, count: int) -> tuple[InstanceId, ...]:
-    """The first `count` distinct instances that a prefix meets, one independent ring after another: the candidate
-    pair, continued. All of them where there are not so many."""
+    """The first `count` distinct instances of a prefix, one independent ring after another; all where there are fewer."""
     found: list[InstanceId] = []
     number = 1
     while len(found) < min(count, len(instances)):

@@ -1,10 +1,8 @@
-"""The decode bottleneck: an engine that is busy decoding finishes no prefill, and a queue estimate does not show it.
+"""Stalls: an engine that is busy decoding finishes no prefill, and a queue estimate does not show it.
 
-Source: DualMap's correction: an instance that has finished no prefill for T = 3 s although it has requests before it
-gets the time that has passed added to its queue estimate. Nothing else is known of how long it will last.
-
-Bias, beyond the paper: a prefill that the cost model itself expects to take longer than T is no stall before it is
-overdue. Limit: of requests that are not streamed nobody sees the first token; they neither prove nor disprove one.
+Source: DualMap: an instance that has finished no prefill for T = 3 s although it has requests gets the elapsed time
+added to its queue estimate. Bias: a prefill that the cost model expects to take longer is no stall before it is
+overdue. Limit: the first token of requests that are not streamed is not seen.
 """
 
 from pointsman.primitives import Seconds
@@ -14,8 +12,8 @@ STALL_SECONDS = 3.0
 """T of the paper, in engine time."""
 
 FORSAKEN_SECONDS = 10.0
-"""Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.redispatch`), unless
-it gives a first token before. After that it is tried again."""
+"""Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.redispatch`),
+unless it gives a first token."""
 
 
 def stalled_seconds(line: InstanceQueue, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:

@@ -1,11 +1,8 @@
-"""Requests that the books have inside an engine which says, again and again, that nothing runs there.
+"""Requests that the state has inside an engine which keeps reporting that it runs nothing: their ends never reached the
+log.
 
-Their ends never reached the log: an ingress died, lost its writes, or holds a connection to an engine that is gone. While
-they are counted they take up the window of the instance, and an idle engine gets no work.
-
-An engine is believed only if it has told of load before in this epoch, so one that cannot count is not. vLLM updates its
-counters after each step, so a request in its first long step is not counted yet: it is given twice the prefill that was
-predicted.
+They use up the window of the instance. An engine is believed only if it reported load before in this epoch. vLLM
+updates its counters after each step, so a request in its first step gets twice its predicted prefill.
 """
 
 from collections.abc import Iterator

@@ -1,16 +1,11 @@
 """The KV cache of one engine, block by block, as vLLM manages it.
 
-A request holds blocks. One that is full gets a hash, chained over all tokens before it, and is then *cached*: others
-may hold it too, and after the last one let go it stays, in case it is asked for again, until its place is needed.
-Requests let go of their blocks tail first, so that the order of eviction takes leaves before their parents and what
-is cached is always closed under prefixes.
+A full block gets a hash, chained over all tokens before it, and is then *cached*: other requests may hold it too, and
+after its last holder released it, it stays until its place is needed. Requests release tail first, so leaves are evicted
+before their parents and the cache stays closed under prefixes. Hashes are the engine's own, never Pointsman's keys.
 
-Hashes are the engine's own (`BlockHasher`, or whatever a simulation brings along): opaque 64-bit numbers that mean
-nothing outside this engine. They are never Pointsman's block keys.
-
-One thing is simpler than in vLLM: when two requests compute the same block at once, the second copy is given back as
-soon as it is full, where vLLM keeps both. So a hash is stored once and removed once, and the events of this cache,
-folded into a plain set, are what it holds.
+Simpler than vLLM: a second copy of a block that two requests compute at once is dropped as soon as it is full. So a hash
+is stored once and removed once.
 """
 
 from array import array
@@ -36,13 +31,13 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class PromptIdentity:
-    """What keeps equal tokens apart: the LoRA adapter, and the salt that separates tenants."""
+    """Keeps equal tokens apart: LoRA adapter, and the salt that separates tenants."""
 
     lora: str = ""
     cache_salt: str = ""
 
     def extra_keys(self, *, first_block: bool) -> tuple[str, ...] | None:
-        """What enters a block's hash beside its tokens, as vLLM reports it: the salt only in the first block."""
+        """What enters a block's hash beside its tokens; the salt only in the first block."""
         keys = (*((self.lora,) if self.lora else ()), *((self.cache_salt,) if first_block and self.cache_salt else ()))
         return keys or None
 
@@ -53,10 +48,8 @@ ANYONE = PromptIdentity()
 
 @dataclass(frozen=True, slots=True)
 class RunCached:
-    """Consecutive blocks of one prefix are now held. `parent` is None where the first one starts a prompt.
-
-    `tokens` are those of all the blocks, empty where the chain was given as hashes.
-    """
+    """Consecutive blocks of one prefix are now cached. `parent`: None at the start of a prompt. `tokens`: of all blocks,
+    empty for a chain of hashes."""
 
     parent: BlockHash | None
     hashes: Sequence[BlockHash]
@@ -66,28 +59,28 @@ class RunCached:
 
 @dataclass(frozen=True, slots=True)
 class BlocksEvicted:
-    """These blocks are no longer held; in the order in which they went."""
+    """These blocks are no longer cached, in the order of eviction."""
 
     hashes: Sequence[BlockHash]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReset:
-    """Nothing is held any more."""
+    """Nothing is cached any more."""
 
 
 CacheChange = RunCached | BlocksEvicted | CacheReset
 
 
 class BlockHasher:
-    """Chains block hashes over token ids, salted by `seed` as an engine's process salts its own."""
+    """Chains block hashes over token ids, salted by `seed`."""
 
     def __init__(self, *, block_tokens: Tokens, seed: int = 0) -> None:
         self.block_tokens = block_tokens
         self._root = blake2b(f"engine-{seed}".encode(), digest_size=HASH_BYTES).digest()
 
     def extend(self, parent: BlockHash | None, tokens: "array[int]", identity: PromptIdentity) -> list[BlockHash]:
-        """Hashes of the whole blocks in `tokens` (array of unsigned 32-bit), chained after `parent`."""
+        """Hashes of the whole blocks in `tokens` (unsigned 32-bit), chained after `parent`."""
         data = _little_endian(tokens)
         width = self.block_tokens * tokens.itemsize
         previous = self._root if parent is None else parent.to_bytes(HASH_BYTES, "little")
@@ -106,22 +99,22 @@ TokenSource = Callable[[int, int], Sequence[int]]
 
 
 class BlockChain(Protocol):
-    """The blocks of one request's tokens, prompt first, as far as they were asked for."""
+    """The blocks of one request's tokens, prompt first."""
 
     hashes: list[BlockHash]
     identity: PromptIdentity
 
     def extend_to(self, blocks: int) -> None:
-        """Make sure that the first `blocks` blocks have their hashes."""
+        """Compute the hashes of the first `blocks` blocks."""
         ...
 
     def tokens(self, first: int, last: int) -> Sequence[int]:
-        """Token ids of blocks `first` to `last` (exclusive); empty where the tokens are not known."""
+        """Token ids of blocks `first` to `last` (exclusive); empty where unknown."""
         ...
 
 
 class TokenChain(BlockChain):
-    """A chain hashed from token ids: those of the prompt, then those that will be generated."""
+    """A chain hashed from token ids: prompt, then generated."""
 
     def __init__(self, prompt: Sequence[int], *, generated: TokenSource, hasher: BlockHasher, identity: PromptIdentity):
         """Hashes the prompt's whole blocks. Raises ValueError when a token id does not fit 32 bits."""
@@ -156,10 +149,10 @@ class TokenChain(BlockChain):
 
 
 class OpaqueChain(BlockChain):
-    """A chain that a simulation brings along as hashes. What is generated gets hashes that nobody else has."""
+    """A chain given as hashes; generated blocks get hashes of their own."""
 
     def __init__(self, hashes: Sequence[BlockHash], *, unique: int) -> None:
-        """`unique` tells this request's generated blocks from all others'."""
+        """`unique`: a number of this request."""
         self.hashes = list(hashes)
         self.identity = ANYONE
         self._unique = unique
@@ -176,14 +169,14 @@ class OpaqueChain(BlockChain):
 
 
 class EvictionOrder(Protocol):
-    """The cached blocks that no request holds, and which of them goes first."""
+    """The cached blocks that no request holds, and which of them is evicted first."""
 
     def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
-        """These consecutive blocks are cached from now on, the first after `parent`; a request holds them."""
+        """These consecutive blocks are cached and held, the first after `parent`."""
         ...
 
     def add(self, hashes: Iterable[BlockHash]) -> None:
-        """The last holder let go of these blocks, in this order: of one request, tail first."""
+        """The last holder released these blocks, tail first."""
         ...
 
     def discard(self, block: BlockHash) -> None:
@@ -191,7 +184,7 @@ class EvictionOrder(Protocol):
         ...
 
     def take(self, count: int) -> list[BlockHash]:
-        """Give up `count` blocks, first the one that goes first. There are at least as many."""
+        """Evict `count` blocks; at least as many are unheld."""
         ...
 
     def clear(self) -> None: ...
@@ -200,14 +193,14 @@ class EvictionOrder(Protocol):
 
 
 class LeastRecentlyUsed(EvictionOrder):
-    """vLLM's free queue: who was let go longest ago goes first."""
+    """vLLM's free queue: evicts what was released longest ago."""
 
     def __init__(self) -> None:
         self._queue: OrderedDict[BlockHash, None] = OrderedDict()
 
     @override
     def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
-        """The order of letting go tells enough."""
+        """The order of release suffices."""
 
     @override
     def add(self, hashes: Iterable[BlockHash]) -> None:
@@ -239,10 +232,8 @@ EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {
 
 
 class BlockCache:
-    """A fixed number of blocks: some *private* (held by one request, not full yet), the rest cached or empty.
-
-    Every change is also an event, kept until `take_changes`.
-    """
+    """A fixed number of blocks: some *private* (of one request, not full yet), the rest cached or empty. Changes are kept
+    until `take_changes`."""
 
     def __init__(self, *, blocks_max: int, order: EvictionOrder | None = None) -> None:
         self.blocks_max = blocks_max
@@ -253,7 +244,7 @@ class BlockCache:
 
     @property
     def blocks_free(self) -> int:
-        """Blocks that a request could get now: empty ones, and cached ones that nobody holds."""
+        """Empty blocks, and cached ones without holder."""
         return self.blocks_max - self._private - len(self._holders) + len(self._unheld)
 
     @property
@@ -269,11 +260,11 @@ class BlockCache:
         return len(self._holders)
 
     def cached(self) -> set[BlockHash]:
-        """All cached blocks: a copy."""
+        """All cached blocks (a copy)."""
         return set(self._holders)
 
     def hit(self, hashes: Sequence[BlockHash], *, blocks_max: int) -> int:
-        """How many leading blocks are cached, at most `blocks_max`."""
+        """Leading blocks that are cached, at most `blocks_max`."""
         holders = self._holders
         count = 0
         for block in islice(hashes, blocks_max):
@@ -296,7 +287,7 @@ class BlockCache:
             holders[block] += 1
 
     def allocate(self, count: int) -> bool:
-        """Take `count` private blocks, evicting where needed. False, and nothing happened, when there are not so many."""
+        """Take `count` private blocks, evicting where needed. False, without effect, when there are not so many."""
         evict = count - (self.blocks_max - self._private - len(self._holders))
         if evict > len(self._unheld):
             return False
@@ -306,8 +297,8 @@ class BlockCache:
         return True
 
     def fill(self, chain: BlockChain, first: int, last: int) -> None:
-        """A request's private blocks `first` to `last` (exclusive) of `chain` are full: they are cached from now on,
-        held by the request. Of a block that is cached already the request's own copy is given back."""
+        """A request's private blocks `first` to `last` (exclusive) are full: they become cached, held by the request. The
+        copy of a block that is cached already is dropped."""
         hashes = chain.hashes
         fresh_from = first
         for index in range(first, last):
@@ -321,7 +312,7 @@ class BlockCache:
         self._private -= last - first
 
     def release(self, hashes: Sequence[BlockHash], *, private: int) -> None:
-        """A request lets go of its cached blocks (given from the first on) and of `private` private ones."""
+        """A request releases its cached blocks (first to last) and `private` private ones."""
         holders = self._holders
         released = []
         for block in reversed(hashes):
@@ -333,7 +324,7 @@ class BlockCache:
         self._private -= private
 
     def reset(self) -> bool:
-        """Drop everything that is cached. False, and nothing happened, while a request holds blocks."""
+        """Drop everything cached. False, without effect, while a request holds blocks."""
         if self.blocks_held:
             return False
         self._holders.clear()
@@ -342,7 +333,7 @@ class BlockCache:
         return True
 
     def take_changes(self) -> list[CacheChange]:
-        """What changed since the last call, in order."""
+        """Changes since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -369,7 +360,7 @@ def _little_endian(tokens: "array[int]") -> bytes:
 
 
 def _scrambled(value: int) -> int:
-    """A 64-bit mix without fixed points worth worrying about (splitmix64's finaliser)."""
+    """splitmix64's finaliser."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,8 +1,7 @@
 """Goodput: the highest request rate at which effective request capacity stays at or above a target.
 
-Only the search; what a run at a rate costs and means is the caller's. It brackets the rate by doubling or halving,
-then bisects, and takes as known whatever a sweep has already measured. Capacity falls with the rate but for noise;
-where it crosses the target more than once, the first crossing counts, because beyond it capacity did not *stay*.
+Brackets the rate, then bisects, beginning with the points of a sweep. Where capacity crosses the target more than once
+(noise), the first crossing counts.
 """
 
 import math
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 TARGET = 0.9
 RUNS_MAX = 16
 TOLERANCE = 0.01
-"""The search ends when it knows the rate to within this share."""
+"""The search ends when the rate is known to within this share."""
 
 STRIDE = 1.5
-"""Factor between the rates that are tried until one meets the target and one misses it."""
+"""Factor between rates until one meets the target and one misses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """One run: requests a second, and the share of them that was on time."""
+    """Requests a second, and the share of them on time."""
 
     qps: float
     effective_capacity: float
@@ -28,10 +27,8 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`qps` is the highest rate found to meet the target, 0 where none did; `points` all that is known, by rate.
-
-    `at_least`: the search ran out of runs before any rate missed the target, so the truth lies higher.
-    """
+    """`qps`: the highest rate that met the target, or 0. `points`: all runs, by rate. `at_least`: no rate missed the
+    target, so the goodput is higher."""
 
     qps: float
     points: tuple[RatePoint, ...]
@@ -47,10 +44,7 @@ def find_goodput(
     tolerance: float = TOLERANCE,
     runs_max: int = RUNS_MAX,
 ) -> Goodput:
-    """Search with at most `runs_max` calls of `capacity_at`, beginning at `start_qps` unless `known` says where.
-
-    Raises ValueError unless `start_qps` is positive.
-    """
+    """At most `runs_max` calls of `capacity_at`, from `start_qps` unless there are `known` points. Raises ValueError."""
     if not start_qps > 0:
         msg = f"the search must begin at a positive rate, not {start_qps}"
         raise ValueError(msg)
@@ -75,7 +69,7 @@ def _bracket(points: Sequence[RatePoint], target: float) -> tuple[float | None, 
 
 
 def _next_rate(met: float | None, missed: float | None, start_qps: float, tolerance: float) -> float | None:
-    """Where to look next; None when the bracket is tight enough."""
+    """The next rate to try; None when the bracket is tight enough."""
     if met is None and missed is None:
         return start_qps
     if missed is None:

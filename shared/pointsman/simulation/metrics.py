@@ -1,11 +1,8 @@
-"""From an outcome to the numbers of a run: how many were on time, how fast, how warm, how even, how fair.
+"""From an outcome to the numbers of a run: how many on time, how fast, how warm, how even, how fair.
 
-Pure arithmetic on what the simulator wrote down; it knows no policy and prints nothing. The first `warmup` requests
-fill the caches and are left out of every figure. Load and service are taken over the window in which the counted
-requests arrive: what happens while the pool drains afterwards says nothing about a loaded one.
-
-Latencies are of requests that got there, so a policy that rejects looks faster than it serves: read them beside
-effective request capacity, in which rejected, failed and unfinished requests count as missed.
+The first `warmup` requests fill the caches and are left out of every figure. Load and service are taken over the window
+in which the counted requests arrive. Latencies are of served requests only, so a policy that rejects looks fast: read
+them beside effective request capacity, in which rejected, failed and unfinished requests count as missed.
 """
 
 import math
@@ -19,14 +16,14 @@ from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
-"""What a computed prompt token and an output token count as service: the weights of VTC and of DLPM."""
+"""Service weights of a computed prompt token and an output token, as in VTC and DLPM."""
 
 LENGTH_BANDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """How many of a group of requests were on time: `share` of `requests`."""
+    """`share` of `requests` was on time."""
 
     requests: int
     share: float
@@ -34,7 +31,7 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBand:
-    """A tenth of the requests, by prompt length: who pays when not all can be on time."""
+    """A tenth of the requests, by prompt length."""
 
     tokens_min: Tokens
     tokens_max: Tokens
@@ -43,7 +40,7 @@ class LengthBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Percentiles of one kind of latency; None where nobody got there."""
+    """Percentiles; None without values."""
 
     p50_s: Seconds | None
     p90_s: Seconds | None
@@ -52,7 +49,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run. None where there was nothing to measure."""
+    """One run. None: nothing to measure."""
 
     requests: int
     finished: int
@@ -65,32 +62,28 @@ class Report:
     tpot: Latency
     e2e: Latency
     well_behaved_ttft: Latency
-    """TTFT of the clients that keep to their share; of all, where nobody misbehaves."""
+    """TTFT of the clients that do not misbehave."""
     hit_rate: float | None
-    """Cached over prompt tokens of the requests that the engines served, as the engines report it."""
+    """Cached over prompt tokens of served requests, by the engines."""
     hit_share_of_bound: float | None
-    """`hit_rate` over what one infinite cache would have given."""
+    """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
     jain: float | None
-    """Jain's index over the clients' service within the `Window`, each against its max-min fair share of all that was
-    served: 1 when each of n clients got what it was due, 1/n when one got everything.
-
-    Papers on fair serving compare clients that are backlogged. Every client with any demand counts here: one that is
-    not backlogged is due what it asked for, so asking for little and getting it is no unfairness, while being held up
-    behind a client that asks for much is one."""
+    """Jain's index over the clients' service within the `Window`, each over its max-min fair share: 1 when each got its
+    share, 1/n when one of n got everything. A client that is not backlogged is due what it asked for."""
     jain_of_amounts: float | None
-    """The same over the bare amounts: 1 only when all got equally much, whatever they asked for."""
+    """The same over bare amounts: 1 only when all got equally much."""
     service_per_s: float | None
-    """Service delivered a second while requests arrived, all clients together; see `service_by_tenant`."""
+    """Of all clients, within the `Window`."""
     prediction_error_p50_s: Seconds | None
     prediction_error_p90_s: Seconds | None
-    """How far the TTFT predicted at placement was from the real one, either way."""
+    """Absolute error of the TTFT predicted at placement."""
     prediction_bias_s: Seconds | None
-    """Mean of real minus predicted TTFT: positive where predictions are too hopeful."""
+    """Mean of real minus predicted TTFT."""
     decision_us: float | None
-    """Real CPU time of one placement, microseconds."""
+    """CPU time of one placement, microseconds."""
     by_length: tuple[LengthBand, ...]
     by_tenant: Mapping[str, Attainment]
 
@@ -102,11 +95,7 @@ def summarise(
     hit_bound: float | None = None,
     misbehaving: Collection[str] = frozenset(),
 ) -> Report:
-    """The numbers of a run without its first `warmup` requests.
-
-    `hit_bound`: token-weighted hit share of one infinite cache over the requests that were served. `misbehaving`: the
-    clients that take more than their share.
-    """
+    """`hit_bound`: hit share of one infinite cache. `misbehaving`: clients that take more than their share."""
     rows = outcome.rows[warmup:]
     served = [row for row in rows if row.first_token_at is not None]
     errors = [
@@ -143,25 +132,24 @@ def summarise(
 
 
 def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
-    """The share of `rows` on time; None of nothing."""
+    """Share of `rows` on time; None of nothing."""
     return sum(row.on_time for row in rows) / len(rows) if rows else None
 
 
 def tpot(row: RequestRow) -> Seconds | None:
-    """Mean time per output token after the first; None with fewer than two, or where the end never came."""
+    """Mean time per output token after the first; None with fewer than two, or unfinished."""
     if row.end != "finished" or row.first_token_at is None or row.ended_at is None or answer_tokens(row) < 2:
         return None
     return (row.ended_at - row.first_token_at) / (row.output_tokens - 1)
 
 
 def e2e(row: RequestRow) -> Seconds | None:
-    """From arrival to the last token; None unless it finished."""
+    """From arrival to the last token; None unless finished."""
     return row.ended_at - row.arrived_at if row.end == "finished" and row.ended_at is not None else None
 
 
 def answer_tokens(row: RequestRow) -> Tokens:
-    """Tokens of a complete answer. What ended with its first token had no more, whatever was asked for: that is how
-    the prefill-bound model answers."""
+    """Tokens of a complete answer: 1 where it ended with its first token (the prefill-bound model)."""
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
@@ -182,10 +170,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def load_cv(samples: Sequence[LoadSample]) -> float | None:
-    """Mean over time of the coefficient of variation of pending tokens; each sample holds until the next.
-
-    Moments at which nothing is pending have no variation to speak of and are left out. None without any other.
-    """
+    """Mean over time of the coefficient of variation of pending tokens, without samples where nothing is pending."""
     weighted = seconds = 0.0
     for sample, following in pairwise(samples):
         if any(sample.pending_tokens):
@@ -207,13 +192,9 @@ def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[L
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time over which service is compared: after `since`, up to and with `until`.
-
-    It begins with the first counted arrival and ends with the last. Before, caches are cold. Afterwards all that
-    waits is served in any order and everyone gets what they asked for, which would hide who was held back. What is
-    served in between counts whoever asked for it when: under overload the engines spend the window's beginning on
-    what the warm-up left behind, and a client that is paid back then is not a client that got nothing.
-    """
+    """The time over which service is compared: after `since`, the first counted arrival, up to and with `until`, the
+    last. Before, caches are cold; afterwards everyone gets what they asked for, which would hide who was delayed. All
+    service in between counts, also for requests of the warm-up."""
 
     since: Seconds
     until: Seconds
@@ -226,18 +207,15 @@ class Window:
         return self.since < moment <= self.until
 
     def share_of(self, begin: Seconds, end: Seconds) -> float:
-        """How much of the time from `begin` to `end` lies within."""
+        """Share of the time from `begin` to `end` that lies within."""
         if begin >= end:
             return float(self.holds(end))
         return max(0.0, min(end, self.until) - max(begin, self.since)) / (end - begin)
 
 
 def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
-    """What each client of `rows` got within the window: computed prompt tokens and output tokens, weighted.
-
-    Tokens from a cache cost the engine nothing and are no service (as in DLPM). A prompt counts when its first token
-    comes, an answer evenly from its first token to its last.
-    """
+    """Computed prompt tokens and output tokens of each client within the window, weighted. Cached tokens are no service
+    (as in DLPM). A prompt counts at its first token, an answer evenly from its first token to its last."""
     service = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
     for row in rows:
         service[row.tenant] += _service(row, window)
@@ -245,11 +223,8 @@ def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, f
 
 
 def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
-    """What each client of `rows` could have got within the window, in the same measure: what it got, and all of its
-    requests that still waited at the end or were turned away meanwhile, less what caches (are thought to) hold of it.
-
-    What is left of an answer that had begun is not wanted of anybody: no order could have made it come sooner.
-    """
+    """What each client could have got within the window: what it got, and its requests that waited at the end or were
+    rejected meanwhile, less cached tokens. The rest of an answer that had begun does not count."""
     demand = service_by_tenant(rows, window)
     for row in rows:
         begun = row.first_token_at is not None and row.first_token_at <= window.until
@@ -259,12 +234,12 @@ def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, fl
 
 
 def _given_up(row: RequestRow, moment: Seconds) -> bool:
-    """Whether the request had ended without an answer by then."""
+    """Whether it had ended without an answer by then."""
     return row.end in ("rejected", "failed") and row.ended_at is not None and row.ended_at <= moment
 
 
 def _service(row: RequestRow, window: Window) -> float:
-    """What this request was served within the window."""
+    """Service of this request within the window."""
     if row.first_token_at is None:
         return 0.0
     prompt = INPUT_WEIGHT * (row.prompt_tokens - row.cached_tokens) * window.holds(row.first_token_at)
@@ -274,17 +249,14 @@ def _service(row: RequestRow, window: Window) -> float:
 
 
 def _work(row: RequestRow) -> float:
-    """What this request is served from its arrival to its end, or would be."""
+    """Service of this request from arrival to end, real or expected."""
     cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
     output = answer_tokens(row) if row.end == "finished" else row.output_tokens
     return INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
 def service_against_fair_share(service: Mapping[str, float], demand: Mapping[str, float]) -> list[float]:
-    """Each client's service over its max-min fair share of all the service there was; who was due nothing is left out.
-
-    Fair is: nobody gets more than it asked for, and what small clients leave is split evenly among the others.
-    """
+    """Each client's service over its max-min fair share of all service, without clients that are due nothing."""
     left = sum(service.values())
     ratios = []
     for served, tenant in enumerate(sorted(demand, key=lambda tenant: (demand[tenant], tenant))):
@@ -296,13 +268,12 @@ def service_against_fair_share(service: Mapping[str, float], demand: Mapping[str
 
 
 def jain_index(service: Collection[float]) -> float | None:
-    """(sum x)^2 / (n * sum x^2); None where nobody got anything."""
+    """(sum x)^2 / (n * sum x^2); None if all are 0."""
     squares = sum(one * one for one in service)
     return sum(service) ** 2 / (len(service) * squares) if squares else None
 
 
 def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
-    """Attainment of each client, by name."""
     groups: dict[str, list[RequestRow]] = {}
     for row in rows:
         groups.setdefault(row.tenant, []).append(row)
@@ -310,11 +281,8 @@ def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
 
 
 def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
-    """Ten groups of equal size, shortest prompts first; fewer where there are fewer requests.
-
-    Prompts of equal length, often many at a cap, are dealt out in no order of time: else one group would be those
-    that came early, and a difference between groups would be one between times.
-    """
+    """Ten groups of equal size, shortest prompts first. Equal lengths (many at a cap) are shuffled, so that groups do not
+    differ by time."""
     ordered = sorted(rows, key=lambda row: (row.prompt_tokens, _shuffled(row.number)))
     edges = [len(ordered) * band // LENGTH_BANDS for band in range(LENGTH_BANDS + 1)]
     return tuple(

@@ -1,7 +1,4 @@
-"""What a simulation gives back: one row a request, samples of the load over time, and what it cost to decide.
-
-All times are engine seconds of the virtual clock, which starts at 0 with the first arrival's origin.
-"""
+"""What a simulation returns: one row a request, and samples of the load. Times are engine seconds of the virtual clock."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +10,7 @@ End = Literal["finished", "rejected", "failed", "unfinished"]
 
 @dataclass(slots=True)
 class RequestRow:
-    """One request, from arrival to its end. Times are None where that moment never came."""
+    """One request. Times are None where that moment never came."""
 
     number: int
     tenant: str
@@ -25,12 +22,12 @@ class RequestRow:
     reason: str = ""
     instance: InstanceId | None = None
     predicted_ttft: Seconds | None = None
-    """What was predicted at the last placement, from arrival on."""
+    """Predicted at the last placement, from arrival on."""
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
-    """What the engine took from its cache."""
+    """By the engine."""
     granted_at: Seconds | None = None
-    """When it was sent to its engine, the last time."""
+    """The last grant."""
     first_token_at: Seconds | None = None
     ended_at: Seconds | None = None
     migrations: int = 0
@@ -42,13 +39,13 @@ class RequestRow:
 
     @property
     def on_time(self) -> bool:
-        """Whether its first token met the objective; rejected and failed ones did not."""
+        """Whether it finished and its first token met the SLO."""
         return self.end == "finished" and self.ttft is not None and self.ttft <= self.slo_ttft
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """Uncached prompt tokens pending or in prefill, by instance, in the order of `Outcome.instances` at that time."""
+    """Uncached prompt tokens pending or in prefill, and decoding requests, of each of `instances`."""
 
     at: Seconds
     pending_tokens: tuple[Tokens, ...]
@@ -58,14 +55,14 @@ class LoadSample:
 
 @dataclass(slots=True)
 class Outcome:
-    """One run. `rows` are in the order of arrival, warm-up included; reports leave the first `warmup` out."""
+    """One run. `rows` in the order of arrival, warm-up included."""
 
     rows: list[RequestRow]
     samples: list[LoadSample] = field(default_factory=list)
     migrations: int = 0
     decisions: int = 0
     decision_seconds: float = 0.0
-    """CPU time spent in deciding placements, real seconds: the one figure that is not of the virtual clock."""
+    """CPU time of placements, real seconds."""
     virtual_seconds: Seconds = 0.0
     instance_changes: list[tuple[Seconds, int]] = field(default_factory=list)
-    """When the number of ready instances changed, and to what."""
+    """(time, ready instances) at each change."""

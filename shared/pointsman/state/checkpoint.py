@@ -1,12 +1,9 @@
-"""State as bytes, and back: what a checkpoint holds.
+"""State as bytes, and back: the content of a checkpoint.
 
-The whole object graph of a State is written down, attribute by attribute, so that nothing can be forgotten: whatever
-State and the trackers of policies come to remember is in it without being named here. Objects that are shared stay
-shared. The prefix index, nearly all of a State by size, packs itself.
-
-Reading makes objects of classes below `pointsman.state` and `pointsman.contracts` only, runs none of their code, and
-refuses a class whose declared attributes are not those that were written. Whether bytes were written by the same fold
-is for the caller to know (`CheckpointLabel.form`): a State read under other rules would not be what a fold gives.
+The object graph of a State is written attribute by attribute, so that nothing is forgotten; shared objects stay shared;
+the prefix index packs itself. Reading makes objects of classes below `pointsman.state` and `pointsman.contracts` only,
+runs none of their code, and refuses classes with other attributes. Whether the bytes come from the same fold rules is
+checked by the caller (`CheckpointLabel.form`).
 """
 
 from collections import Counter, OrderedDict, deque
@@ -34,7 +31,7 @@ class UnreadableStateError(ValueError):
 
 
 class _Node(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One container or object. `name`: which class of its kind. `slots`: its parts, in order."""
+    """One container or object. `name`: its class. `slots`: its parts, in order."""
 
     kind: str
     name: str = ""
@@ -52,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(_Graph)
 
 
 def encode_state(state: State) -> bytes:
-    """Everything that `state` is. Blocks its caller: about half a second for a million blocks."""
+    """Blocks its caller: about half a second for a million blocks."""
     return _encoder.encode(_Writer(canonical=False).graph(state))
 
 
@@ -68,7 +65,7 @@ def decode_state(content: bytes) -> State:
 
 
 def state_digest(state: State) -> str:
-    """Equal for equal states, however they came about. Slow."""
+    """Equal for equal states. Slow."""
     content = _encoder.encode(_Writer(canonical=True).graph(state))
     return blake2b(content, digest_size=16).hexdigest()
 
@@ -80,7 +77,7 @@ class _Writer:
         self._indexes: list[PackedIndex] = []
         self._known: dict[int, int] = {}
         self._alive: list[object] = []
-        """What has a number, so that no other object can have its identity."""
+        """Keeps numbered objects alive, so that ids stay unique."""
 
     def graph(self, state: State) -> _Graph:
         self._slot(state)
@@ -93,7 +90,7 @@ class _Writer:
         return [self._add(value) if known is None else known]
 
     def _add(self, value: Any) -> int:
-        if isinstance(value, tuple):  # its parts first: a tuple cannot be made before them
+        if isinstance(value, tuple):  # its parts first
             slots = [self._slot(part) for part in value]
             return self._number(value, _Node("tuple", slots=slots))
         node = _Node("")
@@ -135,7 +132,7 @@ class _Writer:
 
 
 class _Reader:
-    """Makes every object empty first, then fills them: so that they may refer to each other."""
+    """Makes every object empty, then fills them, so that they may refer to each other."""
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
@@ -202,7 +199,7 @@ class _Reader:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """All that an object is made of, in the order in which it was made."""
+    """Slots and attributes of an object."""
     found = {name: getattr(value, name) for name in _declared_slots(type(value)) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
     return found

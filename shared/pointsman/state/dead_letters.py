@@ -1,7 +1,4 @@
-"""Log entries that had no effect, because nobody can read them or because the fold failed on them.
-
-They are passed over by everyone alike, and counted, so that `doctor` can tell of them from any fold of the log.
-"""
+"""Log entries without effect: they did not decode, or the fold failed on them. Counted alike by every reader of the log."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +9,7 @@ NEWEST_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One entry. `what`: its subject where it does not decode, else the type of its event. `sequence` is 0 for a decision
-    that its leader applied before it was logged."""
+    """`what`: the subject if it did not decode, else the event's type. `sequence`: 0 for a decision not logged yet."""
 
     sequence: Sequence
     what: str

@@ -1,8 +1,7 @@
-"""What engines deliver from their caches, held against what their events say.
+"""What engines deliver from their caches, compared with what their events say.
 
-A finished request says how many tokens of its prompt the engine had cached. Where events cannot be relied on, that prefix
-counts as held for a while (`DeliveredHits`). Where they are relied on and say something else, that is a contradiction; two
-of them within a minute mean that the events are wrong (`Contradictions`).
+In come cached tokens of finished requests; out come prefixes that count as held for a while where events are not relied
+on (`DeliveredHits`), and a verdict on events that deliveries contradict twice within a minute (`Contradictions`).
 """
 
 from collections.abc import Callable
@@ -11,28 +10,27 @@ from dataclasses import dataclass
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence
 
 DELIVERED_KEYS_MAX = 65_536
-"""Delivered blocks that are remembered of one instance; the oldest go first."""
+"""Of one instance; the oldest are forgotten first."""
 REMOVALS_REMEMBERED_MAX = 16_384
-"""Removed blocks that are remembered of one instance. A request placed before the oldest of them proves nothing."""
+"""Of one instance. A request placed before the oldest proves nothing."""
 SUSPICIONS_MAX = 16
-"""Contradictions of one instance that wait to be settled; further ones are not taken."""
+"""Unsettled contradictions of one instance; further ones are ignored."""
 SETTLING_WALL_SECONDS = 3.0
-"""How long the worker's reports must go on before an event that could explain a contradiction is no longer waited for: a
-lost batch is asked for after two seconds of silence."""
+"""How long an event that explains a contradiction may take: a lost batch is requested after two seconds of silence."""
 CONTRADICTIONS_MAX = 2
-"""So many within CONTRADICTIONS_WALL_SECONDS mean that the engine's events are wrong. One alone may be a race."""
+"""Within CONTRADICTIONS_WALL_SECONDS: the events are wrong. One alone may be a race."""
 CONTRADICTIONS_WALL_SECONDS = 60.0
 
 
 class DeliveredHits:
-    """Blocks that each instance had when it delivered them, until their time is up or they are removed."""
+    """Delivered blocks of each instance, until they expire or are removed."""
 
     def __init__(self) -> None:
         self._until: dict[InstanceId, dict[BlockKey, Seconds]] = {}
-        """By instance, each block with the end of its time, the earliest first."""
+        """Expiry of each block, the earliest first."""
 
     def learn(self, instance: InstanceId, keys: list[BlockKey], until: Seconds) -> None:
-        """These leading blocks of a prompt count as held until then."""
+        """These leading blocks count as held until then."""
         if not keys:
             return
         known = self._until.setdefault(instance, {})
@@ -52,7 +50,7 @@ class DeliveredHits:
         self._until.pop(instance, None)
 
     def settle(self, now: Seconds) -> None:
-        """Forget what has had its time."""
+        """Forget what has expired."""
         for instance, known in list(self._until.items()):
             while known and known[next(iter(known))] <= now:
                 del known[next(iter(known))]
@@ -74,29 +72,29 @@ class DeliveredHits:
 
 @dataclass(slots=True)
 class _Suspicion:
-    """A delivery that contradicts the index: by it `key` was not held, or was, and the index says the opposite."""
+    """A delivery that contradicts the index about `key`."""
 
     key: BlockKey
     held: bool
     """What the index says."""
     reason: str
     since: Seconds | None = None
-    """Of the first report after it, by the worker's clock."""
+    """First report after it, by the worker's clock."""
 
 
 class Contradictions:
-    """Deliveries that the events of an instance do not explain. Times are wall seconds."""
+    """Deliveries that events do not explain. Times are wall seconds."""
 
     def __init__(self) -> None:
         self._removed: dict[InstanceId, dict[BlockKey, Sequence]] = {}
-        """Blocks lately removed, with the log entry that said so, the oldest first."""
+        """Recently removed blocks with their log entry, the oldest first."""
         self._known_from: dict[InstanceId, Sequence] = {}
-        """Removals up to this log entry are not remembered."""
+        """Removals up to this log entry are forgotten."""
         self._open: dict[InstanceId, list[_Suspicion]] = {}
         self._found: dict[InstanceId, list[Seconds]] = {}
 
     def begin(self, instance: InstanceId, sequence: Sequence) -> None:
-        """What the instance holds was told anew at this log entry; nothing before it counts."""
+        """The holdings were replaced at this log entry; nothing before it counts."""
         self.drop(instance)
         self._known_from[instance] = sequence
 
@@ -105,7 +103,7 @@ class Contradictions:
             kept.pop(instance, None)
 
     def removed(self, instance: InstanceId, keys: list[BlockKey], sequence: Sequence) -> None:
-        """These blocks went at this log entry. Whatever contradicts them is explained."""
+        """Blocks removed at this log entry: contradictions about them are explained."""
         known = self._removed.setdefault(instance, {})
         for key in keys:
             known.pop(key, None)
@@ -117,18 +115,17 @@ class Contradictions:
             self._open[instance] = [suspicion for suspicion in self._open[instance] if suspicion.key not in gone]
 
     def explained(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
-        """Whether the block was removed since this log entry, or may have been."""
+        """Whether the block was, or may have been, removed since this log entry."""
         return max(self._known_from.get(instance, 0), self._removed.get(instance, {}).get(key, 0)) > as_of
 
     def suspect(self, instance: InstanceId, key: BlockKey, as_of: Sequence, reason: str, *, held: bool) -> None:
-        """A request that was placed when the log was known up to `as_of` contradicts what the index says of `key`."""
+        """A request placed as of log entry `as_of` contradicts the index about `key`."""
         suspicions = self._open.setdefault(instance, [])
         if len(suspicions) < SUSPICIONS_MAX and not self.explained(instance, key, as_of):
             suspicions.append(_Suspicion(key, held, reason))
 
     def settle(self, instance: InstanceId, at: Seconds, holds: Callable[[BlockKey], bool]) -> str:
-        """The worker has reported, and the index agrees with it. Returns how the engine has contradicted its events, if it
-        has done so often enough, else nothing."""
+        """Called when a report agrees with the index. Returns how the engine contradicted its events, or nothing."""
         waiting = []
         found = self._found.setdefault(instance, [])
         reason = ""

@@ -1,8 +1,7 @@
-"""What an engine costs: a roofline of model and hardware, from which prefill and step times follow.
+"""Engine costs: a roofline of model and hardware, from which prefill and step times follow.
 
-Mooncake (FAST'25) Eq. 1: a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` floating
-point operations, attention and linear layers. A decode step reads the weights once and each sequence's KV cache.
-The scheduler predicts with `prefill_cost`; the engine model steps with the whole profile: one set of numbers.
+Mooncake (FAST'25) Eq. 1: a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` operations. A decode
+step reads the weights once and each sequence's KV cache. Scheduler and engine model use the same numbers.
 """
 
 from dataclasses import dataclass

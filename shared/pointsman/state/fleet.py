@@ -1,14 +1,12 @@
-"""Who is in the fleet, and how far what we know of them can be trusted.
+"""The instances of a pool: their status, and how far the knowledge of their caches can be trusted.
 
-An instance that reports a newer epoch has started again with an empty cache; older epochs are ignored. Knowledge
-is `exact` while events flow, each missed one can be had again and digests agree; `degraded` after a gap, a differing
-digest, a failed probe or deliveries that contradict the events, and where missed events cannot be had again; and
-`blind` where the engine publishes no events.
+In come joins, reports and decisions about instances; out come `ready`, `decoders` and each `Instance.knowledge`.
+Knowledge is `exact` while events flow, missed ones can be replayed and digests agree; `degraded` after a gap, a differing
+digest, a failed probe or contradicting deliveries; `blind` where the engine publishes no events.
 
-All instances of a pool serve one model. It is the one that most of those serve which have answered with it, and of several that of the instance that
-has served its model longest. That depends on who is there and not on the order of events, which differs a little between
-the leader and its followers. An instance with another model is *unschedulable*: nothing is placed there, and
-nothing it says changes what the others offer. Which instances may serve a request is decided by `Instance.can_serve` alone.
+A pool serves one model: the one that most instances serve which have answered with it; of several that of the instance
+that has served its model longest. Instances with another model are *unschedulable*. `Instance.can_serve` alone decides
+which instances may serve a request.
 """
 
 from collections import Counter
@@ -22,8 +20,8 @@ from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 
 
 class Status(StrEnum):
-    """`ready` takes requests. `down`: its engine does not answer. `suspected`: its worker is silent. `unschedulable`: it
-    does not fit its pool. `ejected`: it failed requests or was far slower than the others, and is given a rest."""
+    """`down`: the engine does not answer. `suspected`: the worker is silent. `unschedulable`: it does not fit its pool.
+    `ejected`: it failed requests or was far slower than the others."""
 
     READY = "ready"
     DOWN = "down"
@@ -40,19 +38,19 @@ class Knowledge(StrEnum):
 
 
 class Demand(Protocol):
-    """What a request needs an instance to have. All are empty or 0 where it makes no difference."""
+    """What a request needs of an instance; empty or 0: any will do."""
 
     @property
     def adapter(self) -> str:
-        """The LoRA adapter that it is for."""
+        """LoRA adapter."""
 
     @property
     def alias(self) -> str:
-        """The name that its model goes by in it, where that is not the model's own."""
+        """Alias of the model that the request names."""
 
     @property
     def context_tokens(self) -> Tokens:
-        """Prompt and demanded output, which must fit the context together."""
+        """Prompt and demanded output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ NO_DEMAND = NoDemand()
 
 @dataclass(slots=True)
 class Instance:
-    """One engine as the log tells it. `sequence` is the last cache event applied in this epoch."""
+    """One engine. `sequence`: the last cache event applied in this epoch."""
 
     id: InstanceId
     epoch: Epoch
@@ -84,35 +82,35 @@ class Instance:
     heard_at: Seconds
     cache: str
     model_since: Epoch = field(compare=False)
-    """The epoch in which it began to serve `model`; it has not been away since, as far as this reader's log goes back."""
+    """The epoch in which it began to serve `model` without a break since."""
     arrived_at: Sequence = field(default=0, compare=False)
-    """Where in the log it joined when it was not there before: since then it has been, under whatever epoch."""
+    """Log entry of its first join of this stay, under whatever epoch."""
     excused_until: Seconds = 0.0
-    """Its worker is being restarted, and has asked not to be suspected before that moment."""
+    """Its worker announced a restart: not to be suspected before."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
     leaving: bool = False
-    """Whether a scaler will stop it once it has drained."""
+    """A scaler will stop it once it has drained."""
     ejected: bool = False
     half_open: bool = False
-    """Whether its ejection is over and it has not proved well yet: ready, but for one request at a time."""
+    """Its ejection is over but not proved yet: takes one request at a time."""
     answered: bool = False
-    """Whether its worker has reported in this epoch that the engine serves: before, it is no capacity."""
+    """Its worker has reported a serving engine in this epoch; before, it is no capacity."""
     sequence: Sequence = 0
     parity: bool | None = None
     forged: bool = False
-    """Whether the log has cache events of it that its worker did not write: only a new epoch settles that."""
+    """The log has cache events that its worker did not write; only a new epoch settles that."""
     counted: bool = False
-    """Whether it has ever served its present model: only then does it count for what the pool serves."""
+    """It has served its present model, and so counts for the model of the pool."""
     doubt: str = ""
-    """Why the index may differ from the engine's cache; empty while it does not."""
+    """Why the index may differ from the cache; empty while it does not."""
     cache_detail: str = ""
     """Why its contents are unknown."""
     certain: bool = True
     """Whether missed events can be had again."""
     contradicted: str = field(default="", compare=False)
-    """How the engine has contradicted its own events, by what it delivered from its cache; empty while it has not."""
+    """How deliveries contradicted its events; empty while they have not."""
     known_since: Seconds = field(default=0.0, compare=False)
     """When `knowledge` last changed."""
     known_as: Knowledge | None = field(default=None, compare=False)
@@ -120,13 +118,12 @@ class Instance:
     waiting: int = 0
     running: int = 0
     idle_since: Seconds = 0.0
-    """Since when its reports say that nothing runs or waits there, and no ingress has told of anything from there; 0 while
-    it has work."""
+    """Since when its reports and the ingresses know of no work there; 0 while it has work."""
     counts_load: bool = False
-    """Whether it has ever reported load in this epoch: only then does a report of none mean anything."""
+    """It has reported load in this epoch; before, a report of none means nothing."""
     kv_usage: float = 0.0
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that it serves, each under a name of its own."""
+    """LoRA adapters that it serves."""
     aliases: tuple[str, ...] = ()
     """Further names of `model` itself."""
     role: Role = "both"
@@ -134,7 +131,7 @@ class Instance:
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
     unschedulable: str = ""
-    """Why it does not fit its pool, and nothing may be placed there; empty where it fits."""
+    """Why nothing may be placed there; empty where it fits its pool."""
 
     @property
     def status(self) -> Status:
@@ -149,8 +146,7 @@ class Instance:
         return Status.EJECTED if self.ejected else Status.READY
 
     def can_serve(self, demand: Demand) -> bool:
-        """Whether it has what the request needs: the adapter, the name, and room for its length. An engine that does not
-        say how long its context is (0) has room for all."""
+        """Whether it has adapter, alias and context for the request. An unknown context length (0) fits all."""
         adapter, alias = demand.adapter, demand.alias
         return (
             (not adapter or adapter in self.adapters)
@@ -168,12 +164,12 @@ class Instance:
 
     @property
     def relied_on(self) -> bool:
-        """Whether what its events say is taken for all that is in its cache."""
+        """Whether its events are taken as complete."""
         return self.cache == "empty" and self.certain and not self.contradicted
 
     @property
     def knowledge_reason(self) -> str:
-        """Why its cache is not known exactly; empty where it is."""
+        """Why knowledge is not exact; empty where it is."""
         if self.cache == "no_events":
             return "the engine publishes no KV events"
         if self.doubt or self.contradicted:
@@ -188,21 +184,21 @@ class Instance:
 
 
 class Fleet:
-    """The instances, in the order they first joined."""
+    """The instances, in the order of their first join."""
 
     def __init__(self, *, checks_model: bool = True) -> None:
-        """`checks_model`: whether instances with another model than the pool's are unschedulable."""
+        """`checks_model`: instances with another model than the pool's are unschedulable."""
         self.model = ""
-        """What the pool serves; of a pool without instances what it served last."""
+        """What the pool serves, or served last."""
         self._checks_model = checks_model
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
         self._decoders: tuple[InstanceId, ...] = ()
         self._on_trial: tuple[InstanceId, ...] = ()
         self._shortest_context: Tokens = 0
-        """Of those that are ready and say how long theirs is."""
+        """Of ready instances with a known length."""
         self.split = False
-        """Whether there is an instance that does not do all of a request."""
+        """Some instance only prefills or only decodes."""
 
     def __contains__(self, instance: InstanceId) -> bool:
         return instance in self._instances
@@ -219,8 +215,8 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take new requests, that is prompts, sorted by name: the ring and every tie depend on this order.
-        Where all that could are ejected, they do (Envoy's panic mode)."""
+        """Instances that take prompts, sorted by name: rings and ties depend on this order. If all are ejected, those
+        (Envoy's panic mode)."""
         if self._ready is None:
             present = sorted(self._instances.values(), key=lambda instance: instance.id)
             takers = _ready_or_ejected([instance for instance in present if instance.role != "decode"])
@@ -233,7 +229,7 @@ class Fleet:
         return self._ready
 
     def ready_for(self, demand: Demand, excluded: Collection[InstanceId] = ()) -> tuple[InstanceId, ...]:
-        """Those of `ready` that can serve the request and are not excluded; where there are none, those that are ejected."""
+        """Those of `ready` that can serve the request and are not excluded; if none, such ejected ones."""
         ready = self.ready
         anybody = not demand.adapter and not demand.alias and demand.context_tokens <= self._shortest_context
         if anybody and not excluded:
@@ -246,23 +242,23 @@ class Fleet:
 
     @property
     def on_trial(self) -> tuple[InstanceId, ...]:
-        """Half-open instances, which take one request at a time, sorted by name. One that nobody could stand in for takes all."""
+        """Half-open instances, sorted by name; none if no other instance could take the requests."""
         _ = self.ready
         return self._on_trial
 
     @property
     def _ejected(self) -> list[InstanceId]:
-        """Instances that are ejected and take prompts, sorted by name."""
+        """Ejected instances that take prompts, sorted by name."""
         return sorted(i.id for i in self._instances.values() if i.status is Status.EJECTED and i.role != "decode")
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:
-        """Instances that take what others have prefilled, sorted by name."""
-        _ = self.ready  # which sorts both out
+        """Instances that decode what others prefilled, sorted by name."""
+        _ = self.ready  # computes both
         return self._decoders
 
     def join(self, event: InstanceJoined) -> Instance:
-        """Take in a new instance or a new epoch of a known one; the caller has checked the epoch."""
+        """Add an instance or a new epoch of one; the caller has checked the epoch."""
         known = self._instances.get(event.instance)
         instance = Instance(
             id=event.instance,
@@ -297,7 +293,7 @@ class Fleet:
         return instance
 
     def hear(self, event: InstanceReported) -> None:
-        """Load and liveness from a report."""
+        """Apply load and liveness of a report."""
         instance = self._instances[event.instance]
         instance.heard_at = max(instance.heard_at, event.at)
         instance.excused_until = event.at + event.back_within if event.back_within else 0.0
@@ -322,13 +318,13 @@ class Fleet:
             self._ready = None
 
     def note_activity(self, instance: InstanceId, at: Seconds) -> None:
-        """An ingress has told of something that came from there, whatever its reports say."""
+        """An ingress got something from there, whatever its reports say."""
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
             known.idle_since = max(known.idle_since, at)
 
     def note_knowledge(self, instance: InstanceId, at: Seconds) -> None:
-        """Remember since when the instance is known as well as it is now; no-op for one that is not there."""
+        """Remember since when `knowledge` has its present value."""
         known = self._instances.get(instance)
         if known is not None and known.known_as is not known.knowledge:
             known.known_as, known.known_since = known.knowledge, at
@@ -353,7 +349,7 @@ class Fleet:
         self._ready = None
 
     def note_restart(self, instance: InstanceId, arrived_at: Sequence) -> None:
-        """The leader had let go of it before it joined again: its present life takes nothing over."""
+        """The leader had removed it before it joined again: the present epoch inherits nothing."""
         self.drain(instance, draining=False)
         known = self._instances[instance]
         known.arrived_at, known.model_since = arrived_at, known.epoch
@@ -387,8 +383,7 @@ def _on_trial(instances: list[Instance]) -> list[InstanceId]:
 
 
 def _model_of_most(instances: Collection[Instance]) -> str:
-    """The model that most instances serve; of several that of the one which has served it longest, the first by name.
-    Empty where there is no instance."""
+    """The model of most instances; ties go to the one served longest, then by name. Empty without instances."""
     counts = Counter(instance.model for instance in instances)
     ranked = ((-counts[instance.model], instance.model_since, instance.id, instance.model) for instance in instances)
     return min(ranked, default=(0, 0, "", ""))[-1]

@@ -1,14 +1,10 @@
-"""How hot each prefix is, and so how many of a prompt's leading blocks decide where it belongs.
+"""How hot each prefix is, and so how many of a prompt's leading blocks decide where it belongs: DualMap's hotness tree.
 
-DualMap's hotness tree: a prefix that draws more than its share of the traffic is extended by one level, so that its
-traffic spreads over more candidate pairs; one that cools down is shortened again, and between the two thresholds it
-stays as it is. Levels are `level_tokens` apart, traffic is counted over a sliding window of the last arrivals.
+A prefix with more than its share of the arrivals in the window is extended by one level (`level_tokens`), so that its
+traffic spreads over more candidate pairs; below the lower threshold it is shortened again. The paper's thresholds are
+2/n and 1/n; the defaults are 1/n and 0.5/n, since only 1/n reproduces its Figure 6b.
 
-The paper writes 2/n and 1/n for the thresholds. The default is 1/n and 0.5/n: with two candidates a prefix of share
-2/n can fill both of its instances before it is spread, and only 1/n reproduces the paper's own Figure 6b.
-
-Bias: a prefix must be hot for a while before it spreads; a window of few arrivals makes the tree nervous, one of many
-makes it slow. Bound: the window holds one path an arrival, and only what it holds is counted or extended.
+Bias: a prefix must be hot for a while before it spreads. Bound: one path an arrival in the window.
 """
 
 from collections import deque
@@ -17,11 +13,11 @@ from pointsman.primitives import BlockKey, Tokens
 
 WINDOW_ARRIVALS = 1000
 ARRIVALS_MIN = 24
-"""Below this many arrivals in the window nothing is called hot."""
+"""With fewer in the window nothing is hot."""
 
 
 class Hotness:
-    """Counts arrivals by prefix. Changes only through `arrived`; `affinity_key` only reads."""
+    """Arrivals by prefix."""
 
     def __init__(
         self,
@@ -32,10 +28,7 @@ class Hotness:
         cold_share: float,
         window_arrivals: int = WINDOW_ARRIVALS,
     ) -> None:
-        """`hot_share`, `cold_share`: in units of 1/n, n being the number of ready instances.
-
-        Raises ValueError when a prefix could be hot and cold at once.
-        """
+        """`hot_share`, `cold_share`: in units of 1/n, n being the number of ready instances. Raises ValueError."""
         if not 0 <= cold_share <= hot_share:
             msg = f"cold_share ({cold_share}) must be at least 0 and at most hot_share ({hot_share})"
             raise ValueError(msg)
@@ -48,20 +41,20 @@ class Hotness:
         self._extended: set[BlockKey] = set()
 
     def affinity_key(self, keys: list[BlockKey]) -> BlockKey | None:
-        """The key that the rings look up for this prompt; None for a prompt without a whole block."""
+        """The key for hash rings; None for a prompt without a whole block."""
         path = self._path(keys)
         return path[-1] if path else None
 
     def arrivals_of(self, key: BlockKey) -> int:
-        """Arrivals in the window whose path went through this key."""
+        """Arrivals in the window through this key."""
         return self._counts.get(key, 0)
 
     def is_extended(self, key: BlockKey) -> bool:
-        """Whether prompts that go through this key are told apart one level further down."""
+        """Whether prompts through this key are distinguished one level further down."""
         return key in self._extended
 
     def __len__(self) -> int:
-        """Prefixes that are counted."""
+        """Counted prefixes."""
         return len(self._counts)
 
     @property
@@ -71,7 +64,7 @@ class Hotness:
 
     @property
     def extended(self) -> int:
-        """Prefixes that are hot by now: told apart one level further down."""
+        """Hot prefixes."""
         return len(self._extended)
 
     def arrived(self, keys: list[BlockKey], instances: int) -> None:
@@ -88,7 +81,7 @@ class Hotness:
         self._judge(forgotten, instances)
 
     def _judge(self, path: list[BlockKey], instances: int) -> None:
-        """Extend what is hot by now, shorten what is cold; forget what nobody asked for within the window."""
+        """Extend hot keys, shorten cold ones, forget those without arrivals."""
         arrivals = len(self._window)
         one_nth = arrivals / max(1, instances)
         hot, cold = one_nth * self._hot_share, one_nth * self._cold_share
@@ -103,7 +96,7 @@ class Hotness:
                 self._extended.add(key)
 
     def _path(self, keys: list[BlockKey]) -> list[BlockKey]:
-        """The keys at each level down to the one that decides: one level below the last hot one."""
+        """The key of each level down to one below the last hot one, which decides."""
         path = []
         for level in range(self._step - 1, len(keys), self._step):
             path.append(keys[level])

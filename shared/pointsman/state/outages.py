@@ -1,23 +1,22 @@
-"""How much later than its objective a request may be because no scheduler answered for a while.
+"""Extra time for requests that waited because no scheduler answered.
 
-An outage (a leader that died, a log server that restarted) makes the requests that waited through it late, and leaves
-a backlog that makes those behind them late, too. Neither is load: admission would refuse requests that merely waited.
-So the TTFT budget of a request grows by what it was held up, and for a while by what others were, less and less as the
-backlog is worked off. All times are engine seconds.
+An outage makes the requests that waited through it late, and leaves a backlog that delays those behind them. Neither is
+load, so the TTFT SLO of a request grows by what it was held up, and for a while by what others were, less and less as the
+backlog drains. Engine seconds.
 """
 
 from pointsman.primitives import Seconds
 
 HELD_UP_WALL_SECONDS_MIN = 0.25
-"""A shorter wait is the ordinary time of a command."""
+"""A shorter wait is ordinary."""
 HELD_UP_WALL_SECONDS_MAX = 10.0
-"""No request gets more than this."""
+"""The most that a request gets."""
 DRAIN_SHARE = 0.1
-"""The backlog of an outage is taken to shrink by so many seconds a second: what a busy pool has to spare."""
+"""Seconds of backlog that a busy pool works off a second."""
 
 
 class Outages:
-    """The newest outage that arrivals tell of."""
+    """The newest outage."""
 
     def __init__(self, speed: float) -> None:
         self._least = HELD_UP_WALL_SECONDS_MIN * speed
@@ -26,7 +25,7 @@ class Outages:
         self._at: Seconds = 0.0
 
     def allowance(self, held_up: Seconds, at: Seconds) -> Seconds:
-        """By how much the TTFT budget grows of a request that arrives now and was held up so long."""
+        """Extra seconds for a request that arrives now and was held up so long."""
         if held_up >= self._least:
             held_up = min(held_up, self._most)
             if held_up > self._left(at):

@@ -1,12 +1,11 @@
-"""How instances serve and fail requests: what tells an outlier from the others (`policies.outliers`).
+"""How instances serve and fail requests: the evidence for outlier detection (`policies.outliers`).
 
-A failed attempt may be the engine's fault or the request's own. So it is *open* until that is known: the engine's as soon as
-another one gives the request its first token, or when the request ends after one engine alone has failed it; the request's own
-where two or more failed it and none served it (a "query of death"). A connection that was not made is never the request's
-fault. What a client gave up before that proves nothing. Where the leader has given a request up before its ingress tells of the failure
-(an engine that hangs says that nothing runs there), nobody will ever know more, and the engine is to blame.
+A failed attempt may be the engine's fault or the request's, so it is *open* first. It is the engine's once another one
+gives the request its first token, or when the request ends after a single engine failed it; the request's own when two
+or more failed it and none served it. A refused connection is always the engine's. What a client cancelled proves
+nothing. If the leader gave the request up before (the engine reports nothing running), the engine is to blame.
 
-Memory is bounded by the constants below. Seconds are engine seconds; what is kept covers HISTORY_WALL_SECONDS.
+Bounded by the constants below. Seconds are engine seconds; history covers HISTORY_WALL_SECONDS.
 """
 
 from collections import deque
@@ -17,18 +16,18 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
-"""Newest prefills that are remembered of one instance."""
+"""Of one instance."""
 OPEN_MAX = 10_000
-"""Requests whose failed attempts are open; of more the oldest are forgotten."""
+"""Requests with open failures; the oldest are forgotten first, as below."""
 OPEN_FAILURES_MAX = 64
-"""Of one request; of more the oldest are forgotten."""
+"""Of one request."""
 GIVEN_UP_MAX = 1_000
-"""Requests that were given up while they were granted, and are remembered; likewise."""
+"""Requests that the leader gave up while they were granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One attempt that an instance failed. `since`: when it was granted there, or `at` where that is not known."""
+    """A failed attempt. `since`: when it was granted, or `at` where unknown."""
 
     instance: InstanceId
     at: Seconds
@@ -38,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The first token of one request: seconds since its grant, and those that the cost model said, uncorrected."""
+    """A first token: seconds since its grant, and by the uncorrected cost model."""
 
     at: Seconds
     observed: Seconds
@@ -47,7 +46,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """Where a request was that the leader has ended, since when, and whether the engine says that nothing runs there."""
+    """Where a request was that the leader ended, since when, and whether the engine reported nothing running."""
 
     instance: InstanceId
     since: Seconds
@@ -56,7 +55,7 @@ class _GivenUp:
 
 @dataclass(slots=True)
 class Tally:
-    """Attempts that ended within one second of the wall."""
+    """Attempts that ended within one wall second."""
 
     served: int = 0
     failed: int = 0
@@ -67,36 +66,36 @@ class Record:
     """One instance in its present epoch."""
 
     tallies: dict[int, Tally] = field(default_factory=dict)
-    """By second of the wall, the newest HISTORY_WALL_SECONDS of those in which an attempt ended."""
+    """By wall second, the newest HISTORY_WALL_SECONDS of them."""
     in_a_row: int = 0
-    """Attempts that failed and were begun after the newest that was served."""
+    """Failed attempts begun after the newest served one."""
     last_failure: str = ""
     last_failure_at: Seconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
     served_since: Seconds = 0.0
-    """When the newest attempt that was served was begun."""
+    """Begin of the newest served attempt."""
     number: int = 0
-    """Ejections in a row, as of `whole_since`."""
+    """Ejections in a row."""
     ejected_at: Seconds = 0.0
     until: Seconds = 0.0
-    """When the ejection ends; 0 where it is not ejected."""
+    """End of the ejection; 0 where not ejected."""
     why: str = ""
     """Of the newest ejection."""
     half_open_since: Seconds = 0.0
-    """0 where it is not half-open."""
+    """0 where not half-open."""
     whole_since: Seconds = 0.0
-    """Since when it is not ejected."""
+    """Since when not ejected."""
     trial: Prefill | None = None
-    """The first token of the newest attempt of those begun since then, where it has one."""
+    """First token of the newest attempt begun since half-open."""
     trial_served: bool = False
-    """Whether that one was answered whole."""
+    """Whether that was answered whole."""
     trials_served: int = 0
-    """How many were, since then."""
+    """Attempts answered whole since half-open."""
     trial_failure: str = ""
-    """And where it failed."""
+    """How it failed."""
 
     def clear(self) -> None:
-        """A new phase begins: nothing before it counts."""
+        """A new phase: nothing before it counts."""
         self.tallies = {}
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
@@ -105,7 +104,7 @@ class Record:
 
 
 class Outliers:
-    """What is known of each instance that has served or failed a request."""
+    """A record of each instance that has served or failed a request."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -114,21 +113,21 @@ class Outliers:
         self._given_up: dict[RequestId, _GivenUp] = {}
 
     def record(self, instance: InstanceId) -> Record:
-        """To be read only; empty for an instance of which nothing is known."""
+        """Read only; empty for an unknown instance."""
         return self._records.get(instance) or Record()
 
     def open_failures(self) -> Iterator[tuple[RequestId, list[Failure]]]:
-        """Requests that were failed, and have neither a first token since nor an end."""
+        """Failed requests with neither a first token since nor an end."""
         yield from self._open.items()
 
     def is_open(self, instance: InstanceId, *, since: Seconds) -> bool:
-        """Whether an attempt that began there since then has failed, or was given up, and whose fault that was is not known."""
+        """Whether an attempt begun there since then failed or was given up and is not attributed yet."""
         if any(gone.instance == instance and gone.since >= since for gone in self._given_up.values()):
             return True
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
     def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
-        """Attempts that ended since then, to a second of the wall."""
+        """Attempts that ended since then, to a wall second."""
         first = int(since / self._speed)
         tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
         return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
@@ -136,7 +135,7 @@ class Outliers:
     # Attempts
 
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
-        """`proven`: it cannot be the request's fault."""
+        """`proven`: certainly not the request's fault."""
         if proven:
             self._convict(failure)
             return
@@ -148,18 +147,18 @@ class Outliers:
             del self._open[next(iter(self._open))]
 
     def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds, idle: bool) -> None:
-        """The leader ended a request that had been granted there then. `idle`: since the engine says that nothing runs."""
+        """The leader ended a request granted there at `since`. `idle`: because the engine reported nothing running."""
         self._given_up[request] = _GivenUp(instance, since, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
 
     def is_idle_at(self, request: RequestId, instance: InstanceId) -> bool:
-        """Whether a request was given up because this engine says that nothing runs there, and nobody told of it since."""
+        """Whether the request was given up because this engine reported nothing running."""
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
     def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
-        """Since when a request was granted there that the leader then gave up; None for any other. Said once."""
+        """Grant time of a request that the leader gave up there, once; None for any other."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
             return None
@@ -167,19 +166,19 @@ class Outliers:
         return gone.since
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
-        """The request has its first token from there: who failed it before was to blame."""
+        """A first token from there: engines that failed it before are to blame."""
         for failure in self._open.pop(request, ()):
             if failure.instance != instance:
                 self._convict(failure)
 
     def ended(self, request: RequestId, *, given_up: bool) -> None:
-        """The request ended unserved. `given_up`: its client did not wait for whether anybody would serve it."""
+        """The request ended unserved. `given_up`: cancelled by its client."""
         failures = self._open.pop(request, [])
         if not given_up and len({failure.instance for failure in failures}) == 1:
             self._convict(failures[-1])
 
     def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: Seconds) -> None:
-        """An attempt begun then has its first token."""
+        """An attempt begun at `since` has its first token."""
         record = self._of(instance)
         record.prefills.append(prefill)
         if len(record.prefills) > PREFILLS_MAX:
@@ -188,7 +187,7 @@ class Outliers:
             record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
     def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
-        """An attempt begun then was answered whole."""
+        """An attempt begun at `since` was answered whole."""
         record = self._of(instance)
         self._tally(record, at).served += 1
         if since >= record.served_since:
@@ -213,7 +212,7 @@ class Outliers:
         record.whole_since = at
 
     def joined(self, instance: InstanceId, at: Seconds) -> None:
-        """It begins a new life."""
+        """A new epoch."""
         self._records[instance] = Record(whole_since=at)
 
     def left(self, instance: InstanceId) -> None:
@@ -225,7 +224,7 @@ class Outliers:
     def _convict(self, failure: Failure) -> None:
         record = self._of(failure.instance)
         if failure.at < max(record.ejected_at, record.whole_since):
-            return  # that was before it was ejected, tried again or started anew
+            return  # of an earlier phase
         self._tally(record, failure.at).failed += 1
         record.last_failure, record.last_failure_at = failure.what, failure.at
         if failure.since > record.served_since:

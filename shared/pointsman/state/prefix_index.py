@@ -1,15 +1,12 @@
 """Which instance holds which prefix.
 
-Holdings of all instances live in one dictionary, block key to a bit mask of instances. What makes matching cheap
-is an invariant: the dictionary holds an instance's block only where the instance holds *every block before it*
-too ("anchored"). Along a prompt the masks can then only lose bits, so equal masks at two depths mean equal masks
-everywhere between, and a search that halves the gaps finds each instance's depth in few look-ups, exactly.
+One dictionary maps block keys to bit masks of instances. Invariant: it has an instance's block only if the instance holds
+*every block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks at two depths are equal in
+between, and bisection finds each instance's exact depth in few look-ups.
 
-Blocks whose predecessor is missing ("detached": an event was lost, or an engine evicted a parent before its
-child) are kept aside for each instance, and anchored as soon as the gap closes. Engines evict leaves first, so
-this is rare and may be slow; the common paths are bulk operations.
-
-Each instance's set of keys is kept as well: for anti-entropy (count and xor digest), snapshots and departure.
+Blocks whose predecessor is missing ("detached": a lost event, a parent evicted before its child) are kept aside for each
+instance and anchored when the gap closes; rare, and may be slow. Each instance's set of keys is kept too, for
+anti-entropy (count and xor digest), snapshots and departure.
 """
 
 from array import array
@@ -45,7 +42,7 @@ class Holding:
 
 
 class Fork(set[BlockKey]):
-    """The children of a block that has, or had, more than one; dead ones are pruned as it grows."""
+    """Several children of a block; dead ones are pruned as it grows."""
 
     __slots__ = ("prune_at",)
 
@@ -55,7 +52,7 @@ class Fork(set[BlockKey]):
 
 
 class PackedHolding(msgspec.Struct, frozen=True):
-    """What is not in the masks: who, its bit as a slot, and what it holds detached."""
+    """An instance, its bit as a slot, and its detached keys."""
 
     instance: InstanceId
     slot: int
@@ -70,10 +67,7 @@ class PackedFork(msgspec.Struct, frozen=True):
 
 
 class PackedIndex(msgspec.Struct, frozen=True):
-    """An index as a few runs of packed keys: 24 bytes a block, at the speed of memory.
-
-    `anchored`: the keys of each mask (little-endian bytes). `parents` and `children` are links, pairwise.
-    """
+    """24 bytes a block. `anchored`: the keys of each mask (little-endian). `parents` and `children`: links, pairwise."""
 
     slots: int
     anchored: list[tuple[bytes, bytes]]
@@ -84,7 +78,7 @@ class PackedIndex(msgspec.Struct, frozen=True):
 
 
 class PrefixIndex:
-    """Block holdings of a pool's instances; see the module for the invariant. Not thread-safe."""
+    """Block holdings of a pool's instances. Not thread-safe."""
 
     def __init__(self) -> None:
         self._anchored: dict[BlockKey, int] = {}
@@ -102,7 +96,7 @@ class PrefixIndex:
         return list(self._holdings)
 
     def add(self, instance: InstanceId) -> None:
-        """Start to follow an instance, empty. A known one keeps what it holds."""
+        """Add an empty instance. A known one keeps its holdings."""
         if instance in self._holdings:
             return
         slot = self._names.index(None) if None in self._names else len(self._names)
@@ -129,7 +123,7 @@ class PrefixIndex:
         return holding.digest if holding else 0
 
     def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
-        """Every key the instance holds, anchored or not."""
+        """All keys of the instance, anchored or not."""
         holding = self._holdings.get(instance)
         return frozenset(holding.held) if holding else frozenset()
 
@@ -139,7 +133,7 @@ class PrefixIndex:
         return holding is not None and key in holding.held
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
-        """How many leading blocks of a prompt this one instance holds."""
+        """Leading blocks of a prompt that this instance holds."""
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
@@ -154,10 +148,7 @@ class PrefixIndex:
         return low
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """How many leading blocks of a prompt each instance holds; instances that hold none are absent.
-
-        Takes O(depths * log len(keys)) look-ups, `depths` being the number of different answers.
-        """
+        """Leading blocks of a prompt that each instance holds; absent: none. O(different depths * log len(keys))."""
         mask_of = self._anchored.get
         first = mask_of(keys[0], 0) if keys else 0
         if not first:
@@ -184,7 +175,7 @@ class PrefixIndex:
         return found
 
     def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
-        """The instance now holds `keys`, consecutive blocks after `parent`. Blocks it holds already are no-ops."""
+        """The instance holds `keys`, consecutive blocks after `parent`, some perhaps already."""
         holding = self._holdings[instance]
         held = holding.held
         if not keys or not held.isdisjoint(keys) or holding.detached or self._detached_total:
@@ -216,14 +207,14 @@ class PrefixIndex:
                 anchored.update(dict.fromkeys(fresh, bit))
                 self._link(above, fresh[0])
                 self._children.update(pairwise(fresh))
-            else:  # keys that are no chain: somebody else holds one without those before it
+            else:  # another instance holds one of them detached
                 for key in fresh:
                     anchored[key] = anchored.get(key, 0) | bit
                     self._link(above, key)
                     above = key
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """The instance no longer holds `keys`, in any order. Blocks it does not hold are no-ops."""
+        """The instance no longer holds `keys`, in any order, some perhaps unknown."""
         holding = self._holdings[instance]
         held = holding.held
         gone = held.intersection(keys)
@@ -271,7 +262,7 @@ class PrefixIndex:
             self._forget_dead_links()
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
-        """Everything, to be kept. `canonical`: equal for equal indexes, whatever their history; much slower."""
+        """`canonical`: equal for equal indexes, whatever their history; much slower."""
         order: Callable[[Iterable[BlockKey]], Iterable[BlockKey]] = sorted if canonical else iter
         by_mask: dict[int, list[BlockKey]] = {}
         for key, mask in self._anchored.items():
@@ -374,7 +365,7 @@ class PrefixIndex:
                         waiting.append(child)
 
     def _detach_below(self, holding: Holding, key: BlockKey) -> None:
-        """Set aside what this instance still holds below `key`, which is gone."""
+        """Detach what this instance still holds below `key`, which is gone."""
         waiting = [key]
         while waiting:
             for child in list(self._children_of(waiting.pop())):
@@ -423,7 +414,7 @@ class PrefixIndex:
         )
 
     def _forget_dead_links(self) -> None:
-        """Once nothing is detached, links below blocks that nobody holds serve nothing."""
+        """Without detached blocks, links below unheld blocks are useless."""
         if len(self._children) > len(self._anchored):
             self._children = {key: child for key, child in self._children.items() if key in self._anchored}
 

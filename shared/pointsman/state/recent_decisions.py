@@ -1,8 +1,7 @@
-"""Which decisions of the newest term were applied, so that one that stands in the log twice counts once.
+"""Which decisions of the newest term were applied, so that one that is in the log twice counts once.
 
-A write whose confirmation was lost is sent again, and the server knows it by its message id for two minutes only. Most
-second copies would do no harm; but a suspicion that is withdrawn by a report, or a draining that was called off, would
-count once more if its copy came behind that. The numbers of a term are dense, so nearly always one number tells all.
+A write whose confirmation was lost is sent again, and the server deduplicates for two minutes only. The numbers of a term
+are dense, so one number nearly always suffices.
 """
 
 from dataclasses import dataclass, field
@@ -11,23 +10,22 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.primitives import Term
 
 DISORDER_MAX = 20_000
-"""Decisions behind a missing one that are remembered singly: more than any window of unconfirmed writes holds. Beyond it
-the missing one is taken for lost, and passed over should it come after all."""
+"""Decisions remembered behind a missing one: more than a write window holds. Beyond it the missing one counts as lost."""
 
 
 @dataclass(slots=True)
 class RecentDecisions:
-    """The numbers of one term that were applied: 1 to `through`, and those in `beyond`."""
+    """Numbers applied of one term: 1 to `through`, and those in `beyond`."""
 
     term: Term = field(default=Term(0))
     through: int = 0
     beyond: set[int] = field(default_factory=set)
 
     def first_time(self, stamp: Stamp) -> bool:
-        """Whether this decision is news. Remembers it."""
+        """Whether this decision is new. Remembers it."""
         if stamp.term != self.term:
             if stamp.term < self.term:
-                return True  # of a term that nobody has declared over: its numbers are not known any more
+                return True  # its numbers are forgotten
             self.term, self.through = stamp.term, 0
             self.beyond.clear()
         number = stamp.number

@@ -1,7 +1,5 @@
-"""How large the pool shall be: the newest decision of the scaler, and whether it is carried out.
-
-Decisions are numbered. Of two with one number, which two scalers may make at once, the first in the log counts; so
-everyone who folds the log agrees on what was decided, whoever decided it.
+"""The wanted size of the pool: the newest decision of a scaler, and whether it is applied. Decisions are numbered; of two
+with one number the first in the log counts.
 """
 
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pointsman.primitives import Seconds
 
 @dataclass(slots=True)
 class Scaling:
-    """`up_at`, `down_at`: when the size was last raised and lowered, by decision, engine time."""
+    """`up_at`, `down_at`: the last decision to raise and to lower, engine time."""
 
     decided: ScaleDecided | None = None
     applied: ScaleApplied | None = None
@@ -21,17 +19,17 @@ class Scaling:
 
     @property
     def number(self) -> int:
-        """Of the newest decision; 0 while there is none."""
+        """Of the newest decision; 0 without one."""
         return self.decided.number if self.decided else 0
 
     @property
     def highest_number(self) -> int:
-        """Of any decision that the log tells of: one may be lost of which only the outcome is there."""
+        """Of any decision, also of one that only its outcome shows."""
         return max(self.number, self.applied.number if self.applied else 0)
 
     @property
     def wanted(self) -> int | None:
-        """How many instances there shall be; None while nobody has decided."""
+        """Wanted instances; None before the first decision."""
         return self.decided.wanted if self.decided else None
 
     @property
@@ -39,7 +37,7 @@ class Scaling:
         return self.applied is not None and self.applied.number == self.number
 
     def decide(self, event: ScaleDecided) -> None:
-        """Take in a decision; one that is not newer than the last is passed over."""
+        """Ignores a decision that is not newer."""
         if event.number <= self.number:
             return
         before = self.decided.wanted if self.decided else event.current

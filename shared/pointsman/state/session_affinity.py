@@ -1,7 +1,7 @@
-"""Which instance served a conversation last: where ties between instances go.
+"""Which instance served a conversation last; breaks ties between instances.
 
-A conversation is known by the session its client names, else by its own longest earlier prompt: the last whole
-block of every placed prompt is remembered, and the next turn's prompt contains it.
+A conversation is known by its session, else by its prompt: the last whole block of every placed prompt is remembered, and
+the next turn's prompt contains it.
 """
 
 from collections import OrderedDict

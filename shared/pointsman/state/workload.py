@@ -1,8 +1,8 @@
-"""Every request that has no end yet, and the work that each instance has before it.
+"""Requests without an end yet, and the queue of each instance.
 
-A request is *pending* in an instance's queue, then granted and *in prefill* until its first token, then
-*decoding*. Where prefill and decode are split it is *expected* by the instance that will decode it from its placement
-on, and *handed over* to it after its prefill: from then on it is that one's. Work is counted in prefill seconds of the instance's own cost model, before its learned correction.
+A request is *pending* in an instance's queue, then granted and *in prefill* until its first token, then *decoding*. Where
+prefill and decode are split it is *expected* by its decode instance from placement on and *handed over* to it after the
+prefill. Work is counted in prefill seconds of the instance's own cost model, uncorrected.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from enum import StrEnum
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Tokens
 
 ENDED_REMEMBERED_MAX = 10_000
-"""Requests whose end is remembered, so that a repeated command is answered like the first."""
+"""Ends remembered, so that a repeated command is answered like the first."""
 
 
 NO_INSTANCE = InstanceId("")
@@ -24,13 +24,13 @@ class Stage(StrEnum):
     PENDING = "pending"
     PREFILL = "prefill"
     HANDED_OVER = "handed over"
-    """Its prefill is over, elsewhere; the KV cache is on its way to `instance`, which will decode it."""
+    """Prefilled elsewhere; `instance` fetches the KV cache and will decode it."""
     DECODING = "decoding"
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request under way. Placement fields are those of its last placement."""
+    """One request in flight. Placement fields are those of its last placement."""
 
     id: RequestId
     tenant: Tenant
@@ -44,13 +44,13 @@ class Request:
     exact: bool
     streaming: bool
     adapter: str = ""
-    """The LoRA adapter that an instance must have to serve it; empty where it asks for none."""
+    """LoRA adapter; empty: none."""
     followed: bool = False
-    """Whether its ingress names it until its end, so that silence about it means that there is no ingress."""
+    """Its ingress names it in heartbeats until its end."""
     alias: str = ""
-    """The name that an instance must answer to, where it is not asked for by the model's own."""
+    """Alias of the model that it names; empty: the model's own name."""
     context_tokens: Tokens = 0
-    """Prompt and demanded output, for which an instance must have room; 0 where nobody knows."""
+    """Prompt and demanded output; 0 where unknown."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -58,30 +58,30 @@ class Request:
     epoch: Epoch = NO_EPOCH
     hit_blocks: int = 0
     held_blocks: int = 0
-    """Leading blocks that the instance held, by its own events, when the request was placed there."""
+    """Leading blocks that the instance held, by its events, at placement."""
     placed_as_of: Sequence = 0
-    """Last entry of the log that was known then."""
+    """Last log entry known at placement."""
     uncached_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     predicted_ttft: Seconds = 0.0
     placed_at: Seconds = 0.0
     granted_at: Seconds = 0.0
     engine_seconds: Seconds = 0.0
-    """Prefill work before its first token when it was granted, its own included, uncorrected."""
+    """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
     """The same in uncached tokens."""
     decode: InstanceId = NO_INSTANCE
-    """Who expects it, to decode it after its prefill; NO_INSTANCE where `instance` does all that is left."""
+    """The expected decode instance; NO_INSTANCE where `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
-    """Who prefilled it, once it was handed over."""
+    """Set once it was handed over."""
     rebind: bool = False
-    """Whether its ingress asks, until the engine answers, if it is to go elsewhere."""
+    """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
-    """Out of whose engine it was taken, before its first token, to start again elsewhere; once at most."""
+    """The engine it was aborted in before its first token, to start again elsewhere; once at most."""
 
     @property
     def awaits_decoder(self) -> bool:
-        """Its prefill is over, and nobody could take it then; its ingress has been told."""
+        """Prefilled, but no decode instance could take it; its ingress knows."""
         return self.stage is Stage.HANDED_OVER and self.instance == self.prefilled_by
 
     @property
@@ -91,32 +91,32 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
-    """What one instance has before it: pending requests in the order they came, then those inside the engine."""
+    """The requests of one instance: pending in the order they came, then those in the engine."""
 
     pending: dict[RequestId, Request] = field(default_factory=dict)
     prefill: dict[RequestId, Request] = field(default_factory=dict)
     decoding: dict[RequestId, Request] = field(default_factory=dict)
     expected: dict[RequestId, Request] = field(default_factory=dict)
-    """What others prefill or will, to be decoded here. In `decoding` from the moment it is handed over."""
+    """Prefilled elsewhere, to be decoded here. In `decoding` once handed over."""
     pending_seconds: Seconds = 0.0
     pending_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     prefill_tokens: Tokens = 0
     working_since: Seconds = 0.0
-    """When the engine began the prefill it is at: the last grant into an empty engine, or the last first token."""
+    """Begin of the present prefill: the last grant into an empty engine, or the last first token."""
     aborted_at: Seconds = 0.0
-    """When a request was last taken out of the engine for want of its first token; 0 once there was a first token since."""
+    """When a request was last aborted here for lack of a first token; 0 after the next first token."""
     aborted_since: Seconds = 0.0
     """Since when the engine had finished no prefill then."""
 
     @property
     def load_tokens(self) -> Tokens:
-        """Uncached prompt tokens that wait here or are being prefilled."""
+        """Uncached prompt tokens pending or in prefill."""
         return self.pending_tokens + self.prefill_tokens
 
     @property
     def waiting(self) -> int:
-        """Requests that have no first token yet."""
+        """Requests without a first token."""
         return len(self.pending) + len(self.prefill)
 
     @property
@@ -124,7 +124,7 @@ class InstanceQueue:
         return len(self.pending) + len(self.prefill) + len(self.decoding)
 
     def engine_left(self, now: Seconds) -> tuple[Seconds, Tokens]:
-        """Prefill work inside the engine that is not done yet, uncorrected, and its uncached tokens."""
+        """Prefill work left in the engine, and its uncached tokens."""
         if not self.prefill:
             return 0.0, 0
         first = next(iter(self.prefill.values()))
@@ -138,15 +138,15 @@ class InstanceQueue:
         return max(0.0, self.prefill_seconds - done), self.prefill_tokens - done_tokens
 
     def engine_seconds_left(self, now: Seconds) -> Seconds:
-        """Prefill work inside the engine that is not done yet, uncorrected."""
+        """Prefill work left in the engine."""
         return self.engine_left(now)[0]
 
     def queue_seconds(self, now: Seconds) -> Seconds:
-        """Prefill work before a request that comes now, uncorrected."""
+        """Prefill work ahead of a new request."""
         return self.work_ahead(now)[0]
 
     def work_ahead(self, now: Seconds) -> tuple[Seconds, Tokens]:
-        """Prefill work before a request that comes now and waits for all others, uncorrected, and its tokens."""
+        """Prefill work ahead of a new request that waits for all others, and its tokens."""
         if not self.prefill:
             return self.pending_seconds, self.pending_tokens
         seconds, tokens = self.engine_left(now)
@@ -174,18 +174,18 @@ class InstanceQueue:
         self.decoding[request.id] = request
 
     def transfer_out(self, request: Request, now: Seconds) -> None:
-        """Its prefill is over, and it goes elsewhere."""
+        """Its prefill is over; another instance decodes it."""
         self._take_prefill(request)
         self.working_since = now
 
     def note_abort(self, now: Seconds) -> None:
-        """A request is about to be taken out of the engine: with it would go what tells that the engine stalls."""
+        """Called before aborting a request. Keeps the stall timestamp, which would be lost with the request."""
         since = self.working_since
         self.aborted_since = min(self.aborted_since, since) if self.aborted_at else since
         self.aborted_at = now
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is; one that is not here is a no-op."""
+        """Remove a request, wherever it is; no-op for one that is not here."""
         if request.id in self.pending:
             self._take_pending(request)
         elif request.id in self.prefill:
@@ -194,14 +194,14 @@ class InstanceQueue:
             self.decoding.pop(request.id, None)
 
     def has_room(self, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
-        """Whether the engine may be given so many more uncached tokens by these bounds. One request always may be in it."""
+        """Whether the engine may get so many more uncached tokens. An empty engine always may."""
         if len(self.prefill) + len(self.decoding) >= running_max:
             return False
         return not self.prefill or self.prefill_tokens + tokens <= window_tokens
 
     def _take_pending(self, request: Request) -> None:
         del self.pending[request.id]
-        # An empty line weighs exactly nothing, whatever rounding has left.
+        # Exactly 0 for an empty queue, whatever the rounding.
         self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds) if self.pending else 0.0
         self.pending_tokens -= request.uncached_tokens
 
@@ -213,8 +213,7 @@ class InstanceQueue:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """What an ingress was told of a request that was rejected. `arrived_at` and `attempt` tell the command that was answered so
-    from that of another request under the same id, which clients may use again."""
+    """The answer to a rejected request. `arrived_at` and `attempt` identify its command: clients may reuse ids."""
 
     arrived_at: Seconds
     attempt: int
@@ -224,7 +223,7 @@ class Rejection:
 
 
 class Workload:
-    """Requests by id, and a line for each instance that has any."""
+    """Requests by id, and a queue for each instance that has any."""
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
@@ -240,7 +239,7 @@ class Workload:
         return queue
 
     def expect(self, request: Request, instance: InstanceId) -> None:
-        """From now on this instance, and no other, will decode the request; NO_INSTANCE: the one that prefills it."""
+        """Set the decode instance; NO_INSTANCE: the one that prefills it."""
         if request.decode:
             self.queue(request.decode).expected.pop(request.id, None)
         request.decode = instance
@@ -248,24 +247,21 @@ class Workload:
             self.queue(instance).expected[request.id] = request
 
     def end_of(self, request: RequestId) -> str | None:
-        """How a request ended (the event's name), while that is remembered."""
+        """Event name of a remembered end."""
         return self._ended.get(request)
 
     def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
-        """How this very command was answered, if by a rejection, while that is remembered."""
+        """The remembered rejection that answered this very command."""
         told = self._rejections.get(request)
         return told if told is not None and (told.arrived_at, told.attempt) == (arrived_at, attempt) else None
 
     def reject(self, request: RequestId, rejection: Rejection) -> None:
-        """Remember what was said of a request that has just ended so."""
+        """Remember the rejection of a request that just ended."""
         self._rejections[request] = rejection
 
     def end(self, request: RequestId, how: str) -> Request | None:
-        """Take a request out for good. None if it is not under way: its second end is a no-op.
-
-        The end of one that was never heard of is remembered too: an ingress writes faster than a leader whose link is
-        slow, so an end can stand in the log before the arrival, which must then begin nothing.
-        """
+        """Remove a request for good. None if it is not in flight. The end of an unknown one is remembered: its arrival may
+        come later in the log, and must then begin nothing."""
         known = self.requests.pop(request, None)
         if known is not None:
             self.queue(known.instance).remove(known)

@@ -9,7 +9,6 @@ from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.envelope import is_fenced
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds
-from pointsman.simulation.replay import apply_entry
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
@@ -85,11 +84,11 @@ def examine(
         board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
         if event is None or is_fenced(event.stamp, state.term):
-            apply_entry(state, entry)
+            state.apply_entry(entry)
             continue
         first_at = first_at or event.at
         board.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
-        apply_entry(state, entry)
+        state.apply_entry(entry)
         board.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     found: list[Finding] = []
     summary: list[str] = []

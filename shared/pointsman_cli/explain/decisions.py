@@ -13,7 +13,6 @@ from pointsman.contracts.requests import PrefillFinished
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
-from pointsman.simulation.replay import apply_entry
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.state import PoolSettings, State
@@ -117,7 +116,7 @@ class _Witness:
             if entry.sequence >= until:
                 break
             paces += self._pace_of(entry, grant.instance)
-            apply_entry(state, entry)
+            state.apply_entry(entry)
         if paces:
             timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 

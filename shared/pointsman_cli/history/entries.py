@@ -14,7 +14,7 @@ from pointsman.state.state import PoolSettings
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Known before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
+    """BaseState before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
 
     pool: str = ""
     identity: str = ""

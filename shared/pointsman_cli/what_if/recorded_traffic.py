@@ -27,7 +27,6 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
-from pointsman.simulation.replay import apply_entry
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
@@ -151,7 +150,7 @@ class _Reader:
             return
         if event is not None:
             self._note_fleet(event)
-        apply_entry(self._state, entry)
+        self._state.apply_entry(entry)
         if event is not None and self._requests and not self._until_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)

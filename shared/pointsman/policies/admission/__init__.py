@@ -1,8 +1,5 @@
-"""Admission policies: whether a placed request is worth starting. One file a policy.
-
-Rejecting early what is already predicted late keeps the others on time (Mooncake, early rejection). The price is
-paid by long prompts; `simulate` reports attainment by prompt length so that the bias is seen.
-"""
+"""Admission policies: whether a placed request is worth starting. Rejecting early what is predicted late keeps the
+others on time (Mooncake, early rejection); long prompts pay for it."""
 
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal

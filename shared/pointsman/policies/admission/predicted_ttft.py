@@ -1,12 +1,11 @@
-"""Predicted TTFT: refuse what cannot meet its objective where it was placed.
+"""Predicted TTFT: reject what cannot meet its SLO where it was placed.
 
-Source: Mooncake (FAST'25), section 7: early rejection by predicted load, of prefill and of decode. Compares what is
-left of the TTFT objective with queue time + prefill time, corrected by what the instance taught, and the TPOT
-objective with the seconds per token that the instance showed lately at that many decoding requests
-(`trackers.decode_load`; without evidence there is no such check).
+Source: Mooncake (FAST'25), section 7, early rejection by predicted load. Compares the TTFT budget left with queue +
+prefill time, corrected, and the TPOT SLO with the seconds per token that the instance showed lately
+(`trackers.decode_load`).
 
-Bias: as good as the prediction; long prompts are refused first. Decode load is taken as it is now, not as it will be
-when the prefill is over.
+Bias: as good as the prediction; long prompts are rejected first. Limit: decode load is that of now, not of when the
+prefill is over.
 """
 
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ DECODE_RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
-    """`tpot_check`: whether the TPOT objective counts. Off by default: prefills between the steps of a decode slow it far
-    beyond what its own load explains, and one objective for the pool would refuse most of what is served well."""
+    """`tpot_check`: off by default, since prefills between decode steps slow them far beyond what their own load
+    explains."""
 
     name: ClassVar[str] = "predicted_ttft"
 

@@ -1,11 +1,10 @@
-"""Predicted TTFT, looking beyond the choice: refuse only what no instance can serve on time.
+"""Predicted TTFT, looking beyond the choice: reject only what no instance can serve on time.
 
-Source: Mooncake (FAST'25), section 7, whose Conductor looks at all instances anyway; a policy that looks at a pair
-(DualMap) or at one holder refuses requests that another instance had room for. Where the choice misses the objective,
-the request goes to the instance with the soonest predicted first token, if that meets it.
+Source: Mooncake (FAST'25), section 7. Where the choice misses the SLO, the request goes to the instance with the
+soonest predicted first token, if that meets it.
 
-Bias: near saturation it trades locality for one more request on time, and the recomputation delays those who come
-after. With stale load, many routers find the same free instance.
+Bias: near saturation it trades locality for one more request on time, and the recomputation delays later ones. With
+stale load, many routers find the same free instance.
 """
 
 from dataclasses import dataclass
@@ -42,10 +41,8 @@ class PredictedTtftGlobal(AdmissionPolicy):
 def choice_or_soonest(
     view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: Seconds = 0.0
 ) -> Choice | Refusal:
-    """The choice if it meets both objectives, else the soonest candidate that does, else why not even that one does.
-
-    `price`: how many times its own prefill must fit in behind a queue of more than `spare`. Behind less, once is enough.
-    """
+    """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: how many times
+    its own prefill must fit in behind a queue of more than `spare` of the SLO; behind less, once."""
 
     def meets(candidate: ScoredInstance) -> bool:
         return (

@@ -13,10 +13,8 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class OrderingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings; all have defaults.
-
-    It picks from a pending line and never skips a request for ever unless its docstring says so.
-    """
+    """A frozen dataclass whose fields are its settings. Picks from the pending requests; starves none unless its
+    docstring says so."""
 
     name: ClassVar[str]
 

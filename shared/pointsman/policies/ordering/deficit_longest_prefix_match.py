@@ -1,15 +1,13 @@
 """Deficit longest prefix match: the longest cached prefix among tenants that have some of their quantum left.
 
 Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1. Tokens to compute are charged at the
-grant, generated ones when the answer is whole; when no waiting tenant has anything left, all without get another
-quantum Q. Bound (Theorem 5.1): of two tenants that both wait all the time, neither gets more than 2(U + Q) more
-than the other, U = w_e * (most tokens to compute at once) + w_q * (output tokens that one tenant has inside the
-engine at a time): both see every refill, and a balance never leaves (-U, Q].
+grant, generated ones at the end; when no waiting tenant has anything left, all without get another quantum Q. Bound
+(Theorem 5.1): of two tenants that both wait all the time, neither gets more than 2(U + Q) more than the other; U = w_e
+* (most tokens to compute at once) + w_q * (output tokens of one tenant inside the engine).
 
-Bias: a large quantum is LPM, a small one takes turns and loses locality. A tenant that does not use up its quantum
-while it waits is never held back, so the default is less than most prompts cost that must be computed: they change
-turns, while cached ones, which cost little, still follow each other. Limits: within a tenant the longest match comes
-first, tempered by ageing as in `lpm`; deadlines are not considered; a paused tenant keeps what was left of its quantum.
+Bias: a large quantum is LPM, a small one takes turns and loses locality. The default is below the cost of most uncached
+prompts, so these change turns while cached ones follow each other. Limits: deadlines are not considered; within a
+tenant the order is that of `lpm`, with ageing.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
 """Dynamo's cost: blocks to prefill plus blocks in use, and the cheapest instance.
 
-Source: NVIDIA Dynamo's KV router: `overlap_weight * prefill blocks + active blocks`, both as they would be with the
-request there: what waits to be prefilled and this prompt's uncached part; the blocks of all requests under way,
-shared ones counted once, and this prompt's. At temperature 0 the least cost wins; above, a softmax over the costs,
-scaled to 0..1, decides by chance.
+Source: NVIDIA Dynamo's KV router: `overlap_weight * prefill blocks + active blocks`, as they would be with the request
+there; shared active blocks count once. At temperature 0 the least cost wins; above, a softmax over costs scaled to 0..1
+decides.
 
-Bias: a block in use costs as much as a block to compute, and a prompt's blocks are in use from its placement on, so
-that what waits counts nearly twice and the cache for less; a larger `overlap_weight` (4 to 16) turns that round. Limits: all instances count as equally fast; answers' blocks are not counted.
+Bias: a prompt's blocks are in use from its placement on, so waiting work counts nearly twice and the cache for less; a
+larger `overlap_weight` (4 to 16) reverses that. Limits: all instances count as equally fast; output blocks are not
+counted.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,12 @@
-"""LBGR: learning-based greedy routing: the least of decayed queue load, prefill and learned residual.
+"""LBGR, learning-based greedy routing: the least sum of decayed queue load, prefill and learned residual.
 
-Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR'26), Algorithm 2. The router hears of
-no progress: the work that it placed on an instance fades exponentially, and what is left of a request's is released
-on completion. What load and prefill leave out is predicted by recursive least squares for each instance, over a
-constant, uncached and cached tokens, load and requests under way, and learned when a first token is seen.
-Here the residual is that of the first token, the paper's is that of the whole answer.
+Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR'26), Algorithm 2. The router sees no
+progress: placed work fades exponentially and the rest is released on completion. The residual is predicted by recursive
+least squares per instance, over a constant, uncached and cached tokens, load and requests in flight; here that of the
+first token, in the paper that of the whole answer.
 
-Bias: greedy, like `min_ttft`, with a queue that is guessed; learning lags behind what changes. Limits: fading knows
-one speed for all queues: `decay_s` should be near the queue that an instance has under load (the authors' code fades
-within 0.63 s, for short prompts); features that always go together share their weight by accident.
+Bias: greedy like `min_ttft`, with an estimated queue; learning lags behind changes. Limit: one fading speed for all
+queues: `decay_s` should be near an instance's queue under load.
 """
 
 from dataclasses import dataclass
@@ -26,8 +24,8 @@ from pointsman.state.trackers.residuals import Residuals
 
 @dataclass(frozen=True)
 class Lbgr(RoutingPolicy):
-    """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight that what was learned keeps at each first
-    token; 0.99 remembers about 100 of them."""
+    """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight kept at each first token; 0.99 remembers
+    about 100."""
 
     name: ClassVar[str] = "lbgr"
 

@@ -1,7 +1,5 @@
-"""Least loaded: the instance with the fewest uncached prompt tokens waiting or being prefilled.
-
-Source: join the shortest queue, with work counted in tokens as in DualMap's baseline. Bias: blind to the cache;
-equal prefixes scatter. Limit: load that others (another router, direct clients) cause is not seen.
+"""Least loaded: the instance with the fewest uncached prompt tokens waiting or being prefilled. Source: join the
+shortest queue, in tokens, as DualMap's baseline. Bias: blind to the cache. Limit: load from other routers is not seen.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,13 @@
 """Minimum TTFT: the instance where the first token is predicted soonest.
 
-Source: Mooncake's Conductor (FAST'25), Algorithm 1: queue time plus prefill time of what is not cached, and where a
-shared tier exists, the transfer of a prefix that another instance holds. As in the paper, transfer is looked at only
-where the best holder has more than `kvcache_balancing_threshold` times what the instance has itself; it is taken
-where it is quicker than computing (its section 6.2).
+Source: Mooncake's Conductor (FAST'25), Algorithm 1: queue time plus prefill time of what is not cached, and with a
+shared tier the transfer of a prefix from another instance. Transfer is considered only where the best holder has more
+than `kvcache_balancing_threshold` times the instance's own hit, and used where it is quicker than computing (section
+6.2). A transferred prefix counts as held; the transfer counts as queue time.
 
-A transferred prefix counts as held in the `ScoredInstance`: its hit and cached tokens are the best holder's, its prefill
-(seconds, work and uncached tokens) is only what is then left to compute, so that nothing is booked on the engine that
-the engine will not do; the transfer, which leaves the engine free, counts as part of the queue time.
-
-Bias: greedy; it takes an idle instance over a warm one as soon as recomputing is quicker for this request, and
-everyone behind pays for the recomputation. Limits: with stale load all routers herd to one instance; a transfer is
-priced by its length alone, not by how busy the sender is; the engines' own connector must do it, we only count on it.
+Bias: greedy; it takes an idle instance over a warm one as soon as recomputing is quicker for this request, and those
+behind pay. Limits: with stale load all routers herd to one instance; a transfer is priced by its length alone and must
+be done by the engines' own connector.
 """
 
 from dataclasses import dataclass
@@ -26,10 +22,8 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 @dataclass(frozen=True)
 class MinTtft(RoutingPolicy):
-    """`tie_seconds`: predictions closer than this are equal, and the longer own hit, then the familiar one, wins.
-
-    `transfer_tokens_per_s`: how fast engines fetch a prefix from the shared tier; 0 where there is none.
-    """
+    """`tie_seconds`: predictions closer than this are equal; the longer own hit, then the familiar instance, wins.
+    `transfer_tokens_per_s`: of the shared tier; 0: there is none."""
 
     name: ClassVar[str] = "min_ttft"
 

@@ -1,36 +1,24 @@
-"""Pointsman: our own policy. Weigh work by the queue that it lengthens, do not buy one request's punctuality with that
-of several, keep what is late away from what is not, and trust the load only while it is fresh.
+"""Pointsman, our own policy: least growth of squared queues, unless that displaces other requests from their SLO.
 
-Source: our own, built on what the papers leave open; `docs/research/policies.md` has the experiments.
+Source: our own; `docs/research/policies.md` has the experiments. The rules, in the order of `choose`:
 
-- *Cost.* The instance with the least `(queue + prefill / 2) * prefill`. That is by how much the placement lets half the
-  sum of squared queues grow, the measure that MaxWeight routing keeps down (Tassiulas and Ephremides 1992; for servers
-  that are faster at what is local, Wang, Zhu, Ying, Tan, Zhang 2013). It has no weight to tune: recomputing on an idle
-  instance is cheap, and behind a long queue every second of it counts; a hot prefix is spread before its queue is late.
-- *Dear.* Where only a colder instance is on time, recomputing there takes work from others. That work, divided by
-  the mean work of a request, is how many requests it displaces, if the instance has no slack; the slack is judged by
-  how much of the objective its queue fills, to the power of `pressure_power`. Above `displaced_max` requests the
-  request is let go late instead. That is work too, but done at the end of the queue of the late: the longer that is, the
-  less those feel of it who are on time now, so it is subtracted only for as much of it as the objective is of that
-  queue, to the same power.
-- *Calm.* While no queue is longer than `calm_queue` objectives, nobody has been given up, and a little lateness costs less
-  than work done twice: a detour that displaces `calm_displaced_max` of a request, judged with `calm_pressure_power`, is not
-  taken, and the request goes where it costs least. A burst ends sooner so. In a lasting overload a queue soon passes the
-  limit, and the rules above and below hold alone.
-- *The late.* A request that is on time nowhere, or too dear, can only do harm. It joins the longest queue among the
-  instances that hold `late_hit_share` of it, otherwise the longest of all: nobody on time is about to join that. One
-  queue collects the late and the others stay short. A prompt that takes longer than the objective even alone is no
-  victim of the load; the cost decides for it, so that its prefix is soon there for others. Admission policies refuse
-  the late instead.
-- *Trapped.* Where all who hold `late_hit_share` of it have queues above `calm_queue` objectives, whoever comes with that
-  prefix will be late for as long. It is computed once more where it costs least among queues within the objective, even
-  if this one is late there too, unless that displaces more than `displaced_max` requests.
-- *Freshness.* When the view is older than `stale_after_s`, a global minimum would send everyone to the same instance.
-  Then only `stale_candidates` ring candidates of the prefix count, and an instance that holds `stale_hit_share` of the
-  prompt: affinity spreads what load cannot be trusted to spread (DualMap's insight).
+- *Cost*: the least `(queue + prefill / 2) * prefill`, the growth of half the sum of squared queues (MaxWeight:
+  Tassiulas and Ephremides 1992; with locality: Wang et al. 2013). No weight to tune.
+- *Freshness*: when the view is older than `stale_after_s`, only `stale_candidates` ring candidates of the prefix count,
+  and an instance that holds `stale_hit_share` of the prompt, since a global minimum would send all requests to one
+  instance.
+- *Late*: if no instance can meet the SLO, send the request to the longest queue among holders of `late_hit_share` of it
+  (else of all): on-time requests avoid that queue, so it delays none of them. A prompt that exceeds the SLO even alone
+  is placed by cost.
+- *Rescue*: where all holders have queues above `calm_queue` SLOs, compute the prefix once more where that is cheapest.
+- *Calm*: while no queue is longer than `calm_queue` SLOs, do not leave the cheapest instance for an on-time one if that
+  displaces more than `calm_displaced_max` requests.
+- *Dear*: if meeting the SLO would displace more than `displaced_max` requests, treat the request as late. Displaced
+  requests are the extra work divided by the mean work, times the pressure (share of the SLO that the queue fills) to
+  the power of `pressure_power`. Work saved in a late queue counts only as far as it delays on-time requests.
 
-Bias: requests that are late anyway wait longest (at most about `late_queue_max_s`). Limits: as good as the
-predicted TTFT; it does not look ahead at arrivals or evictions.
+Bias: late requests wait longest (at most about `late_queue_max_s`). Limits: as good as the predicted TTFT; does not
+look ahead at arrivals or evictions.
 """
 
 from dataclasses import dataclass
@@ -96,8 +84,8 @@ class Pointsman(RoutingPolicy):
         power: float,
         felt: float = 1.0,
     ) -> float:
-        """How many requests the work that a detour adds displaces, given the slack where it would be done. `felt`: how
-        much of the work that it saves elsewhere would have delayed them."""
+        """Requests displaced by the extra work of a detour. `felt`: share of the work saved elsewhere that would have
+        delayed on-time requests."""
         if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return 0.0
         extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
@@ -111,8 +99,8 @@ class Pointsman(RoutingPolicy):
         return displaced
 
     def _rescue(self, view: PoolView, candidates: list[ScoredInstance], late: Choice) -> Choice | None:
-        """Where to compute what only the queues of the late hold, for all who come with that prefix; None where others
-        hold it too, or it displaces too many."""
+        """Where to compute a prefix again that only late queues hold; None where others hold it, or it displaces too
+        many."""
         enough = self.late_hit_share * view.request.prompt_tokens
         holders = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
         if not holders or min(map(_queue, holders)) <= self.calm_queue * view.budget:

@@ -1,9 +1,7 @@
-"""Power of two choices: two instances by chance, the less loaded of them.
+"""Power of two choices: the less loaded of two random instances.
 
-Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001); load is counted in tokens to
-prefill, as in `least_loaded`. Bias: blind to the cache; equal prefixes scatter. With stale load it herds less than
-`least_loaded`, because routers that agree on who is idle rarely draw it together. Limit: half of the time neither
-draw is among the idle.
+Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001); load in tokens to prefill. Bias:
+blind to the cache; herds less than `least_loaded` with stale load. Limit: half of the time neither is idle.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,11 @@
 """Preble: exploit a long cached prefix, else explore where the work costs least.
 
-Source: Preble (ICLR'25), scheduling algorithm E2. Exploit: where more than half of the prompt is cached, go to the
-holder of the longest hit; among several, to the one with the least load of the last `window_s` seconds. Explore: the
-least sum of windowed load L, eviction cost M and own prefill P. The paper sums M over the prefixes to be evicted,
-each with its recomputation and its hit rate; here a full cache is assumed, so that each computed token evicts one,
-which would have been used again as often as the instance's prompts hit within the window: M = hit share * P.
+Source: Preble (ICLR'25), E2. Exploit: where more than half of the prompt is cached, the holder of the longest hit, then
+the least load of the last `window_s` seconds. Explore: the least sum of windowed load L, eviction cost M and own
+prefill P. Here a full cache is assumed, so that each computed token evicts one: M = hit share * P.
 
-Bias: the window weighs work that is done like work that waits, so that it evens out the minutes and overlooks the
-moment. Limits: decode is not part of L; the paper's later corrections (moving load off the heaviest instance,
-copying a hot prefix) are left to rebalancing.
+Bias: finished work in the window weighs like waiting work: it balances minutes and overlooks the moment. Limits: decode
+is not part of L; the paper's later corrections are left to rebalancing.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
-"""Random: any instance, all equally likely.
-
-Source: folklore; the baseline under every load balancer. Bias: none, and so no cache: equal prefixes are computed
-everywhere. Limit: bad luck queues long prompts behind each other while other instances idle.
-"""
+"""Random: any instance, all equally likely. Bias: none, and no cache. Limit: bad luck queues long prompts behind each
+other."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,8 +1,5 @@
-"""Round robin: each instance in turn.
-
-Source: folklore; the baseline of every paper here. Bias: counts requests, not work, and knows no cache, so equal
-prefixes are computed on every instance. Limit: an instance that joins shifts everyone's turn.
-"""
+"""Round robin: each instance in turn. Bias: counts requests, not work; no cache. Limit: an instance that joins shifts
+all turns."""
 
 from dataclasses import dataclass
 from typing import ClassVar

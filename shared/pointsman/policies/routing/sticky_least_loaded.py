@@ -1,9 +1,7 @@
 """Sticky least loaded: stay with the longest prefix, unless its instance is much busier than the idlest.
 
-Source: the push-based stateful router: affinity from pushed cache events (and speculation), least loaded
-otherwise. Bias: a threshold in tokens stands for all trade-offs; short prefixes count like long ones once they
-are `hit_share_min` of the prompt. Limit: many sticky conversations on one instance only spread when it exceeds
-the threshold.
+Source: the push-based stateful router. Bias: one threshold in tokens stands for all trade-offs. Limit: many sticky
+conversations on one instance spread only above the threshold.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
-"""Scaling policies: how many instances the pool should have.
-
-One file a policy; its docstring gives source, bias and limits. Each reads the same State and says what it wishes and
-why; `limits` turns wishes into decisions, for all of them alike.
-"""
+"""Scaling policies: how many instances the pool should have. Each returns a ScaleTarget with a reason; `limits` turns
+targets into decisions."""
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.limits import Limits, limited

@@ -20,8 +20,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """How many instances there should be, and why. A `deliberate` wish is a person's, now or in a plan made before: it
-    counts at once and in full."""
+    """Wanted instances, and why. `deliberate`: asked for by an operator or a schedule; counts at once and in full."""
 
     wanted: int
     reason: str

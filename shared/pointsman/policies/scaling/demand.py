@@ -22,12 +22,9 @@ def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:
 
 
 def attainment_without(state: State, prefills: Iterable[Prefill], gone: InstanceId) -> float:
-    """Share of these requests that would have been on time without one instance.
-
-    They are run again, in their order, each instance one after the other. What the missing one had goes, family by
-    family, to whoever has the shortest queue then, and the first of a family is computed whole there: its cache is lost.
-    All others stay where they were, so the estimate errs on the side of keeping the instance.
-    """
+    """Share of these requests that would have been on time without one instance. They are run again in their order;
+    those of the missing one go, family by family, to the shortest queue, and the first of a family is computed whole.
+    All others stay, so the estimate errs towards keeping the instance."""
     free = {instance: 0.0 for instance in state.fleet.ready if instance != gone}
     homes: dict[BlockKey, InstanceId] = {}
     total = on_time = 0

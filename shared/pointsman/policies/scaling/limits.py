@@ -1,8 +1,5 @@
-"""From wishes to decisions: bounds, steps and pauses, the same for every policy.
-
-A pool that follows each change of load starts engines for nothing and loses caches for nothing. So it grows fast and
-shrinks slowly: the pause before shrinking counts from the last change in either direction, and a step down is small.
-"""
+"""Bounds, steps and pauses that turn targets into decisions, the same for every policy. A pool grows fast and shrinks
+slowly, since each change costs an engine start or a cache."""
 
 from dataclasses import dataclass
 

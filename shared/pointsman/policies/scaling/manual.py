@@ -1,7 +1,4 @@
-"""As many as people asked for with `pointsman scale`, and no other number.
-
-What dies is replaced all the same: the number is kept, not only set.
-"""
+"""The number that was asked for with `pointsman scale`; instances that die are replaced."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,10 +1,8 @@
-"""By the clock: at the times of a cron table the pool gets the size that stands beside them.
+"""Sizes by a cron table, in UTC. The entry that fired last counts, once: a later `pointsman scale` holds until the next
+fires.
 
-The entry that fired last counts, and only once: what people ask for with `pointsman scale` stands until the next fires.
-Times are UTC.
-
-Bias: knows the day, not the load. Limit: five fields with `*`, numbers, ranges, steps and lists; no names, no seconds.
-As in cron, where both the day of the month and the day of the week are given, either is enough.
+Bias: knows the day, not the load. Limit: five fields with `*`, numbers, ranges, steps and lists. As in cron, either day
+suffices where both are given.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,11 @@
-"""As few as keep the objective on time to first token.
+"""As few instances as keep the TTFT SLO.
 
-Up when too few of the last requests were on time, those that wait counted by their prediction; when even the shortest
-queue takes longer than the objective; when requests are refused; when requests wait and nobody is ready. Down when the
-last while, run again without the instance that had the least to do, would still have been on time by a margin: what is
-compared is not how busy the pool is but what the instance is worth.
+Up when too few of the last requests were on time (waiting ones by their prediction), when even the shortest queue
+exceeds the SLO, when requests are rejected, or wait with no instance ready. Down when the last while, run again without
+the least busy instance, would still have been on time by a margin.
 
-Source: the signals of DualMap's elastic scaling (attainment, predicted TTFT); the counterfactual is our own.
-
-Bias: grows on what went wrong, so the first requests of a surge are late. Limit: the rerun knows prefills and caches, not
-how much decoding slows a fuller engine; the margin has to cover that. One instance less is tried at a time.
+Source: the signals of DualMap's elastic scaling; the counterfactual is our own. Bias: reacts, so the first requests of
+a surge are late. Limit: the rerun ignores that decoding slows a fuller engine; the margin covers that.
 """
 
 from dataclasses import dataclass
@@ -34,12 +31,10 @@ MEASURED_SECONDS_MIN: Seconds = 10.0
 
 @dataclass(frozen=True)
 class SloAttainment(ScalingPolicy):
-    """`target`: share of requests that shall be on time. `margin`: how much above it the rerun must be to shrink.
-
-    `window_s` is looked at to grow, `calm_s` to shrink; fewer than `outcomes_min` outcomes prove nothing. `busy_max`:
-    share of time that engines shall prefill at most, which says how many more are needed. `idle_s`: so long without an
-    arrival, and the last instance may go, too. `refused_max`: share of refusals that is borne.
-    """
+    """`target`: share of requests on time. `margin`: how far above it the rerun must be to shrink. `window_s` is looked
+    at to grow, `calm_s` to shrink; fewer than `outcomes_min` outcomes prove nothing. `busy_max`: share of time that
+    engines prefill at most. `idle_s`: without an arrival for so long the last instance may go. `refused_max`: tolerated
+    share of rejections."""
 
     name: ClassVar[str] = "slo_attainment"
 

@@ -1,11 +1,8 @@
-"""As many as keep the engines busy to a set degree: with prefills, and with their KV memory.
+"""As many instances as keep prefill time and KV memory near a target utilisation.
 
-Source: the rule of Kubernetes' horizontal autoscaler, `wanted = ceil(ready * measured / target)` with a tolerance, over
-the two resources that an engine has. The busier of the two counts.
-
-Bias: knows nothing of objectives; a pool that keeps to its target may be late in bursts. Limit: prefill is what was
-placed by the cost model with its learned correction, so a wrong profile sizes the pool wrongly; KV memory counts what
-requests under way occupy, as engines report it.
+Source: Kubernetes' horizontal autoscaler, `wanted = ceil(ready * measured / target)` with a tolerance; the busier
+resource counts. Bias: knows no SLO; may be late in bursts. Limit: prefill time is by the cost model with its
+correction.
 """
 
 from dataclasses import dataclass
@@ -24,8 +21,8 @@ from pointsman.state.trackers.service_window import ServiceWindow
 
 @dataclass(frozen=True)
 class TargetUtilisation(ScalingPolicy):
-    """`prefill` and `kv`: shares of time and of memory that should be in use. `tolerance`: how far, in shares of the
-    target, the measured may be off before anything is changed."""
+    """`prefill` and `kv`: target shares of time and memory. `tolerance`: share of the target by which the measured may
+    be off."""
 
     name: ClassVar[str] = "target_utilisation"
 

@@ -8,29 +8,16 @@ entries behind the LeaderElected of one term, out come `Step`s in that order; `L
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.envelope import is_fenced
 from pointsman.primitives import Sequence, Term
-from pointsman.state.state import State
+from pointsman.state.state import Entry, State
 
 DISORDER_MAX = 20_000
 """Decisions that may come before one with a lower number."""
-
-
-class Entry(Protocol):
-    """What is needed of a log entry (`ports.LogEntry`, the torture's `Stored`)."""
-
-    @property
-    def sequence(self) -> Sequence: ...
-    @property
-    def event(self) -> LogEvent | None: ...
-    @property
-    def subject(self) -> str: ...
-    @property
-    def problem(self) -> str: ...
 
 
 E = TypeVar("E", bound=Entry)
@@ -93,10 +80,10 @@ class LeaderOrder(Generic[E]):
         entry, event = step.entry, step.entry.event
         if step.kind is Kind.DECIDED and event is not None:
             state.apply(event)
-        elif step.kind is Kind.READ and (event is None or self._is_own(event)):
-            state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
-        elif step.kind is Kind.READ and event is not None:
-            state.apply(event, entry.sequence)
+        elif step.kind is Kind.READ and event is not None and self._is_own(event):
+            state.skip(entry.sequence)
+        elif step.kind is Kind.READ:
+            state.apply_entry(entry)
 
     def feed(self, entry: E) -> Iterator[Step[E]]:
         """The next entry of the log. Yields what the leader is now known to have applied."""

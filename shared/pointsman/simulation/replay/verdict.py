@@ -1,4 +1,4 @@
-"""What recomputing a log's decisions came to."""
+"""The result of recomputing a log's decisions."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,15 +14,14 @@ from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue
 
 DIFFERENCES_KEPT_MAX = 100
-"""Differences that a verdict keeps; all are counted."""
+"""Kept; all are counted."""
 
 _NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One decision of the log, and the same one decided again. `state` is what the leader knew, before the decision
-    was applied: to be read only, and only now."""
+    """One decision of the log, and the same recomputed. `state`: before it was applied; read only, and only now."""
 
     sequence: Sequence
     recorded: LogEvent
@@ -35,11 +34,8 @@ Watch = Callable[[Recomputed], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where the log and the recomputation part.
-
-    `recorded` is None where deciding again gives something that the log does not have, `recomputed` where it
-    gives nothing. `known` is what the decision was made from; `sequence` the log's entry, or 0.
-    """
+    """`recorded` is None where the log lacks the recomputed decision, `recomputed` where there is none. `known`: what the
+    decision was made from. `sequence`: of the log entry, or 0."""
 
     sequence: Sequence
     term: Term
@@ -61,7 +57,7 @@ class Difference:
 
 @dataclass(slots=True)
 class TermSummary:
-    """One term of leadership as the log tells it. `elected` is its LeaderElected: there its leader's own order begins."""
+    """One term. `elected`: the entry of its LeaderElected."""
 
     term: Term
     scheduler: str
@@ -72,19 +68,17 @@ class TermSummary:
 
 @dataclass(slots=True)
 class Verdict:
-    """Every decision of the log is identical, different or, for a named reason, unchecked.
-
-    `different` also counts decisions that the log lacks. `problems` are faults of the log itself.
-    """
+    """Every decision is identical, different or, for a named reason, unchecked. `different` includes decisions that the
+    log lacks. `problems` are faults of the log."""
 
     known_as_of: Sequence = 0
-    """Up to which entry nothing was read: what they led to was known."""
+    """Entries up to here were not read: their state was known."""
     entries: int = 0
     undecodable: int = 0
     unapplied: int = 0
-    """Entries that decode and that the fold failed on."""
+    """Entries that decode but failed in the fold."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Calls that ended in an error when they were made again, by what it was."""
+    """Repeated calls that raised, by error."""
     arrivals: int = 0
     decisions: int = 0
     identical: int = 0
@@ -96,7 +90,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs. Unchecked decisions are no difference, but no proof either."""
+        """Nothing differs. Unchecked decisions do not count."""
         return self.different == 0
 
     @property
@@ -116,7 +110,7 @@ class Verdict:
 
 
 def known_to(state: State, event: LogEvent) -> dict[str, Any]:
-    """What a decision is made from, as far as people can read it: the request and every instance's line and cache."""
+    """What a decision is made from: the request, and every instance's queue and cache."""
     request = state.workload.requests.get(RequestId(getattr(event, "request", "")))
     return {
         "as_of": state.sequence,

@@ -1,5 +1,3 @@
-"""What single policies remember: one file a memory, folded by State like everything else.
-
-A policy that needs to remember makes its memory (`RoutingPolicy.trackers`, `OrderingPolicy.trackers`) and State feeds
-it; deciding only reads it. A memory that no chosen policy asks for is not kept.
+"""What single policies remember, one file each. A policy gives its trackers (`RoutingPolicy.trackers`, ...), State feeds
+them, deciding only reads them.
 """

@@ -1,7 +1,5 @@
-"""Which prompt blocks each instance must keep because a request that uses them is under way there.
-
-Shared blocks count once, as they lie once in the engine's memory. Blocks of the answer are not counted: how long it
-will be is not known. This is the load on memory and on decode steps, as far as the scheduler itself causes it.
+"""Prompt blocks in use by the requests in flight on each instance; shared blocks count once, answers do not. The load on
+memory and decode steps, as far as the scheduler causes it.
 """
 
 from collections.abc import Iterable
@@ -16,14 +14,14 @@ from pointsman.state.workload import Request
 
 
 class ActiveBlocks(Tracker):
-    """Counted prefixes, as promises are, only that these last from a request's placement to its end."""
+    """Counted prefixes from placement to end."""
 
     def __init__(self) -> None:
         self._in_use = Speculation()
         self._homes: dict[RequestId, InstanceId] = {}
 
     def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:
-        """How many blocks would be in use on each of these instances if a prompt of these keys came there."""
+        """Blocks in use on each of these instances if a prompt of these keys came there."""
         shared: dict[InstanceId, int] = {}
         self._in_use.extend_hits(keys, shared)
         return {i: self._in_use.blocks(i) + len(keys) - shared.get(i, 0) for i in instances}

@@ -1,17 +1,11 @@
-"""Who got their first token on time lately, by length of prompt and by tenant, and who is owed how much.
+"""On-time shares by prompt length and by tenant, and how many on-time requests each group is owed.
 
-An *outcome* is a first token, on time or late; a refusal, which counts as late; or another end after the deadline of
-one that waited. A client that goes away before its deadline is none, nor is the refusal of a prompt that takes longer
-than its objective even alone: nobody could have kept that. Tallies are over the last `OUTCOMES_WINDOW` outcomes.
+Outcomes are those of `OutcomeTracker`. Groups are the tenths of prompts by length among the
+last LENGTHS_WINDOW arrivals, and the tenants. Tallies cover the last OUTCOMES_WINDOW outcomes.
 
-*Groups* are the tenths of prompts by their length among the last `LENGTHS_WINDOW` arrivals, so that "long" follows the
-traffic, and the tenants. Prompts of equal length are all in one tenth, that of the middle one.
-
-What a group is *owed* is counted in requests: each outcome adds the share that its group should have on time, and
-takes one off if it was on time (a virtual queue: Neely, *Stochastic Network Optimization*, 2010, section 4.4). Such a
-count remembers what a window forgets, so who acts on it gets the share right in the long run and not almost right. It
-is never below 0, for what a group got beyond its share shall not be held against it later, and never above `OWED_MAX`,
-for what cannot be kept shall not be tried for ever.
+What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010, section 4.4), from 0 to
+OWED_MAX: each outcome adds the share that should be on time and takes 1 off if it was. Unlike a window it does not
+forget, so acting on it gets the share right in the long run.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,28 +16,26 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
-from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import Seconds, Tenant, Tokens
-from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import Request, Stage
+from pointsman.state.trackers.base import OutcomeTracker
+from pointsman.state.workload import Request
 
 OUTCOMES_WINDOW = 1_000
 LENGTHS_WINDOW = 1_000
 DECILES = 10
 OWED_MAX = 40.0
 OUTCOMES_TO_BEGIN = 50
-"""Outcomes before which nobody is owed anything: shares of so few mean nothing."""
+"""With fewer, nothing is owed."""
 
 LEVEL_OUTCOMES = 20
-"""Outcomes after which the tenants' fair share is worked out again."""
+"""Outcomes between updates of the tenants' fair share."""
 
 """The reason of refusals that are no outcomes."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of one group, in requests and in prompt tokens, and the requests that it is owed."""
+    """Outcomes of one group in requests and prompt tokens, and the requests it is owed."""
 
     requests: int = 0
     on_time: int = 0
@@ -53,7 +45,7 @@ class Tally:
 
     @property
     def attainment(self) -> float:
-        """Share of its requests that were on time; of an empty group, all."""
+        """Share on time; 1 of an empty group."""
         return self.on_time / self.requests if self.requests else 1.0
 
     def count(self, tokens: Tokens, on_time: bool, sign: int) -> None:
@@ -64,7 +56,6 @@ class Tally:
             self.tokens_on_time += sign * tokens
 
     def owe(self, requests: float) -> None:
-        """So many more, or fewer where that is negative."""
         self.owed = min(OWED_MAX, max(0.0, self.owed + requests))
 
 
@@ -75,13 +66,12 @@ class Outcome(msgspec.Struct, frozen=True):
     on_time: bool
 
 
-class Attainment(Tracker):
-    """`deciles[0]` are the shortest prompts. `tenants` are those with outcomes in the window."""
+class Attainment(OutcomeTracker):
+    """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
 
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:
-        """`decile_share`: of the overall attainment, what each tenth should have on time. `tenant_share`: what each
-        tenant should have, of the share of its prompt tokens that is its fair part of all those on time
-        (`fair_level`): of its requests, all of which count alike, for its long ones already have their tenth."""
+        """`decile_share`: of the overall attainment, what each tenth should have. `tenant_share`: of its fair part
+        (`fair_level`) of the prompt tokens on time, what each tenant should have, in requests."""
         self.overall = Tally()
         self.deciles = tuple(Tally() for _ in range(DECILES))
         self.tenants: dict[Tenant, Tally] = {}
@@ -94,7 +84,7 @@ class Attainment(Tracker):
         self._level_outcomes = 0
 
     def decile(self, prompt_tokens: Tokens) -> int:
-        """Which tenth of the recent prompts this length belongs to: 0 the shortest, 9 the longest."""
+        """Tenth of recent prompts, 0 (shortest) to 9."""
         return tenth(self._sorted_lengths, prompt_tokens)
 
     @override
@@ -105,21 +95,7 @@ class Attainment(Tracker):
             del self._sorted_lengths[bisect_left(self._sorted_lengths, self._lengths.popleft())]
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
-        self._take_in(request, on_time=at <= request.deadline)
-
-    @override
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
-            self._take_in(request, on_time=False)
-
-    @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
-        if waited and finished is None and at > request.deadline:
-            self._take_in(request, on_time=False)
-
-    def _take_in(self, request: Request, *, on_time: bool) -> None:
+    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
         outcome = Outcome(self.decile(request.prompt_tokens), request.tenant, request.prompt_tokens, on_time)
         self._outcomes.append(outcome)
         self._count(outcome, 1)
@@ -151,7 +127,7 @@ class Attainment(Tracker):
 
 
 def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
-    """The place of a length among others, in tenths; of equal ones, the place of the middle one."""
+    """The place of a length among others, in tenths; of equal ones that of the middle one."""
     if not ordered:
         return 0
     first, behind = bisect_left(ordered, prompt_tokens), bisect_right(ordered, prompt_tokens)
@@ -160,8 +136,7 @@ def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
 
 
 def fair_level(asked: Iterable[float], available: float) -> float:
-    """What each may get at most so that all together get what is available: those who ask for less get all of it, and
-    what they leave is dealt out evenly among the others (max-min fairness). Infinite where there is enough for all."""
+    """The max-min fair cap on each amount so that the sum is `available`; infinite where there is enough for all."""
     ordered = sorted(asked)
     for served, amount in enumerate(ordered):
         part = available / (len(ordered) - served)

@@ -1,8 +1,7 @@
-"""How much service each tenant got from each instance, in weighted tokens: the counters of VTC.
+"""Weighted tokens of service by tenant and instance: the counters of VTC (Sheng et al., OSDI'24, Algorithm 2).
 
-Source: Sheng et al., OSDI'24, Algorithm 2. A tenant that comes to wait after a pause is lifted to the least counter
-among those who wait (or, if nobody does, to that of the tenant granted last), so that nobody saves up service
-while away. Counters never fall.
+A tenant that comes to wait after a pause is lifted to the least counter of the waiting tenants, or to that of the tenant
+granted last, so that no service is saved up while away. Counters never fall.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from pointsman.state.workload import Request
 
 
 class ClientService(TenantAccounts):
-    """`cached_weight`: what a prompt token that is cached costs, as a share of one that is not."""
+    """`cached_weight`: cost of a cached prompt token relative to an uncached one."""
 
     def __init__(self, *, input_weight: float, cached_weight: float, output_weight: float) -> None:
         super().__init__()
@@ -28,7 +27,7 @@ class ClientService(TenantAccounts):
         return {tenant: self.balance(instance, tenant) for tenant in tenants}
 
     @override
-    def welcome(self, account: Account, balance: float) -> float:
+    def opening_balance(self, account: Account, balance: float) -> float:
         if account.waiting:
             return max(balance, min(account.balances[tenant] for tenant in account.waiting))
         if account.last_granted is not None:

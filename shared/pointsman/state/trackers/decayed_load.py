@@ -1,7 +1,5 @@
-"""Work placed on each instance, fading as time passes: a guess at what is still to do without hearing of any progress.
-
-What is left of a request's work when it ends, or moves away, is taken off at once; so a guess that fades too slowly
-is put right, and one that fades too fast never was.
+"""Work placed on each instance, fading over time: an estimate of the work left, without any report of progress. What is left
+of a request's work at its end is subtracted.
 """
 
 from dataclasses import dataclass
@@ -79,11 +77,11 @@ class DecayedLoad(Tracker):
         load.requests -= 1
         load.seconds = max(0.0, load.seconds - self._faded(share.seconds, load.at - share.at))
         if load.requests == 0:
-            # Nothing placed weighs exactly nothing, whatever rounding has left.
+            # Exactly 0 without requests, whatever the rounding.
             del self._loads[share.instance]
 
     def _fade(self, load: _Load, now: Seconds) -> None:
-        """Bring a load to `now`; an event that comes late leaves it where it is."""
+        """Bring a load to `now`; no-op for a late event."""
         if now > load.at:
             load.seconds = self._faded(load.seconds, now - load.at)
             load.at = now

@@ -1,12 +1,10 @@
-"""How fast each instance generates, by how many requests it generates for: what a TPOT prediction rests on.
+"""Decode speed of each instance by its number of decoding requests; the basis of TPOT predictions.
 
-Every answer that ends teaches one point: its seconds per token, against the mean number of requests that decoded
-beside it (the count at its first and at its last token). Through the points of an instance runs a line that never
-falls: least squares whose weights halve every `HALF_LIFE_SECONDS`, slope and offset at least zero. Bias: contexts and
-prefills between decode steps are in the points only as far as they go along with the number of requests.
+Each finished answer is one point: seconds per token over the mean number of requests decoding at its first and last token.
+A line is fitted by least squares with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0. Bias:
+contexts and prefills count only as far as they correlate with the number of requests.
 
-There is no prediction without fresh evidence. That is also what ends a refusal: who is refused teaches nothing, the
-evidence fades, and the next request is let in to see.
+Without fresh evidence there is no prediction; so a refusal ends by itself when the evidence has faded.
 """
 
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from pointsman.state.workload import Request, Stage
 
 HALF_LIFE_SECONDS = 30.0
 EVIDENCE_MIN = 8.0
-"""Points, faded, below which nothing is predicted."""
+"""Faded points needed for a prediction."""
 
 
 @dataclass(slots=True)
@@ -47,7 +45,6 @@ class DecodeFit:
         self.at = max(at, self.at)
 
     def seconds_per_token(self, decoding: int) -> Seconds:
-        """On the line; of any point at all."""
         mean_count, mean_seconds = self.count / self.weight, self.seconds / self.weight
         variance = self.count_squared / self.weight - mean_count * mean_count
         covariance = self.count_seconds / self.weight - mean_count * mean_seconds
@@ -57,16 +54,16 @@ class DecodeFit:
 
 
 class DecodeLoad(Tracker):
-    """One fit an instance, and who decodes where."""
+    """One fit an instance, and its decoding requests."""
 
     def __init__(self) -> None:
         self._fits: dict[InstanceId, DecodeFit] = {}
         self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
-        """By request: how many decoded there when it began, itself included."""
+        """By request: how many decoded when it began, itself included."""
 
     def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
-        """Seconds per token if one more request decoded there; None without evidence. `others`: how many do already,
-        where the caller knows of more than those that have their first token."""
+        """Seconds per token with one more request; None without evidence. `others`: how many decode already, if not those
+        with a first token."""
         fit = self._fits.get(instance)
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:
             return None

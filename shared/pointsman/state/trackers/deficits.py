@@ -1,9 +1,7 @@
-"""What each client may still spend on each instance before the others come first.
+"""Deficit counters (as in deficit round robin) for each pair of client and instance.
 
-A deficit counter, as in deficit round robin, for each pair of client and instance. A placement is charged with the
-tokens it must compute, an answer with its tokens times `output_weight`. When a client is placed where it had nothing
-left, nothing was left anywhere: all its instances get the same whole number of quanta, as few as make this one
-positive. So the choice needs no event of its own, and counters of one client differ only by what it really spent.
+A placement is charged its uncached tokens, an answer its tokens times `output_weight`. A client placed where it has
+nothing left gets the same whole number of quanta on all instances, as few as make that counter positive.
 """
 
 from collections import OrderedDict
@@ -17,11 +15,11 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 CLIENTS_MAX = 10_000
-"""Clients that are remembered; the one that was placed longest ago begins anew."""
+"""The client placed longest ago is forgotten first."""
 
 
 class Deficits(Tracker):
-    """Tokens that are left, by client and instance; 0 for a pair that is new."""
+    """Tokens left, by client and instance; 0 for a new pair."""
 
     def __init__(self, quantum_tokens: float, output_weight: float) -> None:
         self._quantum = quantum_tokens
@@ -33,7 +31,7 @@ class Deficits(Tracker):
         return self._counters.get(client, {}).get(instance, 0.0)
 
     def quanta_needed(self, client: Tenant, instance: InstanceId) -> int:
-        """How many refills make this pair positive; 0 where it is."""
+        """Refills that make this pair positive."""
         left = self.tokens_left(client, instance)
         return 0 if left > 0 else floor(-left / self._quantum) + 1
 
@@ -79,7 +77,7 @@ class Deficits(Tracker):
         self._spend(request.tenant, request.instance, -request.uncached_tokens)
 
     def _spend(self, client: Tenant, instance: InstanceId, tokens: float) -> None:
-        """A client or an instance that is forgotten, or gone, spends nothing."""
+        """No-op for an unknown client or instance."""
         pairs = self._counters.get(client)
         if pairs is not None and instance in self._instances:
             pairs[instance] = pairs.get(instance, 0.0) - tokens

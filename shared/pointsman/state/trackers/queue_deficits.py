@@ -1,9 +1,8 @@
-"""How many weighted tokens each tenant may still use of each instance before others must have their turn.
+"""Weighted tokens that each tenant may still use of each instance: DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM
+Serving", Algorithm 1).
 
-Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). A grant charges the tokens
-that must be computed, an end those that were generated. When nobody who waits has anything left, every tenant
-without gets another quantum, as often as it takes until one who waits may go. The refill is booked at the grant
-that it made possible, since deciding changes nothing: `in_turn` answers as if it had happened.
+A grant charges uncached tokens, an end generated ones. When no waiting tenant has anything left, all get quanta until one
+has. The refill is booked at the grant that it made possible; `in_turn` answers as if it had happened.
 """
 
 from collections.abc import Collection
@@ -25,13 +24,13 @@ class QueueDeficits(TenantAccounts):
         self._output_weight = output_weight
 
     def in_turn(self, instance: InstanceId, waiting: Collection[Tenant]) -> frozenset[Tenant]:
-        """Those of the waiting tenants who may go now, after a refill if it takes one. Never empty for some."""
+        """The waiting tenants that may go now, after a refill if needed."""
         balances = {tenant: self.balance(instance, tenant) for tenant in waiting}
         rounds = self._rounds_needed(balances)
         return frozenset(tenant for tenant, left in balances.items() if left + rounds * self._quantum > 0)
 
     @override
-    def welcome(self, account: Account, balance: float) -> float:
+    def opening_balance(self, account: Account, balance: float) -> float:
         return balance
 
     @override

@@ -1,8 +1,5 @@
-"""What predictions of the first token leave out, learned for each instance from how late it really came.
-
-A linear model over what was known at placement, fitted by recursive least squares with forgetting: each first token
-moves the weights a little, in constant time, towards the residual that it showed. Answers that are not streamed teach
-nothing: nobody sees their first token.
+"""What TTFT predictions leave out, learned for each instance by recursive least squares with forgetting. Each streamed first
+token is one observation over what was known at placement.
 """
 
 from dataclasses import dataclass
@@ -16,16 +13,16 @@ from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
 
 PRIOR_VARIANCE = 1.0
-"""How far a weight may be from 0 before anything is learned, in seconds a unit of its feature, squared."""
+"""Prior variance of a weight."""
 
 Features = tuple[float, ...]
 
 
 class LeastSquares:
-    """Recursive least squares over `size` features. Starts at weights of 0 and knows how unsure it is of them."""
+    """Recursive least squares over `size` features, from weights of 0."""
 
     def __init__(self, size: int, forgetting: float) -> None:
-        """`forgetting`: the weight that all earlier observations keep at each new one; 1 never forgets."""
+        """`forgetting`: weight that earlier observations keep at each new one."""
         self._forgetting = forgetting
         self._weights = [0.0] * size
         self._covariance = [[PRIOR_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
@@ -46,8 +43,7 @@ class LeastSquares:
         self._forget()
 
     def _forget(self) -> None:
-        """Grow less sure, but never less than at the start: where nothing new is seen for long, doubt would grow
-        without bound, and one odd observation would then throw the weights."""
+        """Inflate the covariance, bounded by the prior: without excitation it would grow without bound."""
         variance = sum(self._covariance[i][i] for i in range(len(self._weights)))
         if variance <= self._forgetting * self._variance_max:
             self._covariance = [[c / self._forgetting for c in row] for row in self._covariance]
@@ -55,7 +51,7 @@ class LeastSquares:
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """What was known of a request when it was placed, and the TTFT that load and prefill gave."""
+    """Features at placement, and the TTFT by load and prefill."""
 
     instance: InstanceId
     at: Seconds
@@ -64,7 +60,7 @@ class _Prediction:
 
 
 class Residuals(Tracker):
-    """One model an instance. Must be folded before `load`: what a request brings itself is not in its own features."""
+    """One model an instance. Must be folded before `load`: a request's own work is not in its features."""
 
     def __init__(self, load: DecayedLoad, forgetting: float) -> None:
         self._load = load
@@ -73,7 +69,7 @@ class Residuals(Tracker):
         self._predictions: dict[RequestId, _Prediction] = {}
 
     def seconds(self, instance: InstanceId, *, uncached: Tokens, cached: Tokens, now: Seconds) -> Seconds:
-        """How much later than load and prefill say the first token of such a prompt should come; may be negative."""
+        """Expected residual of the TTFT of such a prompt; may be negative."""
         model = self._models.get(instance)
         return model.predict(self._features(instance, uncached, cached, now)) if model else 0.0
 
@@ -111,6 +107,6 @@ class Residuals(Tracker):
         self._predictions = {r: p for r, p in self._predictions.items() if p.instance != instance}
 
     def _features(self, instance: InstanceId, uncached: Tokens, cached: Tokens, now: Seconds) -> Features:
-        """Tokens in thousands and requests in tens, so that no weight is very small."""
+        """Tokens in thousands, requests in tens."""
         load = self._load
         return (1.0, uncached / 1000, cached / 1000, load.seconds(instance, now), load.requests(instance) / 10)

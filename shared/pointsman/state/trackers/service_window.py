@@ -1,8 +1,5 @@
-"""How the pool served lately: which requests got their first token on time, and what prefill work was given to whom.
-
-Kept by time, not by count, since who sizes a pool compares work with seconds. Entries older than the window go when the
-next comes; at most RECORDS_MAX of each kind are kept. An outcome is a first token, on time or late; a refusal; or another
-end after the deadline of a request that still waited.
+"""How the pool served lately: outcomes (as in `attainment`), and the prefill work placed on each instance. Kept by time, for
+comparing work with seconds; at most RECORDS_MAX of each kind.
 """
 
 from collections import OrderedDict, deque
@@ -10,15 +7,14 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
-from pointsman.state.trackers.base import Tracker
+from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request, Stage
 
 RECORDS_MAX = 20_000
 PREFIX_BLOCKS = 8
-"""Blocks that two prompts must share to be of one family."""
+"""Blocks that prompts of one family share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +34,13 @@ class Outcomes:
 
     @property
     def attainment(self) -> float:
-        """Share on time; all, where there was nothing."""
+        """Share on time; 1 of nothing."""
         return self.on_time / self.total if self.total else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One placed request. `seconds`: its work by the cost model, uncorrected; `prefix`: its family, if it has one."""
+    """One placed request. `seconds`: by the uncorrected cost model; `prefix`: its family."""
 
     at: Seconds
     arrived_at: Seconds
@@ -56,7 +52,7 @@ class Prefill:
     prefix: BlockKey | None
 
 
-class ServiceWindow(Tracker):
+class ServiceWindow(OutcomeTracker):
     """Outcomes and prefills of the last `window_s` engine seconds."""
 
     def __init__(self, window_s: Seconds) -> None:
@@ -66,7 +62,7 @@ class ServiceWindow(Tracker):
         self.last_arrival_at: Seconds = float("-inf")
 
     def outcomes(self, since: Seconds) -> Outcomes:
-        """What was answered or refused from `since` on."""
+        """From `since` on."""
         total = on_time = refused = 0
         for outcome in reversed(self._outcomes):
             if outcome.at < since:
@@ -77,7 +73,7 @@ class ServiceWindow(Tracker):
         return Outcomes(total, on_time, refused)
 
     def prefills(self, since: Seconds) -> list[Prefill]:
-        """What was placed from `since` on, in order, each where it was placed last."""
+        """Placed from `since` on, in order, each at its last placement."""
         return [prefill for prefill in self._prefills.values() if prefill.at >= since]
 
     @override
@@ -109,24 +105,14 @@ class ServiceWindow(Tracker):
         self._prefills.pop(request.id, None)
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
-        self._take_in(Outcome(at, at <= request.deadline))
-
-    @override
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
-            self._take_in(Outcome(at, on_time=False, refused=True))
-
-    @override
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
-        waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if request.stage is Stage.PENDING:
             self._prefills.pop(request.id, None)
-        if waited and finished is None and at > request.deadline:
-            self._take_in(Outcome(at, on_time=False))
+        super().ended(request, at, finished)
 
-    def _take_in(self, outcome: Outcome) -> None:
+    @override
+    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
         outcomes = self._outcomes
-        outcomes.append(outcome)
-        while outcomes[0].at < outcome.at - self._window_s:
+        outcomes.append(Outcome(at, on_time, refused))
+        while outcomes[0].at < at - self._window_s:
             outcomes.popleft()

@@ -1,7 +1,5 @@
-"""What was placed on each instance over the last while: prefill seconds, and how much of the prompts it had cached.
-
-A window over placements, not a queue: work stays in it after it is done, which is what makes Preble even out load in
-the long run. The window ends at the last event that any request caused; nothing fades between events.
+"""Placements on each instance over a time window: prefill seconds, and the cached share of the prompts. Work stays in the
+window after it is done, which evens out load in the long run (Preble).
 """
 
 from collections import OrderedDict
@@ -46,7 +44,7 @@ class WindowedLoad(Tracker):
         return load.seconds if load else 0.0
 
     def hit_share(self, instance: InstanceId) -> float:
-        """The share of its prompts' tokens that it had cached, from 0 to 1; 0 where nothing was placed."""
+        """Cached share of the prompt tokens placed there, 0 to 1."""
         load = self._loads.get(instance)
         return load.cached_tokens / load.prompt_tokens if load else 0.0
 
@@ -96,7 +94,7 @@ class WindowedLoad(Tracker):
         load = self._loads[placement.instance]
         load.placements -= 1
         if load.placements == 0:
-            # An empty window weighs exactly nothing, whatever rounding has left.
+            # Exactly 0 for an empty window, whatever the rounding.
             del self._loads[placement.instance]
             return
         load.seconds = max(0.0, load.seconds - placement.prefill_seconds)

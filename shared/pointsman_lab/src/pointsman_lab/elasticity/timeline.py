@@ -14,7 +14,6 @@ from pointsman.contracts.requests import PrefillFinished, RequestArrived, Reques
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
-from pointsman.simulation.replay.folding import apply_entry
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 
@@ -98,7 +97,7 @@ class TimelineReader:
         """Everything that the entries tell."""
         for entry in entries:
             self._before(entry)
-            apply_entry(self._state, entry)
+            self._state.apply_entry(entry)
             self._after(entry)
         for stretch in self._stretches.values():
             stretch.attainment = stretch.on_time / stretch.requests if stretch.requests else None

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from pointsman.ports import Link, LogEntry, LogReset
-from pointsman.simulation.replay.folding import apply_entry
 from pointsman.state.state import PoolSettings, State
 
 
@@ -28,4 +27,4 @@ class LogTail:
                 self.state = State(PoolSettings(speed=self.speed))
                 continue
             self.entries.append(entry)
-            apply_entry(self.state, entry)
+            self.state.apply_entry(entry)

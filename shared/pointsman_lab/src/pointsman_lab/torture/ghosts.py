@@ -8,7 +8,7 @@ from pointsman_lab.torture.cluster import Cluster
 GONE_SECONDS: Seconds = 6.0
 """Of a leader that can read and write all the while."""
 LOOK_SECONDS: Seconds = 0.25
-WAITING = (Stage.ARRIVED, Stage.PENDING)
+UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
 
 
 class GhostWatch:
@@ -43,7 +43,7 @@ class GhostWatch:
         left = [
             request.id
             for request in leading[0].service.state.workload.requests.values()
-            if request.id in of_it and request.stage not in WAITING
+            if request.id in of_it and request.stage not in UNGRANTED
         ]
         if left:
             world.violation(

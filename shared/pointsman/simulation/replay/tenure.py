@@ -1,0 +1,261 @@
+"""One term recomputed: the production Dispatcher makes each decision again, on the state that its leader had.
+
+In come the entries behind the LeaderElected (`leader_order` orders them), out go counts and differences into a `Verdict`.
+The calls follow from the decisions: a RequestArrived was a `route`, a RequestGranted on its own a `grant_waiting`. What
+the leader was asked is taken from the log; that it followed the rules, and all figures, are recomputed. The log's
+decision is applied, so that one difference does not cause the next.
+"""
+
+import contextlib
+from collections import deque
+
+import msgspec
+
+from pointsman.contracts.codec import LogEvent, short_reason
+from pointsman.contracts.commands import HandOverRequest, RouteRequest
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    MigrationRefused,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.fleet import (
+    InstanceDraining,
+    InstanceEjected,
+    InstanceLeft,
+    InstanceSuspected,
+    InstanceUndrained,
+    InstanceUnejected,
+)
+from pointsman.contracts.reasons import MoveCause
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.rebalancing.base import Migration, MigrationPlan
+from pointsman.ports import LogEntry
+from pointsman.primitives import InstanceId, Sequence
+from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
+from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
+from pointsman.state.state import State
+from pointsman.state.workload import NO_INSTANCE, Request
+
+_ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
+
+
+class _NotWrittenError(Exception):
+    """The log does not have what the Dispatcher decided: the call ends here."""
+
+
+class Tenure:
+    """One term: its leader's state, and its decisions in the order of their numbers."""
+
+    def __init__(
+        self,
+        state: State,
+        policies: PolicySet,
+        summary: TermSummary,
+        verdict: Verdict,
+        watch: Watch | None,
+    ) -> None:
+        self._state = state
+        self._term = summary.term
+        self._summary = summary
+        self._verdict = verdict
+        self._watch = watch
+        self._dispatcher = Dispatcher(state, policies, term=summary.term, on_decision=self._compare)
+        self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
+        self._moment: tuple[float, Sequence] = (0.0, 0)
+        self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
+        """Decisions of one moment (`now` and `as_of`); a call makes no others."""
+        self._ends = False
+        self._is_cut = False
+
+    def feed(self, entry: LogEntry) -> None:
+        stamp = entry.event.stamp if entry.event is not None else None
+        if stamp is not None and stamp.term == self._term:
+            self._summary.decisions = max(self._summary.decisions, stamp.number)
+        for step in self._order.feed(entry):
+            self._take(step)
+
+    def close(self) -> None:
+        """Judge what is left. The last call of the term may have been cut short."""
+        self._ends = True
+        self._judge_moment()
+        for step in self._order.finish():
+            self._take(step)
+        self._verdict.unapplied = max(self._verdict.unapplied, self._state.dead_letters.unapplied)
+
+    def _take(self, step: Step[LogEntry]) -> None:
+        entry, event = step.entry, step.entry.event
+        if step.kind is Kind.READ:
+            self._judge_moment()
+            self._order.apply(step, self._state)
+            return
+        assert event is not None
+        assert event.stamp is not None
+        if step.kind is Kind.DECIDED:
+            moment = (event.at, event.stamp.as_of)
+            if moment != self._moment:
+                self._judge_moment()
+                self._moment = moment
+            self._tape.append((entry, event))
+        elif step.kind is Kind.LOST:
+            self._pass_over(event)
+        elif not isinstance(event, RequestArrived):
+            self._verdict.decisions -= 1  # written twice
+
+    def _pass_over(self, event: LogEvent) -> None:
+        """Decisions before the hole are judged, those behind it are not."""
+        hole = self._order.hole
+        if not self._is_cut:
+            self._is_cut = self._ends = True
+            self._judge_moment()
+            self._verdict.problems.append(hole)
+        if not isinstance(event, RequestArrived):
+            self._verdict.unchecked[f"{hole}: nothing behind them in that term can be recomputed"] += 1
+
+    # One moment
+
+    def _judge_moment(self) -> None:
+        tape = self._tape
+        while tape:
+            entry, event = tape[0]
+            assert event.stamp is not None
+            self._dispatcher.decided = event.stamp.number - 1
+            with contextlib.suppress(_NotWrittenError):
+                try:
+                    self._decide_again(event)
+                except Exception as error:  # noqa: BLE001 - the leader's command failed so too, after what it had decided
+                    self._verdict.failed[short_reason(f"{type(error).__name__}: {error}")] += 1
+            if tape and tape[0][1] is event:
+                self._differ(entry, event, None)
+                self._state.apply(event)
+                tape.popleft()
+
+    def _decide_again(self, event: LogEvent) -> None:
+        """Make the call that led to this decision; `_compare` gets all that it decides."""
+        dispatcher, now = self._dispatcher, event.at
+        match event:
+            case RequestArrived():
+                dispatcher.route(self._command(event), now)
+            case RequestHandedOver() | HandOverRefused():
+                command = HandOverRequest(
+                    request=event.request, attempt=event.attempt, instance=event.source, prefill=event.prefill
+                )
+                dispatcher.hand_over(command, now)
+            case RequestPlaced() | RequestRejected():
+                known = self._state.workload.requests.get(event.request)
+                if known is not None:
+                    dispatcher.route(_asked_again(known, event), now)
+            case RequestGranted() | PrefillFinished():
+                dispatcher.grant_waiting(event.instance, now)
+            case RequestCancelled():
+                end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
+                end(event.request, event.cause, now, reason=event.reason)
+            case RequestMigrated(cause=MoveCause.RELOCATED):
+                dispatcher.relocate_pending(now)
+            case RequestMigrated() | MigrationRefused():
+                dispatcher.migrate(self._plan(event), now)
+            case InstanceSuspected() | InstanceLeft() if event.patience is not None:
+                dispatcher.check_liveness(event.patience, now)
+            case InstanceDraining():
+                dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
+            case InstanceUndrained():
+                dispatcher.undrain(event.instance, now)
+            case InstanceEjected() | InstanceUnejected():
+                dispatcher.eject_outliers(now)
+            case _:
+                self._take_as_given(event)
+
+    def _command(self, arrived: RequestArrived) -> RouteRequest:
+        """The command of the ingress; its attempt is known from the answer."""
+        attempt, excluded = 1, list[InstanceId]()
+        answer = self._tape[1][1] if len(self._tape) > 1 else None
+        if isinstance(answer, RequestPlaced | RequestRejected) and answer.request == arrived.request:
+            attempt, excluded = answer.attempt, answer.excluded
+        asked = msgspec.convert(arrived, RouteRequest, from_attributes=True)
+        return msgspec.structs.replace(asked, attempt=attempt, excluded=excluded)
+
+    def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
+        """The moves of one command, each made or refused."""
+        moves: list[Migration] = []
+        for _, event in self._tape:
+            if isinstance(event, RequestGranted) and moves and moves[-1].rebind and moves[-1].request == event.request:
+                continue  # granted at once after its re-binding
+            if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
+                break
+            if isinstance(event, RequestMigrated) and event.cause is MoveCause.RELOCATED:
+                break
+            rebind = event.rebound if isinstance(event, RequestMigrated) else event.rebind
+            moves.append(Migration(event.request, event.source, event.instance, event.benefit, event.reason, rebind))
+        return MigrationPlan(first.planned_as_of, tuple(moves), first.plan, first.policy)
+
+    def _take_as_given(self, event: LogEvent) -> None:
+        self._verdict.unchecked[f"{type(event).__name__} does not say what it was decided from"] += 1
+        self._state.apply(event)
+        self._tape.popleft()
+
+    def _compare(self, recomputed: LogEvent) -> LogEvent:
+        """The log's decision in place of this one. Raises _NotWrittenError if there is none."""
+        tape = self._tape
+        if not tape or not _same_subject(tape[0][1], recomputed):
+            if tape or not self._ends:
+                self._differ(None, None, recomputed)
+            raise _NotWrittenError
+        entry, recorded = tape[0]
+        if self._watch is not None:
+            self._watch(Recomputed(entry.sequence, recorded, recomputed, self._state))
+        if recorded != recomputed:
+            self._differ(entry, recorded, recomputed)
+        elif not isinstance(recorded, RequestArrived):
+            self._verdict.identical += 1
+        tape.popleft()
+        return recorded
+
+    def _differ(self, entry: LogEntry | None, recorded: LogEvent | None, recomputed: LogEvent | None) -> None:
+        event = recorded or recomputed
+        assert event is not None
+        assert event.stamp is not None
+        self._verdict.add(
+            Difference(
+                sequence=entry.sequence if entry else 0,
+                term=self._term,
+                number=event.stamp.number,
+                recorded=recorded,
+                recomputed=recomputed,
+                known=known_to(self._state, event),
+            )
+        )
+
+
+def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
+    """A repeated command for a request that the leader knows."""
+    return RouteRequest(
+        request=request.id,
+        ingress="",
+        arrived_at=request.arrived_at,
+        tenant=request.tenant,
+        keys=b"",
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        slo_ttft=request.slo_ttft,
+        slo_tpot=request.slo_tpot,
+        attempt=answer.attempt,
+        excluded=list(answer.excluded),
+    )
+
+
+def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
+    """Whether two events decide about the same thing."""
+    if isinstance(recorded, _ANSWERS) and isinstance(recomputed, _ANSWERS):
+        return recorded.request == recomputed.request
+    if type(recorded) is not type(recomputed):
+        return False
+    if isinstance(recorded, RequestGranted) and isinstance(recomputed, RequestGranted):
+        return recorded.instance == recomputed.instance
+    if isinstance(recorded, RequestEvent) and isinstance(recomputed, RequestEvent):
+        return recorded.request == recomputed.request
+    return getattr(recorded, "instance", None) == getattr(recomputed, "instance", None)
