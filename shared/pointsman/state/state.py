@@ -83,7 +83,7 @@ class State(StateParts):
             self.sequence = sequence
         try:
             self._apply(event, sequence)
-        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: nobody could ever fold beyond it
+        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: no reader could fold beyond it
             reason = short_reason(f"{type(error).__name__}: {error}")
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
