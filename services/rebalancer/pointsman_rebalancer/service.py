@@ -58,7 +58,7 @@ class RebalancerService:
         policy: RebalancingPolicy,
         name: str,
     ) -> None:
-        """`name`: of this process in the ids of its plans; unlike that of any other, ever."""
+        """`name`: of this process in the ids of its plans; never reused."""
         pool = PoolSettings(
             block_tokens=settings.block_tokens,
             speed=settings.speed,
@@ -92,7 +92,7 @@ class RebalancerService:
         await self._follower.run()
 
     async def rebalance(self) -> None:
-        """Plan and ask, for ever; with the policy `off` and nothing to re-bind, not at all."""
+        """Plan and ask; returns at once with the policy `off` and no redispatch."""
         if isinstance(self._policy, Off) and not self._rebind:
             return
         while True:
@@ -174,7 +174,7 @@ class RebalancerService:
         )
 
     async def _until_known(self, as_of: Sequence, decision: tuple[Term, int]) -> None:
-        """Wait for the log to bring that much; not for ever, since a leader may die before it has written."""
+        """Wait for the log to bring that much, within a bound: a leader may die before it has written."""
         deadline = self._clock.wall() + SETTLED_WALL_SECONDS
         while (self.state.sequence < as_of or self._known < decision) and self._clock.wall() < deadline:
             self._news.clear()
@@ -198,8 +198,10 @@ def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
 
 def _window_of(elected: LeaderElected) -> Window:
     """What the leader gives an engine at once."""
-    told, usual = elected.settings, Window()
-    return Window(int(told.get("prefill_window_tokens", usual.tokens)), int(told.get("running_max", usual.running_max)))
+    settings, usual = elected.settings, Window()
+    return Window(
+        int(settings.get("prefill_window_tokens", usual.tokens)), int(settings.get("running_max", usual.running_max))
+    )
 
 
 async def _at_most(seconds: Seconds, event: asyncio.Event) -> None:

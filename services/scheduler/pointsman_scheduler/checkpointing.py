@@ -70,7 +70,7 @@ class Checkpointer:
         self._not_before: Seconds = 0.0
 
     async def run(self) -> None:
-        """Fold and save for ever; ends only by cancellation or failure."""
+        """Fold and save; ends only by cancellation or failure."""
         while True:
             beginning = await self._following.begin()
             try:

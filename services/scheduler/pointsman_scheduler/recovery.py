@@ -38,7 +38,7 @@ CHECKPOINT_WAIT_WALL_SECONDS: Seconds = 30.0
 
 
 class LogBrokenError(Exception):
-    """The log does not lead on from what was folded: begin anew."""
+    """The log does not lead on from what was folded."""
 
 
 class _LookAgainError(Exception):
@@ -93,7 +93,7 @@ class Recovery:
         return StartPoint(self._empty_state(), extent, None)
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
-        """Every entry that `beginning.state` does not know yet, for ever. Raises LogBrokenError."""
+        """Every entry that `beginning.state` does not know yet, endlessly. Raises LogBrokenError."""
         label = beginning.label
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]
             async for entry in reading:

@@ -1,4 +1,4 @@
-"""What a scheduler can be told."""
+"""Settings of the scheduler."""
 
 from dataclasses import dataclass
 
@@ -44,12 +44,12 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     hold_max: int = setting(1_000, "Requests that may wait so.")
     rebind: bool = setting(
         False,
-        "Let a rebalancer that was told --rebind take overdue requests out of an engine before their first token, to start "
+        "Let a rebalancer with --rebind take overdue requests out of an engine before their first token, to start "
         "again elsewhere. The prefill done for them is lost, and counted.",
     )
     waiter_seconds: float = setting(
         3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."
     )
     request_seconds_max: float = setting(
-        900.0, "Wall seconds after which a granted request without an end is given up, whoever still names it."
+        900.0, "Wall seconds after which a granted request without an end is given up."
     )

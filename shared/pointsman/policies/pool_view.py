@@ -1,7 +1,6 @@
-"""What a routing policy sees: the request, and every instance that could take it, with the numbers.
+"""What a routing policy sees: one request, and the predicted numbers of each instance that could take it. Read-only.
 
-Built once a decision from State; reading it changes nothing. Predicted TTFT counts from now:
-`(queue + prefill) * correction`, where `correction` is what the instance has taught us about our predictions.
+Predicted TTFT counts from now: `(queue + prefill) * correction`; `correction` is learned per instance.
 """
 
 from collections.abc import Collection
@@ -68,8 +67,8 @@ class PoolView:
         excluded: Collection[InstanceId] = (),
         transfer_seconds: Seconds | None = 0.0,
     ) -> None:
-        """`excluded`: instances that failed this request already. `transfer_seconds`: what handing it over to another
-        instance takes after its prefill, where one only prefills; None where nobody would take it."""
+        """`excluded`: instances that failed this request. `transfer_seconds`: of the hand-over after the prefill, on
+        instances that only prefill; None where no instance would decode it."""
         self.request = request
         self.now = now
         self._state = state
@@ -82,20 +81,19 @@ class PoolView:
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
         self.on_trial: tuple[InstanceId, ...] = ()
-        """Of those that could, the half-open ones: they take no part unless nobody else could."""
+        """Half-open instances that could; not candidates unless no other instance could."""
         if state.fleet.on_trial:
             self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
     def budget(self) -> Seconds:
-        """What is left of the TTFT objective; negative when it is missed already."""
+        """Seconds left of the TTFT SLO; negative once missed."""
         return self.request.deadline - self.now
 
     @property
     def staleness(self) -> Seconds:
-        """How long ago the newest event in this view happened. A leader that applies its own decisions at once has
-        just applied the arrival: 0. A view that lags behind is at least as old as its lag."""
+        """Age of the newest event in this view: 0 for a leader, which has just applied the arrival."""
         return max(0.0, self.now - self._state.last_at)
 
     @property
@@ -127,7 +125,7 @@ class PoolView:
 
     @cached_property
     def last_instance(self) -> InstanceId | None:
-        """Who served this conversation last."""
+        """The instance that served this conversation last."""
         request = self.request
         return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 
