@@ -247,15 +247,15 @@ class Delivery:
                     await call.write(passed)
         except EngineFailedError as error:
             self._broke_off(error)
-            await call.fail(engine_broke_off(error.public_reason), mid_event=answer.mid_event)
+            await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)
             return
-        if answer.reports_failure:  # the client has read it in the engine's words
+        if answer.tail.reports_failure:  # the client has read it in the engine's words
             self._broke_off(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
         await call.finish(remover.rest() if remover else b"")
         if not life.over:
-            usage = answer.streamed_usage()
+            usage = answer.tail.usage
             counted = usage.completion_tokens
-            life.finished(usage, output_tokens=counted if counted >= 0 else answer.events)
+            life.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
 
     def _broke_off(self, error: EngineFailedError) -> None:
         life = self._lifecycle

@@ -34,6 +34,7 @@ from pointsman.runtime.telemetry import (
 )
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.usage import Usage
+from pointsman_ingress.placement.pools import Pool
 
 log = structlog.get_logger()
 
@@ -49,21 +50,26 @@ class RequestLifecycle:
 
     def __init__(self, context: RequestContext, clock: Clock) -> None:
         self.request = context.command.request  # its id in the log, which a later attempt may change
-        self.pool = context.pool
         self.grant: RouteGranted | None = None  # where it is, or was served last; None while it waits for a place
         self.sent_at = context.command.arrived_at  # when it was sent to its last engine
         self.retries = 0  # further engines that it was sent to because one failed
         self.reached_engine = False
         """Whether an engine that failed it may have begun with it: not if it refused the connection."""
-        self.over = False
-        self.reason = ""  # why it failed or was cancelled
+        self.reason: str | None = None  # why it failed or was cancelled; empty if it did not, None until its end
         self.usage = Usage()
         self._context = context
-        self._log = context.pool.events
         self._clock = clock
         self._first_token_at: Seconds | None = None
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False  # whether RequestAttemptFailed was written for this grant
+
+    @property
+    def pool(self) -> Pool:
+        return self._context.pool
+
+    @property
+    def over(self) -> bool:
+        return self.reason is not None
 
     @property
     def instance(self) -> InstanceId:
@@ -105,14 +111,14 @@ class RequestLifecycle:
             status=status,
             detail=detail[:DETAIL_CHARACTERS_MAX],
         )
-        self._log.append_soon(event)
+        self.pool.events.append_soon(event)
 
     def first_token(self) -> None:
         now = self._clock.now()
         self._first_token_at = now
         ttft, prefill = now - self._context.command.arrived_at, now - self.sent_at
         event = PrefillFinished(at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=prefill)
-        self._log.append_soon(event)
+        self.pool.events.append_soon(event)
 
     # Ends
 
@@ -137,20 +143,20 @@ class RequestLifecycle:
             tpot=(now - first_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
         )
-        self._log.append_soon(event)
+        self.pool.events.append_soon(event)
         self._measure(event, output_tokens)
 
     def failed(self, reason: str, status: int) -> None:
         self._end(reason)
         now, instance = self._clock.now(), self.instance
-        self._log.append_soon(
+        self.pool.events.append_soon(
             RequestFailed(at=now, request=self.request, reason=reason, status=status, instance=instance)
         )
 
     def cancelled(self, cause: CancelCause) -> None:
         self._end(cause)
         now, instance = self._clock.now(), self.instance
-        self._log.append_soon(
+        self.pool.events.append_soon(
             RequestCancelled(at=now, request=self.request, reason=cause.sentence, instance=instance, cause=cause)
         )
 
@@ -159,7 +165,6 @@ class RequestLifecycle:
 
     def _end(self, reason: str = "") -> None:
         assert not self.over, "a request has one end"
-        self.over = True
         self.reason = reason
 
     @property

@@ -13,12 +13,10 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from pointsman.adapters.sse import EVENT_END
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import Seconds
-from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail, reports_failure
-from pointsman_ingress.engine.usage import Usage, usage_in
+from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
 CONNECTIONS_MAX = 4096  # open connections to engines, all together
@@ -32,7 +30,6 @@ URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are sent in pieces, so that they do not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024  # largest answer that is kept whole in memory
 OPENING_BYTES_MAX = 16 * 1024 * 1024  # how much of a stream is held until it has output; then it passes as it comes
-EVENT_BYTES_MAX = 16 * 1024  # A longer event is not searched for an error
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
@@ -152,29 +149,26 @@ class EngineAnswer:
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
-        self.events = 0
-        self.reports_failure = False  # whether an event of the stream says that the engine failed
+        self.tail = StreamTail(shape)
+        """What the stream says of itself."""
         self._response = response
-        self._shape = shape
         self._chunk_timeout_seconds = chunk_timeout_seconds
-        self._tail = StreamTail(shape)
         self._opened = False  # pauses are bounded by the chunk timeout only after the opening
         self._ended = False
         self._done = False  # whether the last event was the one that ends a stream of chunks
         self._lingers = False  # whether the engine keeps the connection open after that
-        self._unfinished_event = b""  # up to EVENT_BYTES_MAX
 
     async def opening(self) -> bytes:
         """The first bytes; of a stream up to its first output, since a client that has seen nothing can be served
         elsewhere. Raises EngineFailedError."""
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
-        while self.streams and chunk and not self._shows_output() and size <= OPENING_BYTES_MAX:
+        while self.streams and chunk and not self.tail.opening_is_over and size <= OPENING_BYTES_MAX:
             chunk = await self.chunk()
             opening.append(chunk)
             size += len(chunk)
         self._opened = True
-        if self.reports_failure and self.status < 400:
+        if self.tail.reports_failure and self.status < 400:
             raise EngineFailedError(STREAM_FAILURE, failure="http_5xx", status=self.status)
         return b"".join(opening)
 
@@ -187,9 +181,7 @@ class EngineAnswer:
         if not chunk:
             self._end()
         elif self.streams:
-            self._tail.feed(chunk)
-            self.events += chunk.count(b"data:")
-            self._find_failure(chunk)
+            self.tail.feed(chunk)
             self._done = b"[DONE]" in chunk and _done_event.search(chunk) is not None
         return chunk
 
@@ -204,34 +196,14 @@ class EngineAnswer:
                 raise EngineFailedError(msg, failure="stream_reset")
         return b"".join(chunks)
 
-    def streamed_usage(self) -> Usage:
-        usages = (usage_in(data) for data in self._tail.data_backwards() if b'"usage"' in data)
-        return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
-
-    @property
-    def mid_event(self) -> bool:
-        return self._tail.mid_event
-
     def close(self) -> None:
         self._response.close()
 
-    def _shows_output(self) -> bool:
-        """The beginning of an event may be that of an error."""
-        return self._tail.shows_output and not (self.events <= 1 and self._unfinished_event)
-
     def _end(self) -> None:
-        if self.streams and self.status == 200 and not self._tail.has_ended:
-            msg = f"its stream ended without {self._shape.ends[0].decode().strip()}"
+        if self.streams and self.status == 200 and not self.tail.has_ended:
+            msg = f"its stream ended without {self.tail.shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg, failure="stream_reset")
         self._ended = not self._lingers
-
-    def _find_failure(self, chunk: bytes) -> None:
-        begun = self._unfinished_event
-        if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            events = begun + chunk
-            self.reports_failure = self.reports_failure or reports_failure(events)
-            *_, rest = EVENT_END.split(events)
-            self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
     async def _next(self) -> bytes:
         """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
+from pointsman_ingress.engine.usage import Usage, usage_in
 
+EVENT_BYTES_MAX = 16 * 1024  # a longer event is not searched for an error
 TAIL_BYTES_MAX = 8 * 1024
 """How much of the end of a stream is kept, plus a chunk: the usage and the last event are in it."""
 LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # how much is kept of a last event that holds the whole answer
@@ -55,38 +57,59 @@ class StreamTail:
     LAST_EVENT_BYTES_MAX for a last event."""
 
     def __init__(self, shape: StreamShape) -> None:
-        self._shape = shape
+        self.shape = shape
+        self.events = 0
+        self.reports_failure = False  # whether an event says that the engine failed
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
         self._carry = b""  # end of the last chunks, which may hold the beginning of a mark
         self._shows_output = not shape.output
         self._last_event = False
+        self._unfinished_event = b""  # up to EVENT_BYTES_MAX
 
     def feed(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
         self._bytes += len(chunk)
         while self._bytes - len(self._chunks[0]) >= self._bytes_max:
             self._bytes -= len(self._chunks.popleft())
-        if self._shape.output and not self._last_event:
+        if self.shape.output and not self._last_event:
             seen = self._carry + chunk
-            self._shows_output = self._shows_output or self._shape.shows_output(seen)
+            self._shows_output = self._shows_output or self.shape.shows_output(seen)
             self._carry = seen[-_MARK_BYTES_MAX:]
-            if self._shape.has_ended(seen):
+            if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
+        self.events += chunk.count(b"data:")
+        begun = self._unfinished_event
+        if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            events = begun + chunk
+            self.reports_failure = self.reports_failure or _reports_failure(events)
+            *_, rest = EVENT_END.split(events)
+            self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
     @property
     def shows_output(self) -> bool:
         return self._shows_output
 
     @property
+    def opening_is_over(self) -> bool:
+        """Whether there is output, and the first event is whole: its beginning may be that of an error."""
+        return self._shows_output and not (self.events <= 1 and self._unfinished_event)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the last event has begun."""
-        return self._last_event or self._shape.has_ended(b"".join(self._chunks))
+        return self._last_event or self.shape.has_ended(b"".join(self._chunks))
 
     @property
     def mid_event(self) -> bool:
         return self._bytes > 0 and _ENDS_HERE.search(b"".join([*self._chunks][-4:])[-4:]) is None
+
+    @property
+    def usage(self) -> Usage:
+        """From the last events."""
+        usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
+        return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
     def data_backwards(self) -> Iterator[bytes]:
         """The data lines at the end, the last one first."""
@@ -112,7 +135,7 @@ class _ErrorEvent(msgspec.Struct):
 _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
-def reports_failure(events: bytes) -> bool:
+def _reports_failure(events: bytes) -> bool:
     """Whether an event says that the engine failed: vLLM and SGLang have sent 200 by then and report it in an event with
     an `error`. One that blames the request (a code of 4xx) does not count."""
     return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))

@@ -1,6 +1,7 @@
 """One HTTP exchange with a client: in, a request as ASGI gives it; out, an answer that is begun and ended once."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import cache
 from itertools import count
@@ -34,7 +35,7 @@ class RequestIds:
     def __init__(self, chance: Random) -> None:
         self._prefix = f"{chance.getrandbits(48):012x}"
         self._numbers = count(1)
-        self._recent: dict[str, None] = {}
+        self._recent: OrderedDict[str, None] = OrderedDict()
 
     def take(self, wanted: str) -> RequestId:
         """`wanted` if it is a valid id and was not used recently, else a new one."""
@@ -42,7 +43,7 @@ class RequestIds:
             return self.fresh()
         self._recent[wanted] = None
         if len(self._recent) > RECENT_IDS_MAX:
-            del self._recent[next(iter(self._recent))]
+            self._recent.popitem(last=False)
         return RequestId(wanted)
 
     def fresh(self) -> RequestId:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
@@ -196,11 +197,11 @@ def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     parts = []
     done = False
     outcome: Outcome = "answered"
-    for line in body.split(b"\n"):
-        if line == b"data: [DONE]":
+    for data in events_in(body):
+        if data == b"[DONE]":
             done = True
-        elif line.startswith(b"data: "):
-            event = _decoded(line[6:])
+        else:
+            event = _decoded(data)
             if "error" in event:
                 outcome = "broken off"
                 order.code = str(event["error"].get("code", ""))
