@@ -17,7 +17,7 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
-from pointsman.adapters.kv_events import continuity, sockets
+from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
@@ -57,7 +57,7 @@ BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
-    (continuity, "REPLAY_REST_SECONDS", 0.5),
+    (continuity_tasks, "REPLAY_REST_SECONDS", 0.5),
     (resync, "PERIOD_WALL_SECONDS", 0.1),
 ]
 

@@ -1,5 +1,6 @@
 """What vLLM's block events say of a block's key: tier, attention group, adapter, salt, and which blocks are keyed by tokens alone."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from pointsman.adapters.kv_events.events import EngineBlockStored
@@ -13,8 +14,26 @@ def on_device(medium: str | None) -> bool:
     return medium is None or medium.upper() == DEVICE_MEDIUM
 
 
-def has_full_attention(event: EngineBlockStored) -> bool:
-    return event.kv_cache_spec_kind is None or event.kv_cache_spec_kind in FULL_ATTENTION_KINDS
+@dataclass(slots=True)
+class AttentionGroups:
+    """`chosen` stands for all groups: the first with full attention that was seen. `several`: others share the capacity, so this
+    one's part of it is unknown."""
+
+    chosen: int | None = None
+    several: bool = False
+
+    def counts(self, event: EngineBlockStored) -> bool:
+        """Whether a store says that a prefix is in the device's memory."""
+        if not on_device(event.medium):
+            return False
+        if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
+            self.several = True
+            return False
+        if event.group_idx is not None and self.chosen is None:
+            self.chosen = event.group_idx
+        ours = event.group_idx in (None, self.chosen)
+        self.several = self.several or not ours
+        return ours
 
 
 def lora_of(event: EngineBlockStored) -> str:

@@ -121,14 +121,6 @@ class EngineBlocks:
     def add_keyless(self, engine_hash: EngineHash) -> Block:
         return self._add(engine_hash, self.last_place, None, PROMPT_START, _NO_TOKENS, None, None)
 
-    def remove(self, node: Block) -> Block | None:
-        """Forget a node. Returns the one it depended on."""
-        del self.nodes[node.engine_hash]
-        parent = node.parent
-        if parent is not None and parent.children is not None:
-            parent.children.remove(node)
-        return parent
-
     def dump(self) -> list[HeldBlock]:
         """Parents before children."""
         return [

@@ -8,6 +8,7 @@ from operator import xor
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
+from pointsman_worker.engine_blocks import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Changes:
 class HeldKeys:
     """`count` and `digest` (xor of the keys) are as of the last `take_changes` or `take_snapshot`."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_place: int) -> None:
+        """`last_place`: of an engine block that completes a pool block."""
+        self._last_place = last_place
         self.count = 0
         self.digest = 0
         self.parents: dict[BlockKey, BlockKey] = {}
@@ -47,6 +50,26 @@ class HeldKeys:
     @property
     def changed(self) -> bool:
         return self._cleared or bool(self._to_store) or bool(self._to_remove)
+
+    def recount(self, node: Block, *, expired: bool = False) -> None:
+        """A node came or went: count or discount the pool blocks it is part of."""
+        if node.place < self._last_place:
+            for child in node.children or ():
+                self.recount(child, expired=expired)
+            return
+        if node.key is None:
+            return
+        whole = node.copies != 0
+        part = node.parent
+        while whole and part is not None:
+            whole = part.copies != 0
+            part = part.parent
+        if whole and not node.counted:
+            node.counted = True
+            self.gain(node.key, node.above)
+        elif node.counted and not whole:
+            node.counted = False
+            self.lose(node.key, expired=expired)
 
     def gain(self, key: BlockKey, above: BlockKey) -> None:
         if key in self.parents:

@@ -25,7 +25,7 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey, Seconds, Tokens
-from pointsman_worker.block_rules import has_full_attention, misfit_of, on_device, token_keyed_blocks
+from pointsman_worker.block_rules import AttentionGroups, misfit_of, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import Changes, HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
@@ -76,14 +76,11 @@ class BlockTranslator:
         no whole number of engine blocks."""
         self.counters = TranslatorCounters()
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
-        self._keys = HeldKeys()
+        self._keys = HeldKeys(self._blocks.last_place)
         self._orphans = Orphans(parked_blocks_max)
         self._verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
-        self._group: int | None = None
-        """The attention group that stands for all: the first with full attention that was seen."""
-        self._several_groups = False
-        """Whether other groups share the capacity, so that this one's part of it is unknown."""
+        self._groups = AttentionGroups()
         self._held_blocks = 0
         """Engine blocks held, each once however many copies it has."""
         self._now: Seconds = 0.0
@@ -119,7 +116,7 @@ class BlockTranslator:
     @property
     def blocks_over(self) -> int:
         """Engine blocks held beyond the capacity; 0 where that is unknown."""
-        known = self._capacity_blocks and not self._several_groups
+        known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
 
     def held_keys(self) -> set[BlockKey]:
@@ -145,10 +142,7 @@ class BlockTranslator:
 
     def mark_unverified(self, now: Seconds = 0.0) -> None:
         """Events were missed: what is held stays until it expires, its copies are no longer counted on."""
-        for node in self._blocks.nodes.values():
-            if node.copies:
-                node.copies = UNVERIFIED_COPIES
-        self._verification.mark_all(now)
+        self._verification.distrust_counts(now)
 
     def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
         """Whether removals may be lost unnoticed from now on."""
@@ -176,24 +170,24 @@ class BlockTranslator:
         """All that is held, for another translator. None while changes are pending, stores wait, or a block is unverified."""
         if self.changed or self._orphans or not self._verification.complete:
             return None
-        return HeldBlocks(self._blocks.dump(), self._group, self._several_groups)
+        return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
     def restore(self, kept: HeldBlocks) -> None:
         """Take over what another translator with the same key chain held, before the first event. The log knows all of it. Raises
         ValueError where it contradicts itself."""
         assert not self._blocks.nodes, "a translator begins once"
-        self._group, self._several_groups = kept.group, kept.several_groups
+        self._groups = AttentionGroups(kept.group, kept.several_groups)
         self._blocks.restore(kept.blocks)
         self._held_blocks = sum(block.copies > 0 for block in kept.blocks)
         for node in list(self._blocks.nodes.values()):
             if node.place == self._blocks.last_place:
-                self._recount(node)
+                self._keys.recount(node)
         self._keys.settle_all()
 
     # Stores
 
     def _on_stored(self, event: EngineBlockStored) -> None:
-        if not self._counts(event):
+        if not self._groups.counts(event):
             self.counters.ignored += 1
             return
         if misfit := misfit_of(event, self._blocks.block_tokens):
@@ -217,19 +211,6 @@ class BlockTranslator:
         self.counters.misfits += 1
         self.counters.problem = problem
 
-    def _counts(self, event: EngineBlockStored) -> bool:
-        """Whether a store says that a prefix is in the device's memory."""
-        if not on_device(event.medium):
-            return False
-        if not has_full_attention(event):
-            self._several_groups = True
-            return False
-        if event.group_idx is not None and self._group is None:
-            self._group = event.group_idx
-        ours = event.group_idx in (None, self._group)
-        self._several_groups = self._several_groups or not ours
-        return ours
-
     def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
         """Raises ValueError for a token id that fits no key."""
         hashes, nodes = event.block_hashes, self._blocks.nodes
@@ -240,13 +221,14 @@ class BlockTranslator:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
             self._blocks.insert(event, parent, keyed)
+        recount = self._keys.recount
         for engine_hash in hashes[:keyed]:
             node = nodes[engine_hash]
             if not node.copies:
                 self._hold(node)
             node.copies = max(node.copies, 0) + 1
             if node.copies == 1:
-                self._recount(node)
+                recount(node)
         for engine_hash in hashes[keyed:]:
             self.counters.keyless += 1
             node = nodes.get(engine_hash) or self._blocks.add_keyless(engine_hash)
@@ -258,7 +240,8 @@ class BlockTranslator:
     def _hold(self, node: Block) -> None:
         """It was not held and is now."""
         self._held_blocks += 1
-        self._verification.given_up.pop(node.engine_hash, None)
+        if self._verification.given_up:
+            self._verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], prior: EngineHash | None) -> None:
         """These are held now, and so is every block before them, also if it was given up."""
@@ -272,7 +255,7 @@ class BlockTranslator:
             if node is not None and prior in verification.given_up:
                 self._hold(node)
                 node.copies = UNVERIFIED_COPIES
-                self._recount(node)
+                self._keys.recount(node)
             elif (
                 node is None
                 or not node.copies
@@ -314,7 +297,7 @@ class BlockTranslator:
     # Removes
 
     def _on_removed(self, event: EngineBlockRemoved) -> None:
-        if not on_device(event.medium) or event.group_idx not in (None, self._group):
+        if not on_device(event.medium) or event.group_idx not in (None, self._groups.chosen):
             self.counters.ignored += 1
             return
         nodes, given_up = self._blocks.nodes, self._verification.given_up
@@ -332,21 +315,25 @@ class BlockTranslator:
         node.copies = 0 if node.copies == UNVERIFIED_COPIES else node.copies - 1
         if node.copies == 0:
             self._held_blocks -= 1
-            self._recount(node)
+            self._keys.recount(node)
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
         """No longer believed, but known: a store that builds on it brings it back."""
         node.copies = 0
         self._held_blocks -= 1
-        self._recount(node, expired=True)
+        self._keys.recount(node, expired=True)
         self._prune(self._verification.give_up(node))
 
     def _prune(self, node: Block | None) -> None:
         """Forget a node that is neither held nor depended on, then the one it depended on."""
-        given_up = self._verification.given_up
+        nodes, given_up = self._blocks.nodes, self._verification.given_up
         while node is not None and not (node.copies or node.children or node.engine_hash in given_up):
-            node = self._blocks.remove(node)
+            del nodes[node.engine_hash]
+            parent = node.parent
+            if parent is not None and parent.children is not None:
+                parent.children.remove(node)
+            node = parent
 
     def _on_cleared(self) -> None:
         self._blocks.nodes.clear()
@@ -354,23 +341,3 @@ class BlockTranslator:
         self._verification.clear()
         self._orphans.clear()
         self._keys.clear()
-
-    def _recount(self, node: Block, *, expired: bool = False) -> None:
-        """A node came or went: count or discount the pool blocks it is part of."""
-        if node.place < self._blocks.last_place:
-            for child in node.children or ():
-                self._recount(child, expired=expired)
-            return
-        if node.key is None:
-            return
-        whole = node.copies != 0
-        part = node.parent
-        while whole and part is not None:
-            whole = part.copies != 0
-            part = part.parent
-        if whole and not node.counted:
-            node.counted = True
-            self._keys.gain(node.key, node.above)
-        elif node.counted and not whole:
-            node.counted = False
-            self._keys.lose(node.key, expired=expired)

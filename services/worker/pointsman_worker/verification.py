@@ -43,6 +43,13 @@ class Verification:
             if node.copies != UNVERIFIED_COPIES:
                 node.unverified = VERIFIED
 
+    def distrust_counts(self, now: Seconds) -> None:
+        """Events were missed: no count of copies is certain."""
+        for node in self._nodes.values():
+            if node.copies:
+                node.copies = UNVERIFIED_COPIES
+        self.mark_all(now)
+
     def mark_all(self, now: Seconds) -> None:
         marked = [node for node in self._nodes.values() if node.copies and node.unverified == VERIFIED]
         for node in marked:

@@ -6,9 +6,21 @@ The one implementation is in `__init__`, the only module that imports the client
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
 """Status of the empty message that the server sends for a subject without a listener."""
+
+
+STREAM_NOT_FOUND = 10059
+
+
+class ApiError(msgspec.Struct):
+    """What JetStream answers instead of a result."""
+
+    err_code: int = 0
+    description: str = ""
 
 
 class NotConnectedError(Exception):

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from pointsman.adapters.jetstream.commands import Requests
+from pointsman.adapters.jetstream.connection import STREAM_NOT_FOUND, ApiError
 from pointsman.ports import CommandTimeoutError, NoResponderError, StoreUnavailableError
 from pointsman.primitives import Seconds, Sequence
 
 CALL_SECONDS_MAX: Seconds = 1.0
-STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
 WRONG_LAST_SEQUENCE = (10071, 10164)
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
@@ -23,18 +23,13 @@ class RevisionTakenError(Exception):
     """The subject's last message is not the one that was expected."""
 
 
-class _Failure(msgspec.Struct):
-    err_code: int = 0
-    description: str = ""
-
-
 class _StoredMessage(msgspec.Struct):
     seq: Sequence
     data: str = ""
 
 
 class _Answer(msgspec.Struct):
-    error: _Failure | None = None
+    error: ApiError | None = None
     seq: Sequence = 0
     message: _StoredMessage | None = None
 

@@ -11,16 +11,23 @@ that was refused while the next was taken comes after it.
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from pointsman.adapters.backoff import Backoff
-from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, UnsendableError, status_of
+from pointsman.adapters.jetstream.connection import (
+    ApiError,
+    Connection,
+    Message,
+    NotConnectedError,
+    UnsendableError,
+    status_of,
+)
+from pointsman.adapters.jetstream.write_queue import Confirmations, Losses, Write, WriteQueue, Writer
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent, UnwritableError, encode
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import Clock, Fence, LogUnavailableError
@@ -54,102 +61,12 @@ class WindowSettings:
     """How long the server may stay silent before everything in flight is sent again."""
 
 
-class _Refusal(msgspec.Struct):
-    err_code: int = 0
-    description: str = ""
-
-
 class _Ack(msgspec.Struct):
     seq: int = 0
-    error: _Refusal | None = None
+    error: ApiError | None = None
 
 
 _acks = msgspec.json.Decoder(_Ack)
-
-
-class _Write:
-    """One event on its way. `done`: set where a caller waits for its sequence."""
-
-    __slots__ = (
-        "done",
-        "event",
-        "fence",
-        "first_sent_at",
-        "message_id",
-        "number",
-        "payload",
-        "refusals",
-        "sent_at",
-        "subject",
-        "unwritable",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        event: LogEvent,
-        subject: str,
-        identity: str,
-        done: asyncio.Future[int] | None,
-        fence: Fence | None,
-    ) -> None:
-        self.number = number
-        self.event = event
-        self.subject = subject
-        self.payload, self.unwritable = b"", ""
-        try:
-            self.payload = encode(event)
-        except UnwritableError as error:
-            self.unwritable = str(error)
-        self.message_id = identity
-        self.done = done
-        self.fence = fence
-        self.first_sent_at = 0.0
-        self.sent_at = 0.0
-        self.refusals = 0
-
-
-@dataclass(slots=True)
-class _Writer:
-    """Who writes. `life` makes message ids unique, `number` is that of the last write."""
-
-    pool: PoolName
-    name: str
-    life: str
-    leader_subject: str
-    inbox: str
-    number: int = 0
-
-
-@dataclass(slots=True)
-class _Queue:
-    """Writes that wait to be sent, and those sent and unconfirmed, both oldest first. `open`: whether the stream is there;
-    `allowance`: how many may be in flight."""
-
-    waiting: deque[_Write] = field(default_factory=deque)
-    sent: dict[int, _Write] = field(default_factory=dict)
-    bytes: int = 0
-    open: bool = False
-    allowance: int = 1
-    flushers: list[asyncio.Future[None]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Heard:
-    """When the server last confirmed, and which write; when the connection was made; whether the log was reported as stalled."""
-
-    confirmed_at: Seconds = 0.0
-    confirmed_number: int = 0
-    connected_at: Seconds = 0.0
-    stalled: bool = False
-
-
-@dataclass(slots=True)
-class _Losses:
-    """Lost writes that no WritesLost has marked yet."""
-
-    count: int = 0
-    reason: str = ""
 
 
 class WriteWindow:
@@ -172,10 +89,10 @@ class WriteWindow:
         self._settings = settings
         self._on_no_stream = on_no_stream
         life = secrets.token_hex(11)
-        self._writer = _Writer(pool, writer, life, leader_subject(pool), f"_INBOX.{life}.")
-        self._queue = _Queue()
-        self._heard = _Heard()
-        self._losses = _Losses()
+        self._writer = Writer(pool, writer, life, leader_subject(pool), f"_INBOX.{life}.")
+        self._queue = WriteQueue()
+        self._heard = Confirmations()
+        self._losses = Losses()
         self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._timer: asyncio.TimerHandle | None = None
         self.server_fences = False
@@ -190,7 +107,7 @@ class WriteWindow:
         LogUnavailableError."""
         self._writer.number += 1
         identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
-        write = _Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
+        write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
         self._queue.bytes += len(write.payload)
         if write.unwritable:
             self._lose(write, write.unwritable)
@@ -242,7 +159,7 @@ class WriteWindow:
         while self._queue.open and self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
             self._send(self._queue.waiting.popleft())
 
-    def _send(self, write: _Write) -> None:
+    def _send(self, write: Write) -> None:
         if write.fence is not None and write.fence.broken:
             self._settle(write)
             return
@@ -273,7 +190,7 @@ class WriteWindow:
         if self._timer is None:
             self._watch()
 
-    def _headers(self, write: _Write) -> dict[str, str]:
+    def _headers(self, write: Write) -> dict[str, str]:
         headers = {MESSAGE_ID_HEADER: write.message_id}
         if write.fence is not None and write.fence.elected and self.server_fences:
             headers[EXPECTED_LAST_HEADER] = str(write.fence.elected)
@@ -297,7 +214,7 @@ class WriteWindow:
         else:
             self._confirm(write, ack.seq)
 
-    def _confirm(self, write: _Write, sequence: Sequence) -> None:
+    def _confirm(self, write: Write, sequence: Sequence) -> None:
         self._heard.confirmed_at = asyncio.get_running_loop().time()
         self._heard.confirmed_number = write.number
         self._queue.allowance = self._settings.in_flight_max
@@ -323,7 +240,7 @@ class WriteWindow:
         count, self._losses.count = self._losses.count, 0
         self.put(WritesLost(at=self._clock.now(), writer=self._writer.name, count=count, reason=self._losses.reason))
 
-    def _fenced(self, write: _Write, fence: Fence, reason: str) -> None:
+    def _fenced(self, write: Write, fence: Fence, reason: str) -> None:
         """Another leader was elected: drop what is written under this fence. If retention dropped our LeaderElected, none was,
         and the server has nothing to compare."""
         if reason == NONE_LEFT and not fence.broken:
@@ -338,7 +255,7 @@ class WriteWindow:
         self._settle(write)
         self._pump()
 
-    def _refused(self, write: _Write, reason: str) -> None:
+    def _refused(self, write: Write, reason: str) -> None:
         write.refusals += 1
         self._listener.trouble("write refused", reason)
         if write.refusals >= REFUSALS_MAX:
@@ -348,7 +265,7 @@ class WriteWindow:
             self._queue.sent[write.number] = write
             self._stall()
 
-    def _lose(self, write: _Write, reason: str) -> None:
+    def _lose(self, write: Write, reason: str) -> None:
         self._settle(write)
         if write.done is not None:
             if not write.done.done():
@@ -361,7 +278,7 @@ class WriteWindow:
             self._listener.lost(1, reason)
         self._losses.reason = reason
 
-    def _settle(self, write: _Write) -> None:
+    def _settle(self, write: Write) -> None:
         """Forget a write; wake flushers once none is left."""
         self._queue.bytes -= len(write.payload)
         if self._queue.flushers and not self._queue.sent and not self._queue.waiting:

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from pointsman.adapters.jetstream.commands import Requests
+from pointsman.adapters.jetstream.connection import STREAM_NOT_FOUND, ApiError
 from pointsman.contracts.subjects import SUBJECT_ROOT, log_subjects, stream_name
 from pointsman.ports import CommandTimeoutError, LogExtent, LogMissingError, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, Seconds, Sequence
 
 API_SECONDS_MAX = 2.0
-STREAM_NOT_FOUND = 10059
 CONSUMER_IDLE_SECONDS_MAX = 30.0
 """The server drops a consumer after so long without a pull."""
 NANOSECONDS = 1_000_000_000
@@ -33,26 +33,20 @@ class StreamSettings:
     """How long the server remembers message ids."""
 
 
-class _Failure(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
 class _StreamState(msgspec.Struct):
     first_seq: int
     last_seq: int
 
 
 class _StreamAnswer(msgspec.Struct):
-    error: _Failure | None = None
+    error: ApiError | None = None
     created: str = ""
     config: dict[str, Any] = {}
     state: _StreamState | None = None
 
 
 class _ConsumerAnswer(msgspec.Struct):
-    error: _Failure | None = None
+    error: ApiError | None = None
     num_pending: int = 0
 
 
@@ -148,7 +142,7 @@ class Stream:
             if found.get(key) != value
         ]
 
-    async def _ask(self, subject: str, request: bytes = b"", *, refusal: _Failure | None = None) -> _StreamAnswer:
+    async def _ask(self, subject: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
         answer = _stream_answer.decode(await self._call(subject, request))
         if answer.error is not None and refusal is not None:
             return _StreamAnswer(error=refusal)

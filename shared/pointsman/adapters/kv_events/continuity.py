@@ -15,9 +15,17 @@ Use: after each call read `next_item` until None, then `question` until None; fe
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 
+from pointsman.adapters.kv_events.continuity_tasks import (
+    Begin,
+    Deliver,
+    RecentBatches,
+    ReplayHealth,
+    Resume,
+    Verify,
+    fingerprint_of,
+)
 from pointsman.adapters.kv_events.events import (
     Cursor,
     EngineAttached,
@@ -32,12 +40,7 @@ from pointsman.primitives import Seconds, Sequence
 REPLAY_ATTEMPTS_MAX = 3
 UNPROVEN_RESTS_MAX = 2
 """After a reconnect, how often the replay socket may fail before live batches are taken for a new engine's."""
-REPLAY_REST_SECONDS = 15.0
-"""How long a replay socket that did not answer is left alone, so that live batches do not wait for it."""
-RECENT_BATCHES_MAX = 4_096
-"""Without a replay socket: fingerprints that are kept, to tell a repetition from a new engine."""
 SEQUENCE_BYTES = 8
-FINGERPRINT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,87 +55,15 @@ class RawBatch:
 Item = RawBatch | EngineAttached | EngineResumed | EngineRestarted | EngineGap | EngineReplayed | EngineNoise
 
 
-@dataclass(slots=True)
-class _Verify:
-    """Find out whether the engine's oldest batch from the cursor on is that very one."""
-
-    cursor: Cursor
-    attempts: int = 0
-    matches: bool = False
-
-
-@dataclass(slots=True)
-class _Begin:
-    """Follow the engine from its first batch, or from the oldest that it still has."""
-
-    announcement: type[EngineAttached | EngineRestarted]
-    attempts: int = 0
-
-
-@dataclass(slots=True)
-class _Resume:
-    """Ask for everything from the last batch on. `ahead`: a later batch was seen, so an empty answer does not mean a new
-    engine. `hole`: where the answer before had one; if the next has it too, it is the engine's. The rest is of one answer."""
-
-    ahead: bool = False
-    failures: int = 0
-    hole: Sequence | None = None
-    expected: Sequence = 0
-    new_hole: Sequence | None = None
-    empty: bool = True
-    torn: bool = False
-    new_engine: bool = False
-    recovered: int = 0
-    answered: bool = False
-
-
-@dataclass(slots=True)
-class _Deliver:
-    """Give out a live batch once what came before it was recovered or is known to be lost."""
-
-    sequence: Sequence
-    payload: bytes
-    asked: bool = False
-
-
-@dataclass(slots=True)
-class _Replay:
-    """The replay socket: whether it `answers` now, whether it `gave` a batch ever, and until when it is left alone."""
-
-    answers: bool
-    gave: bool = False
-    rests_until: Seconds = 0.0
-    unproven_rests: int = 0
-
-
-@dataclass(slots=True)
-class _RecentBatches:
-    """Fingerprints of the newest batches by sequence, in the order of arrival."""
-
-    found: dict[Sequence, bytes] = field(default_factory=dict)
-
-    def repeats(self, sequence: Sequence, payload: bytes) -> bool:
-        return sequence in self.found and self.found[sequence] == fingerprint_of(payload)
-
-    def arrives_late(self, sequence: Sequence) -> bool:
-        """Whether the sequence was passed over as missing a short while ago on this connection."""
-        return sequence not in self.found and min(self.found, default=sequence) < sequence
-
-    def remember(self, sequence: Sequence, fingerprint: bytes) -> None:
-        self.found[sequence] = fingerprint
-        if len(self.found) > RECENT_BATCHES_MAX:
-            del self.found[next(iter(self.found))]
-
-
 class Continuity:
     """One engine's stream. Times are of any monotonic clock, in seconds."""
 
     def __init__(self, *, replays: bool) -> None:
         """`replays`: whether there is a replay socket."""
-        self._replay = _Replay(answers=True) if replays else None
-        self._recent = _RecentBatches()
+        self._replay = ReplayHealth(answers=True) if replays else None
+        self._recent = RecentBatches()
         self._items: deque[Item] = deque()
-        self._tasks: list[_Verify | _Begin | _Resume | _Deliver] = []
+        self._tasks: list[Verify | Begin | Resume | Deliver] = []
         """What is being done, innermost last."""
         self._expected: Sequence | None = None
         """The sequence that comes next; None while not even the first is known."""
@@ -163,7 +94,7 @@ class Continuity:
         if after is None:
             self._begin(EngineAttached)
         else:
-            self._tasks.append(_Verify(after))
+            self._tasks.append(Verify(after))
 
     def interrupted(self) -> bool:
         """The connection broke or came up: it may be another engine from now on. Returns whether to discard what is queued,
@@ -209,7 +140,7 @@ class Continuity:
         if sequence == self._expected and not passed:
             self._take(sequence, payload)
             return
-        self._tasks.append(_Deliver(sequence, payload))
+        self._tasks.append(Deliver(sequence, payload))
         if passed:
             self._resume()
 
@@ -220,29 +151,29 @@ class Continuity:
         while self._tasks:
             task = self._tasks[-1]
             match task:
-                case _Verify():
+                case Verify():
                     if self._replay is not None and task.attempts < REPLAY_ATTEMPTS_MAX:
                         task.attempts += 1
                         return task.cursor.sequence
                     self._tasks.pop()
                     self._begin(EngineAttached)
-                case _Begin():
+                case Begin():
                     if task.attempts < REPLAY_ATTEMPTS_MAX and self._can_replay(now):
                         task.attempts += 1
                         return 0
                     self._tasks.pop()
                     self._rest(now)
                     self._items.append(task.announcement(exact=False))
-                case _Resume(answered=True):
+                case Resume(answered=True):
                     task.answered = False
                     self._conclude(task, now)
-                case _Resume():
+                case Resume():
                     if self._expected is not None and self._can_replay(now):
                         task.expected, task.new_hole = self._expected, None
                         task.empty, task.torn, task.new_engine, task.recovered = True, False, False, 0
                         return max(0, self._expected - 1)
                     self._tasks.pop()
-                case _Deliver():
+                case Deliver():
                     self._deliver(task)
         return None
 
@@ -252,10 +183,10 @@ class Continuity:
         self._replay.gave = True
         task = self._tasks[-1]
         match task:
-            case _Verify():
+            case Verify():
                 task.matches = Cursor(sequence, fingerprint_of(payload)) == task.cursor
                 return False
-            case _Begin():
+            case Begin():
                 if self._expected is None:
                     self._expected = sequence
                     self._items.append(task.announcement(exact=sequence == 0))
@@ -263,9 +194,9 @@ class Continuity:
                     return False
                 self._take(sequence, payload)
                 return True
-            case _Resume():
+            case Resume():
                 return self._resumed(task, sequence, payload)
-            case _Deliver():
+            case Deliver():
                 raise AssertionError
 
     def answer_ended(self) -> None:
@@ -273,7 +204,7 @@ class Continuity:
         assert self._replay is not None
         task = self._tasks[-1]
         match task:
-            case _Verify():
+            case Verify():
                 self._tasks.pop()
                 if task.matches:
                     self._expected, self._fingerprint = task.cursor.sequence + 1, task.cursor.fingerprint
@@ -282,26 +213,26 @@ class Continuity:
                     self._resume()
                 else:
                     self._begin(EngineAttached)
-            case _Begin():
+            case Begin():
                 self._tasks.pop()
                 if self._expected is None:
                     self._expected, self._replay.answers = 0, True
                     self._items.append(task.announcement(exact=True))
                 else:
                     self._resume()  # the answer may have had a hole
-            case _Resume():
+            case Resume():
                 self._end_answer(task)
-            case _Deliver():
+            case Deliver():
                 raise AssertionError
 
     def answer_failed(self) -> None:
         """The replay socket did not answer, or broke off."""
         assert self._replay is not None
         task = self._tasks[-1]
-        if isinstance(task, _Verify):
+        if isinstance(task, Verify):
             return
         self._replay.answers = False
-        if isinstance(task, _Resume):
+        if isinstance(task, Resume):
             task.torn = True
             self._end_answer(task)
         elif self._expected is not None:
@@ -313,14 +244,14 @@ class Continuity:
     def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> None:
         self._expected, self._fingerprint, self.cursor = None, b"", None
         self._unproven = False
-        self._tasks.append(_Begin(announcement))
+        self._tasks.append(Begin(announcement))
 
     def _resume(self, *, ahead: bool = False) -> None:
-        self._tasks.append(_Resume(ahead))
+        self._tasks.append(Resume(ahead))
         if self._expected is None and self._unproven:  # nothing was ever seen of the engine before
             self._begin(EngineRestarted)
 
-    def _resumed(self, task: _Resume, sequence: Sequence, payload: bytes) -> bool:
+    def _resumed(self, task: Resume, sequence: Sequence, payload: bytes) -> bool:
         assert self._expected is not None
         if task.empty and self._is_new_engine(sequence, payload):
             task.new_engine = True
@@ -337,12 +268,12 @@ class Continuity:
             task.recovered += 1
         return True
 
-    def _end_answer(self, task: _Resume) -> None:
+    def _end_answer(self, task: Resume) -> None:
         task.answered = True
         if task.recovered:
             self._items.append(EngineReplayed(task.recovered))
 
-    def _conclude(self, task: _Resume, now: Seconds) -> None:
+    def _conclude(self, task: Resume, now: Seconds) -> None:
         """What an answer tells of the engine; a torn one is asked for again, at most REPLAY_ATTEMPTS_MAX times without
         progress."""
         assert self._replay is not None
@@ -358,7 +289,7 @@ class Continuity:
         if task.new_engine or behind:  # behind: the engine has not come as far as we have seen
             self._begin(EngineRestarted)
 
-    def _deliver(self, task: _Deliver) -> None:
+    def _deliver(self, task: Deliver) -> None:
         if self._expected is None:
             self._expected = task.sequence
         if task.sequence > self._expected and not task.asked:
@@ -396,9 +327,4 @@ class Continuity:
 
     def _rest(self, now: Seconds) -> None:
         if self._replay is not None:
-            self._replay.unproven_rests += self._unproven
-            self._replay.rests_until = now + REPLAY_REST_SECONDS
-
-
-def fingerprint_of(payload: bytes) -> bytes:
-    return blake2b(payload, digest_size=FINGERPRINT_BYTES).digest()
+            self._replay.rest(now, unproven=self._unproven)

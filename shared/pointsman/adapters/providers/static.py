@@ -11,7 +11,7 @@ log = structlog.get_logger()
 
 class StaticProvider(InstanceProvider):
     def __init__(self) -> None:
-        self._told: str = ""
+        self._logged: str = ""
 
     @property
     @override
@@ -24,18 +24,18 @@ class StaticProvider(InstanceProvider):
 
     @override
     async def grow(self, total: int) -> None:
-        self._tell(f"start {total} more instances")
+        self._advise(f"start {total} more instances")
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        self._tell(f"stop {instance}")
+        self._advise(f"stop {instance}")
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
         return []
 
-    def _tell(self, wish: str) -> None:
+    def _advise(self, advice: str) -> None:
         """Once for each change: the scaler asks every moment."""
-        if wish != self._told:
-            self._told = wish
-            log.warning("manual_scaling_required", please=wish)
+        if advice != self._logged:
+            self._logged = advice
+            log.warning("manual_scaling_required", please=advice)

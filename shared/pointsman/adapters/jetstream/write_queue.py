@@ -1,0 +1,94 @@
+"""What the producer keeps: writes that wait or are in flight, what the server confirmed, what was lost."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from pointsman.contracts.codec import LogEvent, UnwritableError, encode
+from pointsman.ports import Fence
+from pointsman.primitives import PoolName, Seconds
+
+
+class Write:
+    """One event on its way. `done`: set where a caller waits for its sequence."""
+
+    __slots__ = (
+        "done",
+        "event",
+        "fence",
+        "first_sent_at",
+        "message_id",
+        "number",
+        "payload",
+        "refusals",
+        "sent_at",
+        "subject",
+        "unwritable",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        event: LogEvent,
+        subject: str,
+        identity: str,
+        done: asyncio.Future[int] | None,
+        fence: Fence | None,
+    ) -> None:
+        self.number = number
+        self.event = event
+        self.subject = subject
+        self.payload, self.unwritable = b"", ""
+        try:
+            self.payload = encode(event)
+        except UnwritableError as error:
+            self.unwritable = str(error)
+        self.message_id = identity
+        self.done = done
+        self.fence = fence
+        self.first_sent_at = 0.0
+        self.sent_at = 0.0
+        self.refusals = 0
+
+
+@dataclass(slots=True)
+class Writer:
+    """Who writes. `life` makes message ids unique, `number` is that of the last write."""
+
+    pool: PoolName
+    name: str
+    life: str
+    leader_subject: str
+    inbox: str
+    number: int = 0
+
+
+@dataclass(slots=True)
+class WriteQueue:
+    """Writes that wait to be sent, and those sent and unconfirmed, both oldest first. `open`: whether the stream is there;
+    `allowance`: how many may be in flight."""
+
+    waiting: deque[Write] = field(default_factory=deque)
+    sent: dict[int, Write] = field(default_factory=dict)
+    bytes: int = 0
+    open: bool = False
+    allowance: int = 1
+    flushers: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Confirmations:
+    """When the server last confirmed, and which write; when the connection was made; whether the log was reported as stalled."""
+
+    confirmed_at: Seconds = 0.0
+    confirmed_number: int = 0
+    connected_at: Seconds = 0.0
+    stalled: bool = False
+
+
+@dataclass(slots=True)
+class Losses:
+    """Lost writes that no WritesLost has marked yet."""
+
+    count: int = 0
+    reason: str = ""
