@@ -1,4 +1,4 @@
-# `make` lists the targets. Each sets up .venv first. ARGS passes options on: make up ARGS="--engines 8".
+# `make` lists the targets. Each sets up .venv first. ARGS passes options on: make up ARGS="--instances 8".
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -1,1 +1,1 @@
-"""What people run by hand: up, fleet, tap, bench, the simulated engine."""
+"""The command `pointsman`. Importing this package needs nothing but Python."""

@@ -227,7 +227,7 @@ class Script(ChildProcess):
 
 def runner_of(*children: ChildProcess) -> tuple[FleetRunner, list[str]]:
     said: list[str] = []
-    return FleetRunner(children, tell=lambda line, _: said.append(line), changed=lambda: None), said
+    return FleetRunner(children, report=lambda line, _: said.append(line), changed=lambda: None), said
 
 
 async def test_a_process_that_cannot_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_who_takes_long_to_stop_is_named_and_waited_for_until_told_to_kill
     monkeypatch.setattr("pointsman_cli.up.runner.STILL_STOPPING_SECONDS", 0.05)
     child = Script(tmp_path, DEAF, role="ingress")
     told = asyncio.Event()
-    runner = FleetRunner([child], tell=lambda line, _: told.set() if " s: child" in line else None, changed=print)
+    runner = FleetRunner([child], report=lambda line, _: told.set() if " s: child" in line else None, changed=print)
     await runner.start(seconds_max=10)
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:

@@ -65,7 +65,7 @@ def vllm_home(request: pytest.FixtureRequest) -> EngineHome:
     """The environment with vLLM's CPU build and the model, made where it is not. Skips where that cannot be."""
     home = EngineHome(default_directory().resolve())
     try:
-        recipe.make(home, lambda line: _tell(request.config, line))
+        recipe.make(home, lambda line: _report(request.config, line))
         machine.check_can_run(engines=2)
     except (machine.UnsuitableMachineError, recipe.MakingError) as error:
         pytest.skip(f"no real engine here: {error}")
@@ -129,7 +129,7 @@ def unlike_any_other() -> str:
     return f"Note {uuid.uuid4().hex}."
 
 
-def _tell(config: pytest.Config, line: str) -> None:
+def _report(config: pytest.Config, line: str) -> None:
     """Print at once: making the environment takes minutes."""
     terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
     capture: Any = config.pluginmanager.get_plugin("capturemanager")

@@ -60,14 +60,7 @@ class _Samples:
 @click.option("--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="The engine's key.", show_envvar=True)
 @json_switch
 def calibrate_command(
-    url: str,
-    model: str,
-    out: Path | None,
-    repeat: int,
-    longest: int,
-    speed: float,
-    api_key: str,
-    as_json: bool,
+    url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool
 ) -> None:
     """Measure prefill times of the engine at URL, and write down the cost model that predicts them.
 
@@ -80,9 +73,9 @@ def calibrate_command(
       pointsman-worker --engine-url http://gpu-1:8000 --engine-calibration my-model.calibration.json ...
       POINTSMAN_ENGINE_CALIBRATION=my-model.calibration.json pointsman up --engine http://gpu-1:8000
     """
-    tell = _teller(sys.stderr if as_json else sys.stdout)
+    report = _reporter(sys.stderr if as_json else sys.stdout)
     try:
-        measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, tell=tell)
+        measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, report=report)
         target, samples = asyncio.run(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
@@ -100,15 +93,15 @@ def calibrate_command(
 
 
 async def _measure(
-    url: str, model: str, *, api_key: str, repeat: int, longest: Tokens, tell: Callable[[str], None]
+    url: str, model: str, *, api_key: str, repeat: int, longest: Tokens, report: Callable[[str], None]
 ) -> tuple[Target, _Samples]:
     """Every round `repeat` times, short prompts first, for at most MEASURING_SECONDS_MAX."""
     samples = _Samples()
     async with Engine(url, api_key=api_key) as engine:
         target = await engine.describe(model)
-        tell(f"{target.model} at {target.url}, blocks of {target.block_tokens} tokens")
+        report(f"{target.model} at {target.url}, blocks of {target.block_tokens} tokens")
         if target.busy:
-            tell(f"it is busy with {target.busy} requests: measured times are too long")
+            report(f"it is busy with {target.busy} requests: measured times are too long")
         bound = min(longest, target.max_model_len - DECODED) if target.max_model_len else longest
         if bound < 2 * SHORTEST:
             msg = f"the model takes {target.max_model_len} tokens, too few to measure anything"
@@ -121,22 +114,22 @@ async def _measure(
             for plans in planned:
                 if time.monotonic() > deadline:
                     done = f"round {turn + 1} of {repeat} ends before {plans[0].total} tokens"
-                    tell(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
+                    report(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
                     return target, samples
-                await _take_round(engine, target, plans, samples, turn, tell)
+                await _take_round(engine, target, plans, samples, turn, report)
             taken = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
             samples.token_seconds.append(taken.token_seconds)
     return target, samples
 
 
 async def _take_round(
-    engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, tell: Callable[[str], None]
+    engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, report: Callable[[str], None]
 ) -> None:
     times = []
     async for taken in engine.measured(target, plans):
         samples.seconds.setdefault((taken.total, taken.cached), []).append(taken.seconds)
         times.append(f"{taken.seconds:.3f} s with {taken.cached:,} cached")
-    tell(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
+    report(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
 
 
 def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
@@ -183,5 +176,5 @@ def _file_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "engine"
 
 
-def _teller(stream: TextIO) -> Callable[[str], None]:
+def _reporter(stream: TextIO) -> Callable[[str], None]:
     return lambda line: print(line, file=stream, flush=True)

@@ -98,7 +98,7 @@ class Caches(Examiner):
         if event.cache == "unknown":
             self._lose(event.instance, event.at, event.cache_detail or "its first events were missed")
         else:
-            self._heal(event.instance, event.at, "the engine began anew")
+            self._heal(event.instance, event.at, "the engine restarted")
 
     def _lose(self, name: InstanceId, at: Seconds, reason: str) -> _Loss:
         loss = self._lost.setdefault(name, _Loss(at))

@@ -138,6 +138,6 @@ class EngineFailures(Examiner):
             causes = ", ".join(f"{count:,} {cause}" for cause, count in engine.ejected.most_common())
             yield f"ejected for {engine.away:.0f} s in all ({causes}); the last time because {engine.why}"
         elif len(state.fleet.instances) < 2:
-            yield "never ejected: nobody could stand in for it"
+            yield "never ejected: no other instance could replace it"
         else:
             yield "never ejected: it served others in between, or ejection is off (outlier.max_ejection_share=0)"

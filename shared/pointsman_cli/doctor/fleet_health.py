@@ -134,7 +134,7 @@ class FleetHealth(Examiner):
                 f"at the end of the log {', '.join(names)} is away, {len(ready)} take requests"
                 + (f", of {len(state.unregistered)} that is not known" if unknown else ""),
                 [self._history_of(name) for name in names],
-                "Look at its engine and its worker: nobody stopped it in order.",
+                "Look at its engine and its worker: it was not stopped in order.",
             )
 
     def _troubled(self) -> Iterator[Finding]:
@@ -154,12 +154,12 @@ class FleetHealth(Examiner):
             )
 
     def _history_of(self, name: InstanceId) -> str:
-        told = [
+        parts = [
             (self._suspected[name], f"suspected {times(self._suspected[name])} (silent for up to {self._silent_for.get(name, 0.0):.1f} s)"),
             (self._down[name], f"its engine stopped answering {times(self._down[name])}"),
-            (self._restarted[name], f"joined anew {times(self._restarted[name])}"),
+            (self._restarted[name], f"joined again {times(self._restarted[name])}"),
             (name in self._left, f"left: {'; '.join(self._left.get(name, []))}"),
         ]  # fmt: skip
         return (
-            f"{name}: {', '.join(words for happened, words in told if happened) or 'since before this reading begins'}"
+            f"{name}: {', '.join(words for happened, words in parts if happened) or 'since before this reading begins'}"
         )

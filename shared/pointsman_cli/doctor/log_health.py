@@ -116,7 +116,7 @@ class LogHealth(Examiner):
                 self._undecodable,
                 "Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
                 "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
-                "rights to publish keep strangers out.",
+                "rights to publish keep others out.",
             )
 
     def _unapplied(self, state: State) -> Iterator[Finding]:

@@ -206,7 +206,7 @@ class Predictions(Examiner):
             yield self.warning(
                 f"TTFT is predicted wrongly on {', '.join(biased)}",
                 list(biased.values()),
-                "The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and tell the workers (--engine-calibration).",
+                "The engines' cost model or the machine's load does not fit: measure it (pointsman calibrate URL), and give it to the workers (--engine-calibration).",
             )
 
     def _missed(self) -> Iterator[Finding]:

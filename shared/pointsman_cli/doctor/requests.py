@@ -8,12 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import (
-    RequestArrived,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
-)
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import RequestId, Seconds
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
@@ -31,8 +26,8 @@ REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
 ADVICE = {
-    CancelCause.INGRESS_SILENT: "The ingress died, stood still or lost its way to NATS. Its log, or its machine's, says why.",
-    CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that still stands.",
+    CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
+    CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that is still open.",
     CancelCause.NEVER_ENDED: "Look at the engine: it neither answered nor broke off. --request-seconds-max is the bound.",
 }
 
@@ -113,7 +108,7 @@ class Requests(Examiner):
             yield self.serious(
                 f"{self._second_ends:,} requests ended twice",
                 self._twice,
-                "The second end changes nothing in any state, but a client may have been told both. Export the log.",
+                "The second end changes nothing in any state, but a client may have received both. Export the log.",
             )
         ends = self._finished + self._failed.total() + self._rejected.total()
         yield from self._shares(ends)
@@ -136,7 +131,7 @@ class Requests(Examiner):
             ]
             if alive := self._ended_after_all[cause]:
                 why = (
-                    "their ingress had only stood still"
+                    "their ingress had only hung"
                     if cause is CancelCause.INGRESS_SILENT
                     else "their ingress still had them"
                 )

@@ -177,17 +177,17 @@ class Service(Examiner):
         """Prompt lengths that are served worse."""
         ordered = sorted(self._lengths.values)
         bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
-        told, worse = [], False
+        bands_shown, worse = [], False
         for band in bands:
             if len(band) < GROUP_MIN:
                 return
             share = Share(sum(on_time for _, on_time in band), len(band))
-            told.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
+            bands_shown.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
             worse = worse or self._is_behind(share)
         if worse:
             yield self.warning(
                 "some prompt lengths are served worse than the others",
-                told,
+                bands_shown,
                 "Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
             )
 

@@ -8,13 +8,7 @@ instances are computed from the state with the leader's own arithmetic.
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from pointsman.contracts.decisions import (
-    Candidate,
-    RequestGranted,
-    RequestMigrated,
-    RequestPlaced,
-    RequestRejected,
-)
+from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
 from pointsman.contracts.requests import PrefillFinished
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry

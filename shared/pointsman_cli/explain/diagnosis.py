@@ -126,10 +126,10 @@ FAILURES = {
 
 def _failed_attempts(timeline: RequestTimeline) -> Iterator[str]:
     for event in timeline.failed:
-        told = event.what if event.what != event.failure else ""
+        what = event.what if event.what != event.failure else ""
         yield (
             f"{event.instance} failed it {seconds(event.at - timeline.arrived_at)} after its arrival (attempt {event.attempt}): "
-            f"{FAILURES[event.failure]}{f', {told}' if told else ''}"
+            f"{FAILURES[event.failure]}{f', {what}' if what else ''}"
         )
 
 
@@ -310,7 +310,7 @@ def _way(timeline: RequestTimeline) -> Iterator[str]:
     if timeline.ttft and spent > WAY_SHARE_MIN * timeline.ttft:
         yield (
             f"{seconds(spent)} went by between the processes ({seconds(spent / timeline.speed)} on the wall): "
-            "ingress, scheduler or network were busy, or nobody led"
+            "ingress, scheduler or network were busy, or no scheduler led"
         )
 
 

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
 from pointsman.contracts.decisions import RequestEnd, RequestGranted
-from pointsman.contracts.requests import (
-    RequestArrived,
-    RequestEvent,
-    RequestFinished,
-)
+from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
 from pointsman_cli.history.errors import HistoryError

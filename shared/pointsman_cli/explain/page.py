@@ -41,10 +41,10 @@ ENDED_LATE = "bold red"
 
 def show_timeline(console: Console, timeline: RequestTimeline) -> None:
     _show_head(console, timeline)
-    told = reasons(timeline)
-    if told:
+    why = reasons(timeline)
+    if why:
         say(console, "\nwhy", "bold")
-        for sentence in told:
+        for sentence in why:
             say(console, f"  - {sentence}")
     _show_time(console, timeline.phases)
     _show_predictions(console, timeline)
@@ -52,7 +52,7 @@ def show_timeline(console: Console, timeline: RequestTimeline) -> None:
         _show_decision(console, decision)
         for grant in timeline.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
-                _show_grant(console, grant, told=decision.ahead)
+                _show_grant(console, grant, ahead=decision.ahead)
     _show_refused(console, timeline)
     _show_events(console, timeline)
 
@@ -103,8 +103,8 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
 def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
     if arrival is None:
         return None
-    told: dict[str, Any] = msgspec.to_builtins(arrival)
-    return {name: value for name, value in told.items() if name != "keys"} | {"blocks": blocks_of(arrival)}
+    fields: dict[str, Any] = msgspec.to_builtins(arrival)
+    return {name: value for name, value in fields.items() if name != "keys"} | {"blocks": blocks_of(arrival)}
 
 
 def _show_head(console: Console, timeline: RequestTimeline) -> None:
@@ -118,7 +118,7 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
     else:
         session = f", session {arrival.session}" if arrival.session else ""
         streamed = "streamed" if arrival.streaming else "not streamed"
-        say(console, f"{when}, through {arrival.ingress}, of {arrival.tenant or 'nobody named'}{session}")
+        say(console, f"{when}, through {arrival.ingress}, of {arrival.tenant or 'no named tenant'}{session}")
         say(
             console,
             f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, up to "
@@ -214,8 +214,8 @@ def _candidate(weighed: WeighedCandidate) -> Iterable[str]:
     )
 
 
-def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAhead]) -> None:
-    """`told`: the requests ahead of it when it was placed."""
+def _show_grant(console: Console, grant: GrantRecord, *, ahead: Sequence[QueuedAhead]) -> None:
+    """`ahead`: the requests ahead of it when it was placed."""
     by = "granted" if grant.by_leader else "sent by its ingress, without a scheduler,"
     say(
         console,
@@ -234,7 +234,7 @@ def _show_grant(console: Console, grant: GrantRecord, *, told: Sequence[QueuedAh
     )
     if grant.overtaken_by:
         say(console, f"  {len(grant.overtaken_by)} that came later were granted before it", "yellow")
-    if grant.in_engine != told:
+    if grant.in_engine != ahead:
         _show_ahead(console, f"before it in {grant.instance}", grant.in_engine)
 
 

@@ -4,12 +4,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
-from pointsman.contracts.requests import (
-    PrefillFinished,
-    RequestArrived,
-    RequestAttemptFailed,
-    RequestFinished,
-)
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
 

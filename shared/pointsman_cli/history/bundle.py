@@ -89,9 +89,9 @@ class BundleHistory(History):
     @override
     @cached_property
     def settings(self) -> PoolSettings:
-        told = self.header.pool_settings
+        named = self.header.pool_settings
         try:
-            return recorded_pool_settings(told) if told else super().settings
+            return recorded_pool_settings(named) if named else super().settings
         except ValueError as error:
             msg = f"{self.origin} names settings of its pool that cannot be: {short_reason(error)}"
             raise HistoryError(msg) from error

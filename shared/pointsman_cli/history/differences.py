@@ -1,4 +1,4 @@
-"""One difference as people read it: both sides as JSON, line beside line, and what was known."""
+"""One difference as text: both sides as JSON, line beside line, and the state before it."""
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher

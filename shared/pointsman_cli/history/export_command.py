@@ -64,8 +64,8 @@ def export_command(
     size = file.stat().st_size
     if as_json:
         as_of = checkpoint.as_of if checkpoint else None
-        told = {"origin": history.origin, "file": str(file), "entries": count, "checkpoint": as_of, "bytes": size}
-        print_json(told)
+        summary = {"origin": history.origin, "file": str(file), "entries": count, "checkpoint": as_of, "bytes": size}
+        print_json(summary)
         return
     console = output_console()
     say(console, f"{count:,} entries of {history.origin}")

@@ -20,30 +20,30 @@ from pointsman.runtime.telemetry import configure_logging
 VERDICT_SECONDS_MAX: Seconds = 180.0
 """Probes of slow engines take long, and are repeated while an engine is busy."""
 
-Tell = Callable[[str, str], None]
+Report = Callable[[str, str], None]
 """Prints a line in a colour."""
 
 
 async def report_cache_visibility(
-    settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, tell: Tell
+    settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, report: Report
 ) -> None:
     """Print the verdict on each engine (name and URL). `since`: Unix seconds; earlier events are of an earlier fleet."""
     configure_logging("error", "text")
     open_cases = dict(engines)
     try:
         async with asyncio.timeout(VERDICT_SECONDS_MAX):
-            await _follow(settings, open_cases, engine_time_of(since, settings.speed), tell)
+            await _follow(settings, open_cases, engine_time_of(since, settings.speed), report)
     except TimeoutError:
         for instance, url in open_cases.items():
-            tell(
+            report(
                 f"? {instance} ({url}): no probe came back within {VERDICT_SECONDS_MAX:g} s; see pointsman fleet",
                 "yellow",
             )
     except (LogUnavailableError, LogMissingError) as error:
-        tell(f"? how well the engines' caches are known is not known: {error}", "yellow")
+        report(f"? how well the engines' caches are known is not known: {error}", "yellow")
 
 
-async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], since: Seconds, tell: Tell) -> None:
+async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], since: Seconds, report: Report) -> None:
     async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="up") as link:
         kinds = tuple(f"fleet.{instance}" for instance in open_cases)
         certain: dict[InstanceId, bool] = {}
@@ -61,7 +61,7 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
                 certain[event.instance] = event.certain
             verdict = _verdict(event, open_cases[event.instance], certain=certain.get(event.instance, True))
             if verdict is not None:
-                tell(*verdict)
+                report(*verdict)
                 del open_cases[event.instance]
             if not open_cases:
                 return

@@ -174,7 +174,7 @@ def described_exit(code: int) -> str:
 def lacks_told(body: bytes) -> dict[str, str]:
     """What /readyz reports as missing or degraded, with reasons; empty for any other answer."""
     try:
-        told = json.loads(body)
-        return {**told["missing"], **told["degraded"]}
+        answer = json.loads(body)
+        return {**answer["missing"], **answer["degraded"]}
     except (ValueError, KeyError, TypeError):
         return {}

@@ -24,13 +24,7 @@ from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
 from pointsman_cli.up.session import FleetSession, written_to
-from pointsman_cli.up.settings import (
-    CPU_ENGINES,
-    SIMULATED_ENGINES,
-    UpSettings,
-    checked,
-    further_pools,
-)
+from pointsman_cli.up.settings import CPU_ENGINES, SIMULATED_ENGINES, UpSettings, checked, further_pools
 from pointsman_cli.vllm_cpu import machine, recipe
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
 
@@ -177,7 +171,7 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
     """Make vLLM's CPU build: minutes, the first time. Raises click.ClickException, also if the engines do not fit here."""
     try:
         machine.check_can_run(engines)
-        recipe.make(home, tell=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
+        recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
     except (machine.UnsuitableMachineError, recipe.MakingError) as error:
         raise click.ClickException(str(error)) from error
 

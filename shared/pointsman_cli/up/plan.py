@@ -6,11 +6,7 @@ from pathlib import Path
 
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
-from pointsman_cli.up.settings import (
-    BUILTIN_TOKENIZER,
-    SIMULATED,
-    UpSettings,
-)
+from pointsman_cli.up.settings import BUILTIN_TOKENIZER, SIMULATED, UpSettings
 from pointsman_cli.vllm_cpu.home import EngineHome
 
 SIMULATED_MODEL = "pointsman-sim"

@@ -103,11 +103,7 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
     own: dict[str, dict[str, object]] = {
         "scheduler": {"policy": settings.policy, "hold_seconds": hold_seconds},
         "scaler": _scaling(plan),
-        "ingress": {
-            "slo_ttft_seconds": plan.slo_ttft,
-            "tokenizer": plan.tokenizer,
-            "hold_seconds": hold_seconds,
-        }
+        "ingress": {"slo_ttft_seconds": plan.slo_ttft, "tokenizer": plan.tokenizer, "hold_seconds": hold_seconds}
         | _several(plan),
         "recorder": {"archive_url": f"sqlite+aiosqlite:///{archive_file(plan.data, plan.prefix)}"},
     }

@@ -55,21 +55,21 @@ class FleetStartError(Exception):
 
 
 class FleetRunner:
-    """The processes of one fleet. `tell` prints a line in a colour; `changed` is called when a process became ready, died or
+    """The processes of one fleet. `report` prints a line in a colour; `changed` is called when a process became ready, died or
     was restarted."""
 
     def __init__(
         self,
         children: Iterable[ChildProcess],
         *,
-        tell: Callable[[str, str], None],
+        report: Callable[[str, str], None],
         changed: Callable[[], None],
         stop_others: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`stop_others`: ends what the fleet's processes started themselves; runs with the workers' stage."""
         self.children = list(children)
         self.conditions = {child.name: Condition.STARTING for child in self.children}
-        self._tell = tell
+        self._report = report
         self._changed = changed
         self._stop_others = stop_others
         self._stopping = asyncio.Event()
@@ -98,7 +98,7 @@ class FleetRunner:
     async def stop(self) -> None:
         """Stop everything, in order, within STOP_SECONDS_MAX or the bound of `stop_others`."""
         self._stopping.set()
-        telling = asyncio.ensure_future(self._tell_who_still_stops())
+        telling = asyncio.ensure_future(self._report_overdue())
         try:
             async with asyncio.TaskGroup() as beside:
                 for roles in STOP_STAGES:
@@ -157,22 +157,22 @@ class FleetRunner:
             if self._stopping.is_set():
                 return
             self._became(child, Condition.DEAD)
-            self._tell_end(child, code)
+            self._report_end(child, code)
             if not await self._started_again(child):
                 return
 
-    def _tell_end(self, child: ChildProcess, code: int) -> None:
+    def _report_end(self, child: ChildProcess, code: int) -> None:
         if code == 0:
-            self._tell(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
+            self._report(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
         else:
-            self._tell(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
+            self._report(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
         """Restart it after a growing wait; False if the fleet stops meanwhile."""
         while True:
             wait = child.restart_wait()
             if wait >= RESTART_WAIT_SECONDS_MAX:
-                self._tell(f"✗ {child.name} keeps dying: it is started again every {wait:g} s", "red")
+                self._report(f"✗ {child.name} keeps dying: it is started again every {wait:g} s", "red")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._stopping.wait()
@@ -181,10 +181,10 @@ class FleetRunner:
             try:
                 await child.start()
             except START_ERRORS as error:
-                self._tell(f"✗ {child.name} could not be started again: {error}", "red")
+                self._report(f"✗ {child.name} could not be started again: {error}", "red")
                 continue
             self._became(child, Condition.STARTING)
-            self._tell(f"↻ {child.name} was started again as pid {child.pid}, {wait:g} s later", "yellow")
+            self._report(f"↻ {child.name} was started again as pid {child.pid}, {wait:g} s later", "yellow")
             await self._settled(child)
             return True
 
@@ -195,13 +195,13 @@ class FleetRunner:
     def _of(self, roles: Set[str]) -> list[ChildProcess]:
         return [child for child in self.children if child.role in roles]
 
-    async def _tell_who_still_stops(self) -> None:
+    async def _report_overdue(self) -> None:
         started = time.monotonic()
         while True:
             await asyncio.sleep(STILL_STOPPING_SECONDS)
             late = [child.name for child in self._asked_to_stop if child.exit_code is None]
             waited_for = ", ".join(late) or "what the scaler started"
-            self._tell(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
+            self._report(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
     async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
         """A second signal cuts the streams that an ingress still has."""
@@ -230,7 +230,7 @@ class FleetRunner:
         except TimeoutError:
             late = [child for child in children if child.exit_code is None]
             names = ", ".join(child.name for child in late)
-            self._tell(f"killed, for not stopping within {seconds_max:g} s: {names}", "yellow")
+            self._report(f"killed, for not stopping within {seconds_max:g} s: {names}", "yellow")
             for child in late:
                 child.kill()
                 await child.exited()

@@ -44,7 +44,9 @@ class FleetSession:
         if not plan.settings.nats:
             sync_interval = plan.settings.sync_interval
             children.insert(0, NatsProcess(port=plan.nats_port, store=plan.data / "nats", sync_interval=sync_interval))
-        self._runner = FleetRunner(children, tell=self._tell, changed=self._announce, stop_others=self._stop_instances)
+        self._runner = FleetRunner(
+            children, report=self._report, changed=self._announce, stop_others=self._stop_instances
+        )
         self._running = False
         self._killing: asyncio.Future[None] | None = None
         """Set from the second Ctrl-C on."""
@@ -58,10 +60,10 @@ class FleetSession:
             if await self._unless_stopped(self._start()):
                 await self._unless_stopped(self._keep())
         except (FleetStartError, *START_ERRORS) as error:
-            self._tell(f"the fleet could not be started: {error}", "red")
+            self._report(f"the fleet could not be started: {error}", "red")
             if isinstance(error, FleetStartError):
                 for line in error.tail:
-                    self._tell(f"  | {line}", "dim")
+                    self._report(f"  | {line}", "dim")
             return 1
         else:
             return 0
@@ -70,7 +72,7 @@ class FleetSession:
             await self._runner.stop()
             if self._killing is not None:
                 await self._killing
-            self._tell("stopped", "")
+            self._report("stopped", "")
 
     async def _start(self) -> None:
         with self._start_display() as live:
@@ -103,7 +105,7 @@ class FleetSession:
 
                 engines = {InstanceId(name): urls[name] for name in real}
                 settings = fleet.settings(plan.settings.pool)
-                asked.append(report_cache_visibility(settings, engines, self._started_at, self._tell))
+                asked.append(report_cache_visibility(settings, engines, self._started_at, self._report))
         await asyncio.gather(*asked)
 
     async def _model_of_ours(self) -> str:
@@ -124,7 +126,7 @@ class FleetSession:
             ]
             engines = [child for child in late if child.role == "engine"] or late
             waiting = "; ".join(f"{child.name}: {child.waiting_for or 'does not answer yet'}" for child in engines)
-            self._tell(f"still starting after {elapsed:.0f} s: {waiting}", "")
+            self._report(f"still starting after {elapsed:.0f} s: {waiting}", "")
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether the work was done before a signal cancelled it. Raises what the work raises."""
@@ -153,19 +155,19 @@ class FleetSession:
         """The first one stops; after that only Ctrl-C kills, since a closing terminal sends SIGHUP twice."""
         if not self._stop.is_set():
             self._stop.set()
-            self._tell("stopping (Ctrl-C again kills) ...", "dim")
+            self._report("stopping (Ctrl-C again kills) ...", "dim")
         elif number == signal.SIGINT and self._killing is None:
-            self._tell("killing what is left", "yellow")
+            self._report("killing what is left", "yellow")
             self._killing = asyncio.ensure_future(self._kill())
 
     def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
         """Without a refreshing thread: this process forks."""
         if self._console.is_terminal:
             return Live(StartDisplay(self._runner), console=self._console, auto_refresh=False, transient=True)
-        self._tell(f"starting the fleet: {len(self._runner.children)} processes", "")
+        self._report(f"starting the fleet: {len(self._runner.children)} processes", "")
         return contextlib.nullcontext()
 
-    def _tell(self, line: str, style: str) -> None:
+    def _report(self, line: str, style: str) -> None:
         """Does nothing if the terminal is closed."""
         with contextlib.suppress(OSError, SystemExit):  # SystemExit is rich's answer to a broken pipe
             self._console.print(Text(line, style=style), soft_wrap=True)
@@ -175,7 +177,7 @@ class FleetSession:
             try:
                 announce(self._fleet_file())
             except OSError as error:
-                self._tell(f"other commands will need --from: {error}", "yellow")
+                self._report(f"other commands will need --from: {error}", "yellow")
 
     def _fleet_file(self) -> FleetFile:
         plan, settings = self._plan, self._plan.settings

@@ -13,14 +13,7 @@ from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
 from pointsman.runtime.settings import PORT_MAX, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
-from pointsman_cli.up.addresses import (
-    INSTANCES_MAX,
-    EngineAddress,
-    FurtherPool,
-    engine_address,
-    further_pool,
-    refuse,
-)
+from pointsman_cli.up.addresses import INSTANCES_MAX, EngineAddress, FurtherPool, engine_address, further_pool, refuse
 
 SIMULATED = "sim"
 VLLM = "vllm"

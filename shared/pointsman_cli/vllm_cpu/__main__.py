@@ -33,18 +33,18 @@ def main() -> int:
     if asked.do == "status":
         return _status(home)
     try:
-        recipe.make(home, tell=_tell)
+        recipe.make(home, report=_report)
     except (UnsuitableMachineError, recipe.MakingError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return _failed("interrupted; the next run goes on from here")
-    _tell(f"ready: {home.directory}")
+    _report(f"ready: {home.directory}")
     return 0
 
 
 def _status(home: EngineHome) -> int:
     if recipe.is_ready(home):
-        _tell(f"ready: {home.directory}")
+        _report(f"ready: {home.directory}")
         return 0
     return _failed(f"not made, or not whole: {home.directory}")
 
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, flush=True)
 
 

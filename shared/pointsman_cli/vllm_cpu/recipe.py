@@ -44,7 +44,7 @@ UNREACHABLE_SIGNS = (
 )
 UNKNOWN_SIGNS = ("No matching distribution found", "Could not find a version that satisfies")
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 """Prints a line."""
 
 
@@ -67,7 +67,7 @@ def is_ready(home: EngineHome) -> bool:
     return _first_undone(home) is None
 
 
-def make(home: EngineHome, tell: Tell) -> None:
+def make(home: EngineHome, report: Report) -> None:
     """Make what is missing. Blocks for minutes, also while another process makes it; may be interrupted and repeated.
 
     Raises UnsuitableMachineError before anything is done, MakingError afterwards.
@@ -77,27 +77,27 @@ def make(home: EngineHome, tell: Tell) -> None:
     machine.check_can_run()
     machine.check_can_make(home.directory)
     home.steps.mkdir(parents=True, exist_ok=True)
-    with _only_one(home, tell):
+    with _only_one(home, report):
         first = _first_undone(home)
         if first is None:
             return
-        tell(f"making vLLM's CPU engine in {home.directory}: once, some minutes and 4 GB")
+        report(f"making vLLM's CPU engine in {home.directory}: once, some minutes and 4 GB")
         for number in range(first, len(STEPS)):
-            _carry_out(home, number, tell)
+            _carry_out(home, number, report)
 
 
-def _carry_out(home: EngineHome, number: int, tell: Tell) -> None:
+def _carry_out(home: EngineHome, number: int, report: Report) -> None:
     step, digest = STEPS[number], _digests()[number]
     for later in STEPS[number:]:
         _stamp(home, later).unlink(missing_ok=True)
     title = f"{number + 1}/{len(STEPS)} {step.title}"
-    tell(title)
+    report(title)
     started = time.monotonic()
-    step.work(Making(home, title, tell))
+    step.work(Making(home, title, report))
     draft = _stamp(home, step).with_suffix(".part")
     draft.write_text(digest)
     draft.replace(_stamp(home, step))
-    tell(f"{title}: done in {time.monotonic() - started:.0f} s")
+    report(f"{title}: done in {time.monotonic() - started:.0f} s")
 
 
 def _first_undone(home: EngineHome) -> int | None:
@@ -125,10 +125,10 @@ def _digests() -> list[str]:
 
 
 @contextlib.contextmanager
-def _only_one(home: EngineHome, tell: Tell) -> Iterator[None]:
+def _only_one(home: EngineHome, report: Report) -> Iterator[None]:
     with (home.directory / "making.lock").open("ab") as lock:
         if not try_lock(lock):
-            tell(f"another process makes the engine in {home.directory}; waiting for it")
+            report(f"another process makes the engine in {home.directory}; waiting for it")
             file_lock.lock(lock)
         yield
 
@@ -137,7 +137,7 @@ def _only_one(home: EngineHome, tell: Tell) -> Iterator[None]:
 class Making:
     home: EngineHome
     title: str
-    tell: Tell
+    report: Report
 
     def pip(self, *arguments: str) -> None:
         """Raises MakingError."""
@@ -162,13 +162,13 @@ class Making:
             raise MakingError(self._failure(code, begins))
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> int:
-        started, told = time.monotonic(), 0.0
+        started, reported = time.monotonic(), 0.0
         while (code := process.poll()) is None:
             time.sleep(POLL_SECONDS)
             elapsed = time.monotonic() - started
-            if elapsed - told >= PROGRESS_SECONDS:
-                told = elapsed
-                self.tell(f"{self.title}: {elapsed:.0f} s, {_megabytes(self.home.directory)} MB on disk")
+            if elapsed - reported >= PROGRESS_SECONDS:
+                reported = elapsed
+                self.report(f"{self.title}: {elapsed:.0f} s, {_megabytes(self.home.directory)} MB on disk")
             if elapsed > STEP_SECONDS_MAX:
                 message = f"{self.title}: given up after {elapsed:.0f} s; the log is {self.home.log}"
                 raise MakingError(message)

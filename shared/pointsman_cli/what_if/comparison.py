@@ -76,11 +76,11 @@ def _change(
     if before is None or after is None:
         return "-"
     change = after - before
-    told = ("+" if change >= 0 else "-") + text(abs(change))
-    if more_is_better is None or told[1:] == text(0.0):
-        return told if told[1:] != text(0.0) else "same"
+    shown = ("+" if change >= 0 else "-") + text(abs(change))
+    if more_is_better is None or shown[1:] == text(0.0):
+        return shown if shown[1:] != text(0.0) else "same"
     better = (change > 0) == more_is_better
-    return Text(told, style="green" if better else "red")
+    return Text(shown, style="green" if better else "red")
 
 
 def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
@@ -107,10 +107,7 @@ def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
 def _cell(one: Side, source: Source, rate: float, record: Record) -> Cell:
     scenario = one.scenario
     variant = Variant(
-        policy=one.note,
-        routing=scenario.routing,
-        ordering=scenario.ordering,
-        admission=scenario.admission,
+        policy=one.note, routing=scenario.routing, ordering=scenario.ordering, admission=scenario.admission
     )
     return Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=record.warmup)
 

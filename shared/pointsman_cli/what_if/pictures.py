@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman_cli.simulate.experiment import CellResult
-from pointsman_cli.simulate.plots import (
-    Drawing,
-    attainment_by_length,
-    draw_plot,
-    timeline,
-    ttft_distribution,
-)
+from pointsman_cli.simulate.plots import Drawing, attainment_by_length, draw_plot, timeline, ttft_distribution
 
 DRAWINGS: dict[str, Drawing] = {
     "ttft_cdf": ttft_distribution,

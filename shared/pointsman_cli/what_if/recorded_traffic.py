@@ -289,7 +289,7 @@ class _Reader:
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
-            f"{restarts} times an instance started anew; that is not simulated": bool(restarts),
+            f"{restarts} times an instance restarted; that is not simulated": bool(restarts),
             f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
             f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,

@@ -161,7 +161,7 @@ def test_an_ingress_that_only_stood_still_makes_no_second_end(healthy: Entries, 
     _, findings = diagnosed(_given_up(healthy, also_ended=True), tmp_path)
 
     assert not any("ended twice" in f["what"] for f in findings)
-    assert any("had only stood still" in e for f in findings for e in f["evidence"])
+    assert any("had only hung" in e for f in findings for e in f["evidence"])
 
 
 def _without_cache_events(entries: Entries) -> Entries:

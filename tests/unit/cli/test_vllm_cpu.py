@@ -39,10 +39,10 @@ def test_a_home_that_was_interrupted_is_not_ready_and_goes_on_where_it_stopped(
     done: list[str] = []
     steps_of(monkeypatch, done, failing="second")
     with pytest.raises(KeyboardInterrupt):
-        recipe.make(home, tell=lambda _: None)
+        recipe.make(home, report=lambda _: None)
     ready_between = recipe.is_ready(home)
     steps_of(monkeypatch, done)
-    recipe.make(home, tell=lambda _: None)
+    recipe.make(home, report=lambda _: None)
 
     assert not ready_between
     assert done == ["first", "second", "third"]
@@ -54,10 +54,10 @@ def test_another_version_of_one_step_makes_it_and_what_follows_anew(
 ) -> None:
     done: list[str] = []
     steps_of(monkeypatch, done, inputs="1")
-    recipe.make(home, tell=lambda _: None)
+    recipe.make(home, report=lambda _: None)
     steps_of(monkeypatch, done, inputs="2")
     ready_for_the_new_one = recipe.is_ready(home)
-    recipe.make(home, tell=lambda _: None)
+    recipe.make(home, report=lambda _: None)
 
     assert not ready_for_the_new_one
     assert done == ["first", "second", "third", "second", "third"]
@@ -73,7 +73,7 @@ def test_another_version_of_one_step_makes_it_and_what_follows_anew(
 )
 def test_a_failed_step_says_what_helps_and_shows_the_end_of_the_log(home: EngineHome, said: str, told: str) -> None:
     home.directory.mkdir()
-    making = Making(home, "2/5 torch", tell=lambda _: None)
+    making = Making(home, "2/5 torch", report=lambda _: None)
 
     with pytest.raises(MakingError, match=told) as caught:
         making.run([sys.executable, "-c", f"raise SystemExit({said!r})"])
@@ -89,7 +89,7 @@ def test_a_processor_that_is_too_old_is_refused_before_anything_is_installed(
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
 
     with pytest.raises(machine.UnsuitableMachineError, match="neither AVX2 nor AVX-512"):
-        recipe.make(EngineHome(tmp_path / "home"), tell=lambda _: None)
+        recipe.make(EngineHome(tmp_path / "home"), report=lambda _: None)
 
     assert not (tmp_path / "home").exists()
 
