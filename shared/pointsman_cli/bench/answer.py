@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from pointsman.adapters.sse import events_in
+
 TAIL_BYTES = 8192
 """How much of the end of a stream is kept; usage and the end mark take a few hundred bytes."""
 
@@ -42,7 +44,7 @@ class StreamedAnswer:
         """
         usage: dict[str, Any] = {}
         ended = False
-        for event in reversed(_events(self._tail)):
+        for event in reversed(list(events_in(self._tail))):
             if event == END_MARK:
                 ended = True
                 continue
@@ -59,12 +61,6 @@ class StreamedAnswer:
 def error_code(body: bytes) -> str:
     """The code, or else the type or message, of an OpenAI error body; "" where it is none."""
     return _error_text(_decoded(body).get("error", ""))
-
-
-def _events(tail: bytes) -> list[bytes]:
-    """The payloads of the events in the tail. The first one may be cut."""
-    lines = tail.replace(b"\r\n", b"\n").split(b"\n")
-    return [line[len(DATA) :].strip() for line in lines if line.startswith(DATA)]
 
 
 def _decoded(event: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import aiohttp
 import msgspec
 
+from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.discovery import FleetFile
@@ -205,7 +206,7 @@ def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]
         return _judged_refusal(exchange.status, answer)
     if not exchange.streamed:
         return _judged_count(_decoded(answer), tokens)
-    events = [line[5:].strip() for line in answer.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:")]
+    events = list(events_in(answer))
     contents = [_decoded(event) for event in events if event != DONE]
     if contents and "error" in contents[-1]:
         return "cut", _code(contents[-1])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
@@ -196,15 +197,15 @@ def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     parts = []
     done = False
     outcome: Outcome = "answered"
-    for line in body.split(b"\n"):
-        if line == b"data: [DONE]":
+    for data in events_in(body):
+        if data == b"[DONE]":
             done = True
-        elif line.startswith(b"data: "):
-            event = _decoded(line[6:])
-            if "error" in event:
-                outcome = "broken off"
-                order.code = str(event["error"].get("code", ""))
-            parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
+            continue
+        event = _decoded(data)
+        if "error" in event:
+            outcome = "broken off"
+            order.code = str(event["error"].get("code", ""))
+        parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
     if not done and outcome == "answered":
         order.problem = f"a stream without an end: {body[-100:]!r}"
     return "".join(parts), outcome
