@@ -57,7 +57,6 @@ class ClientRequest:
     status: int = 0
     code: str = ""
     instance: str = ""
-    ingress_life: int = 0
     problem: str = ""
     """What is wrong with the answer."""
     exchange: Exchange | None = None
