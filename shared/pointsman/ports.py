@@ -28,7 +28,7 @@ class ElectionLostError(Exception):
 
 
 class LeaseTakenError(Exception):
-    """Somebody else has written the lease since it was looked at."""
+    """The lease was written by another process since it was read."""
 
 
 class StoreUnavailableError(Exception):
@@ -40,7 +40,7 @@ class ProviderError(Exception):
 
 
 class NoResponderError(Exception):
-    """Nobody serves this command at the moment."""
+    """No service answers this command at the moment."""
 
 
 class CommandTimeoutError(Exception):
@@ -137,7 +137,7 @@ class EventLog(Protocol):
     def read(
         self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
     ) -> AsyncIterator[LogEntry | LogReset]:
-        """Everything from sequence `start` on, for ever, in order and without holes.
+        """Everything from sequence `start` on, without end, in order and without holes.
 
         `kinds` limits the reading to subjects `pm.<pool>.<kind>...` (for instance `("fleet", "kv.engine-1")`);
         contiguity is then checked by the consumer's own count. Survives disconnects. Where continuity is
@@ -213,7 +213,7 @@ class Lease(Protocol):
     """One record that says who leads: compared and set, and nothing else.
 
     When a holder counts as gone is not decided here but by who watches, on a clock of its own
-    (`chassis.leadership`): the record carries no time.
+    (`runtime.leadership`): the record carries no time.
     """
 
     async def look(self) -> Tenure | None:
@@ -295,7 +295,7 @@ class InstanceProvider(Protocol):
         ...
 
     async def stop(self, instance: InstanceId) -> None:
-        """End one of them within a bound: its worker says goodbye, then its engine goes. One that is gone is a no-op."""
+        """End one of them within a bound: first its worker, then its engine. No-op for one that is gone."""
         ...
 
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:

@@ -9,7 +9,7 @@ import pytest
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream import writes
+from pointsman.adapters.jetstream import producer
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import Link, LogUnavailableError
 from pointsman.primitives import PoolName, Term
@@ -46,7 +46,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_mark(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writes, "UNCONFIRMED_SECONDS_MAX", 5.0)
+    monkeypatch.setattr(producer, "UNCONFIRMED_SECONDS_MAX", 5.0)
     listener = RememberingListener()
     server = await start_nats(disk / "nats")
     port = int(server.url.rpartition(":")[2])

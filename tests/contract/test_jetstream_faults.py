@@ -14,9 +14,16 @@ from typing_extensions import override
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import commands
-from pointsman.adapters.jetstream.reads import READ_AHEAD_MAX, Reader
-from pointsman.adapters.jetstream.wire import Message, NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
-from pointsman.adapters.jetstream.writes import REFUSALS_MAX, WindowSettings, WriteWindow
+from pointsman.adapters.jetstream.connection import (
+    Connection,
+    Message,
+    NotConnectedError,
+    OnMessage,
+    Subscription,
+    UnsendableError,
+)
+from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
+from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
@@ -38,7 +45,7 @@ class Arrived:
     headers: dict[str, str] | None = None
 
 
-class StagedWire(Wire):
+class StagedWire(Connection):
     """Keeps what is sent; the test answers."""
 
     def __init__(self) -> None:
@@ -75,8 +82,8 @@ class StagedWire(Wire):
         return
 
     @override
-    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
-        self._watchers.append(hear)
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
+        self._watchers.append(on_change)
         return lambda: None
 
     def change(self, *, up: bool) -> None:
@@ -280,8 +287,8 @@ async def test_a_reader_that_falls_behind_holds_a_bounded_part_and_misses_nothin
         assert isinstance(await anext(slow), LogEntry)
         async with asyncio.timeout(30):
             kept_up = [await anext(fast) for _ in range(written)]
-        (reader,) = [r for r in gc.get_objects() if type(r) is Reader and r._position == 1]
-        waiting = len(reader._buffer)
+        (reader,) = [r for r in gc.get_objects() if type(r) is Reader and r._progress.position == 1]
+        waiting = len(reader._pull.buffer)
         async with asyncio.timeout(30):
             caught_up = [await anext(slow) for _ in range(written - 1)]
 

@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
-SPAN = re.compile(r"`([^`\n]+)`")
+SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 OURS = re.compile(r"pointsman(-[a-z-]+)?")
 SEPARATORS = {"|", "||", "&&", ";", "&"}
@@ -39,7 +39,7 @@ def blocks(page: str) -> list[Block]:
 
 def spans(page: str) -> list[str]:
     """Inline code of a page."""
-    return SPAN.findall(FENCE.sub("", page))
+    return [" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", page))]
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -90,7 +90,9 @@ def our_commands(page: str) -> Iterator[tuple[list[str], bool]]:
             continue
         yield from ((words, True) for words in found if OURS.fullmatch(words[0]) or words[0] in ("make", "python"))
     for span in spans(page):
-        if re.match(r"([A-Z_]+=\S+ )*(\.venv/bin/)?(pointsman[a-z-]*|make|python -m) [\[a-zA-Z-]", span):
+        if "*" not in span and re.match(
+            r"([A-Z_]+=\S+ )*(\.venv/bin/)?(pointsman[a-z-]*|make|python -m) [\[a-zA-Z-]", span
+        ):
             optional = re.sub(r"[\[\]]", "", span)
             yield from ((words, False) for words in command_lines(optional) if words[0] != "...")
 
@@ -103,3 +105,20 @@ def _lines_of_ours(text: str) -> Iterator[str]:
         if continued or OURS.fullmatch(Path(command.partition(" ")[0]).name):
             yield line
             continued = line.endswith("\\")
+
+
+def examples(help_text: str) -> Iterator[list[str]]:
+    """Command lines in the help text of a command; remarks follow after two blanks, continuations are indented more."""
+    lines: list[str] = []
+    indent = -1
+    for raw in help_text.splitlines():
+        depth, text = len(raw) - len(raw.lstrip()), re.split(r" {2,}", raw.strip())[0]
+        if text.startswith("pointsman"):
+            lines.append(text)
+            indent = depth
+        elif text and 0 <= indent < depth:
+            lines[-1] += f" {text}"
+        else:
+            indent = -1
+    for line in lines:
+        yield from (words for words in command_lines(line) if OURS.fullmatch(words[0]))

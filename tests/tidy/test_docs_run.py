@@ -2,10 +2,11 @@
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
+from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES
+from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
+from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.command import up_command
 from pointsman_engine_sim.main import main as engine_sim
@@ -26,7 +33,7 @@ from pointsman_scaler.main import main as scaler
 from pointsman_scheduler.main import main as scheduler
 from pointsman_vllm.settings import FairnessSettings
 from pointsman_worker.main import main as worker
-from tests.tidy.pages import PAGES, ROOT, blocks, our_commands, spans
+from tests.tidy.pages import PAGES, ROOT, blocks, examples, our_commands, spans
 
 SERVICES: Mapping[str, click.Command] = {
     "engine-sim": engine_sim,
@@ -43,6 +50,22 @@ COMMANDS: Mapping[str, click.Command] = {
     "pointsman-lab": pointsman_lab,
     **{f"pointsman-{name}": command for name, command in SERVICES.items()},
 }
+POLICIES: Mapping[str, Collection[str]] = {
+    "routing": ROUTING_POLICIES,
+    "admission": ADMISSION_POLICIES,
+    "order": ORDERING_POLICIES,
+    "rebalance": REBALANCING_POLICIES,
+    "scaling": SCALING_POLICIES,
+}
+DEFAULTS = {
+    "routing": DEFAULT_ROUTING,
+    "admission": DEFAULT_ADMISSION,
+    "order": DEFAULT_ORDERING,
+    "rebalance": DEFAULT_REBALANCING,
+    "scaling": DEFAULT_SCALING,
+}
+UNCHECKED_KINDS = {"nats", "linear_score"}
+"""`up` checks the first itself; the second is the policy that a reader of CONTRIBUTING.md writes."""
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|P\+D|.*(\.\.\.|DIR|NAME|URL|HOST|VALUE|POOL).*")
 FOREIGN_OPTIONS = {
     "--api-key",
@@ -72,12 +95,17 @@ FOREIGN_OPTIONS = {
 }
 """Of vLLM, SGLang, Docker and others."""
 
+HISTORY = "CHANGELOG.md"
+"""Names what is gone."""
 EXAMPLES = {"shared/pointsman/policies/routing/linear_score.py"}
 """Files that a reader of CONTRIBUTING.md writes."""
 
 
 class RefusedError(Exception):
     """A documented command line or configuration that our own parsers do not take."""
+
+
+WRONG = (RefusedError, UnknownPolicyError, SettingTextError)
 
 
 def resolved(words: Sequence[str]) -> tuple[click.Command, list[str]]:
@@ -122,11 +150,10 @@ def _with_last_value(command: click.Command, words: Sequence[str], *, whole: boo
 
 
 def _value(parameter: click.Parameter, context: click.Context, given: Any) -> Any:
-    if given is None or parameter.value_is_missing(given):
-        return parameter.get_default(context)
     texts = given if isinstance(given, list | tuple) else [given]
-    if any(isinstance(text, str) and PLACEHOLDER.fullmatch(text) for text in texts):
-        return parameter.get_default(context)
+    if given is None or parameter.value_is_missing(given) or any(PLACEHOLDER.fullmatch(str(text)) for text in texts):
+        default = parameter.get_default(context)
+        return None if parameter.value_is_missing(default) else default
     if isinstance(parameter.type, click.Path | click.File):
         return given
     value = parameter.type_cast_value(context, given)
@@ -134,32 +161,76 @@ def _value(parameter: click.Parameter, context: click.Context, given: Any) -> An
 
 
 def check_policies(values: Mapping[str, Any]) -> None:
-    """Raises UnknownPolicyError for a setting, or a value, that the policies chosen by these options do not have."""
-    if "policy_settings" in values:
-        policy_set(
-            routing=values["policy"],
-            admission=values["admission"],
-            ordering=values["order"],
-            settings=_pairs(values["policy_settings"]),
-        )
-    if "rebalance_settings" in values:
-        rebalancing_policy(values["rebalance"], _pairs(values["rebalance_settings"]))
-    if "scaling_settings" in values:
-        scaling_policy(values["scaling"], _pairs(values["scaling_settings"]))
+    """Checks each `--set KIND.NAME=VALUE` against the policies, or the service, that it is for.
+
+    Raises SettingTextError, UnknownPolicyError or RefusedError.
+    """
+    for text in (*(values.get("set") or ()), *(values.get("settings") or ())):
+        kind, name, value = parts_of(text)
+        if kind in TABLES:
+            known = {p.name: p for p in TABLES[kind].params}
+            if name not in known:
+                msg = f"{kind} has no setting {name}"
+                raise RefusedError(msg)
+            known[name].type.convert(value, known[name], None)
+        elif kind not in UNCHECKED_KINDS:
+            for chosen in _chosen(kind, values):
+                for one in value.split(",") if "settings" in values else [value]:  # `simulate` compares several
+                    _make(kind, chosen, {name: one})
 
 
-def _pairs(settings: Sequence[str] | None) -> Settings:
-    return {pair.partition("=")[0]: pair.partition("=")[2] for pair in settings or ()}
+def _chosen(kind: str, values: Mapping[str, Any]) -> Sequence[str]:
+    """Names of the policies of a kind that a command line chooses: several where it compares them."""
+    option = {"routing": "policy"}.get(kind, kind)
+    given = next((values[name] for name in (option, f"{option}s", f"{option}_policies") if values.get(name)), None)
+    names = given if isinstance(given, list | tuple) else str(given or DEFAULTS.get(kind, "")).split(",")
+    return [name for name in names if name in POLICIES.get(kind, names)] or [DEFAULTS.get(kind, "")]
+
+
+def _make(kind: str, policy: str, settings: Settings) -> None:
+    """Makes the policy with these settings. Raises UnknownPolicyError."""
+    kinds = [k for k, policies in POLICIES.items() if kind in policies]
+    if kinds:  # a policy's own name
+        kind, policy = kinds[0], kind
+    match kind:
+        case "routing":
+            policy_set(routing=policy, settings=settings)
+        case "admission":
+            policy_set(admission=policy, settings={f"admission.{name}": value for name, value in settings.items()})
+        case "order":
+            policy_set(ordering=policy, settings={f"order.{name}": value for name, value in settings.items()})
+        case "pair" | "outlier":
+            policy_set(settings={f"{kind}.{name}": value for name, value in settings.items()})
+        case "rebalance":
+            rebalancing_policy(policy, settings)
+        case "scaling":
+            scaling_policy(policy, settings)
+        case _:
+            msg = f"there is no kind or policy {kind}"
+            raise RefusedError(msg)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_documented_commands_parse(page: Path) -> None:
     refused = {}
-    for words, whole in our_commands(page.read_text()):
+    for words, whole in our_commands(page.read_text()) if page.name != HISTORY else ():
         try:
             check(words, whole=whole)
-        except (RefusedError, UnknownPolicyError) as error:
+        except WRONG as error:
             refused[" ".join(words)] = str(error)
+
+    assert not refused
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_help_texts_parse(name: str) -> None:
+    refused = {}
+    for command in _leaves(COMMANDS[name]):
+        for words in examples(command.help or ""):
+            try:
+                check(words, whole=True)
+            except WRONG as error:
+                refused[" ".join(words)] = str(error)
 
     assert not refused
 
@@ -238,6 +309,7 @@ def test_documented_options_and_variables_exist(page: Path) -> None:
     assert (unknown, unset) == (set(), set())
 
 
+@functools.cache
 def known_names() -> tuple[set[str], set[str]]:
     """Every option of every command of ours; every variable that one reads, or that a file of ours names."""
     leaves = [leaf for command in COMMANDS.values() for leaf in _leaves(command)]
@@ -261,12 +333,22 @@ def _leaves(command: click.Command) -> list[click.Command]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_documented_files_exist(page: Path) -> None:
-    files = {str(p.relative_to(ROOT)) for p in ROOT.glob("[a-z]*/**/*.py")}
+    files = source_files()
     named = {word for span in spans(page.read_text()) for word in re.findall(r"^[\w/.-]+\.py\b", span)}
 
     missing = [name for name in named - EXAMPLES if not any(f"/{file}".endswith(f"/{name}") for file in files)]
 
     assert missing == []
+
+
+@functools.cache
+def source_files() -> set[str]:
+    """Paths of our Python files, from the root."""
+    return {
+        str(p.relative_to(ROOT))
+        for folder in ("shared", "services", "tests", "deploy")
+        for p in ROOT.glob(f"{folder}/**/*.py")
+    }
 
 
 def test_documented_bounds_exist() -> None:
@@ -285,7 +367,11 @@ def test_documented_bounds_exist() -> None:
         "pointsman up --no-such-option",
         "pointsman up --engines many",
         "pointsman drain",
-        "pointsman-scheduler --policy pointsman --policy-settings ttft_slo_threshold=0.8",
+        "pointsman-scheduler --policy pointsman --set routing.ttft_slo_threshold=0.8",
+        "pointsman-scheduler --set order.no_such_setting=1",
+        "pointsman-scheduler --set no_such_kind.late_share=1",
+        "pointsman-rebalancer --set rebalance.waste_weight=much",
+        "pointsman up --set ingress.no_such_setting=1",
         "pointsman-scheduler --policy no_such_policy",
         "make no-such-target",
         "python -m pointsman_lab.no_such_module",
@@ -294,14 +380,20 @@ def test_documented_bounds_exist() -> None:
 def test_what_would_not_run_is_found(line: str) -> None:
     ((words, whole),) = our_commands(f"```sh\n{line}\n```\n")
 
-    with pytest.raises((RefusedError, UnknownPolicyError)):
+    with pytest.raises(WRONG):
         check(words, whole=whole)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["no_such_key = 1", "[no-such-table]\nport = 1", "[scheduler]\nno_such_key = 1", '[worker]\nport = "x"'],
+    [
+        "no_such_key = 1",
+        "[no-such-table]\nport = 1",
+        "[scheduler]\nno_such_key = 1",
+        '[scheduler]\nset = ["routing.ttft_slo_threshold=0.8"]',
+        '[worker]\nport = "x"',
+    ],
 )
 def test_configuration_that_would_not_load_is_found(text: str, tmp_path: Path) -> None:
-    with pytest.raises((RefusedError, click.UsageError)):
+    with pytest.raises((*WRONG, click.UsageError)):
         load(text, tmp_path / "pointsman.toml")

@@ -1,11 +1,7 @@
-"""The archive: tables of everything that the log said, and one view with a row per request.
+"""The SQL of the archive. In: batches of rows. Out: tables of everything in the log, and a view with a row per request.
 
-It owns the SQL. Rows are keyed by log and sequence, so that storing an entry again changes nothing; a transaction
-holds whole batches, so that the highest sequence stored is also the place to go on from after a crash. Plain
-SQLAlchemy Core, no statement of any one database's own, except where JSON is taken apart for the view.
-
-A *log* here is one unbroken history: the stream's identity, with `#2`, `#3`... for what was written after a log went
-back and reused its sequences. Both histories are kept.
+Rows are keyed by log and sequence, so storing one again changes nothing; a batch is one transaction. A *log* here is one unbroken
+history: the stream's identity, with `#2`, `#3`... for what followed after the log went back and reused its sequences.
 """
 
 import contextlib
@@ -160,8 +156,7 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """The archive at a SQLAlchemy URL. Connects only when it is used; makes the directory of a SQLite file. Raises
-    click.BadParameter for what is no URL of an async driver that is here."""
+    """The archive at a SQLAlchemy URL; connects when used. Raises click.BadParameter for a URL without an installed async driver."""
     try:
         parsed = make_url(url)
         engine = create_async_engine(parsed, pool_pre_ping=True)

@@ -10,6 +10,11 @@ from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
 from pointsman_recorder.settings import RecorderSettings
 
+BATCH_EVENTS_MAX = 500
+"""Log entries in one transaction."""
+BATCH_WALL_SECONDS = 0.1
+"""How long an entry waits for others to share its transaction."""
+
 
 @command(RecorderSettings, name="pointsman-recorder", table="recorder")
 def main(settings: RecorderSettings) -> None:
@@ -37,8 +42,8 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
             archive,
             clock,
             board,
-            batch_events=settings.batch_events,
-            batch_seconds=settings.batch_seconds,
+            batch_events=BATCH_EVENTS_MAX,
+            batch_seconds=BATCH_WALL_SECONDS,
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")

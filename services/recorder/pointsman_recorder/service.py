@@ -1,12 +1,8 @@
-"""The recorder: every entry of the log, once, in SQL.
+"""The recorder. In: every entry of the log. Out: each of them once, in SQL.
 
-Two tasks with a bounded queue between them: `collect` reads the log, `archive` stores what was read, a batch in one
-transaction. There is no consumer state on the server and nothing is acknowledged: the highest sequence in SQL is
-committed together with the rows that it counts, so it is the truth about how far we are, and after a crash reading
-goes on from there. It goes on with that very entry, in fact: if it is no longer what was archived, the log went
-back while nobody looked, and what follows is archived as a history of its own.
-
-While the database does not answer, the queue fills and reading waits; the log keeps everything meanwhile.
+Two tasks with a bounded queue between them: `collect` reads, `archive` stores a batch in one transaction. The highest sequence in
+SQL says how far it is; after a crash reading resumes with that very entry. If it is another now, the log went back, and what
+follows is archived as a history of its own. While the database is away the queue fills and reading waits.
 """
 
 import asyncio
@@ -18,6 +14,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
+from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import Seconds, Sequence
@@ -36,12 +33,12 @@ FINISH_SECONDS_MAX = 2.0
 SUBJECT_LENGTH_MAX = 255
 """As the column has."""
 NUL_ESCAPE = b"\\u0000"
-"""PostgreSQL could not take a payload with it apart, and the view of all requests would fail with that one."""
+"""PostgreSQL cannot parse JSON with it, so the view of all requests would fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An entry, and the history that it belongs to."""
+    """An entry of a history."""
 
     branch: Branch
     entry: LogEntry
@@ -62,7 +59,7 @@ _Item = _Read | _Opened
 
 
 class Recorder:
-    """Archives one pool's log until it is told to finish."""
+    """Archives one pool's log until `finish`."""
 
     def __init__(
         self,
@@ -86,9 +83,9 @@ class Recorder:
         board.missing(ARCHIVE_PART, "not opened yet")
 
     async def collect(self) -> None:
-        """Read the log for ever, from where the archive ends."""
+        """Read the log from where the archive ends. Never returns."""
         await self._persistently(self._archive.prepare)
-        branch = await self._where_to_go_on()
+        branch = await self._resume_point()
         log.info("recording", log=branch.log, after_sequence=branch.last)
         while True:
             branch = await self._follow(branch)
@@ -113,7 +110,7 @@ class Recorder:
 
     # -- collecting --------------------------------------------------------------------------------------------------
 
-    async def _where_to_go_on(self) -> Branch:
+    async def _resume_point(self) -> Branch:
         extent = await self._extent()
         branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
         if branch is not None:
@@ -125,7 +122,7 @@ class Recorder:
         return branch
 
     async def _follow(self, branch: Branch) -> Branch:
-        """Collect the history `branch`; returns the one to follow instead, from its start."""
+        """Collect the history `branch`. Returns the one to follow instead, from its start."""
         last = branch.last
         async for found in self._log.read(max(1, last)):
             if isinstance(found, LogReset):
@@ -164,7 +161,7 @@ class Recorder:
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
-        """What the log holds; waits for as long as it does not answer."""
+        """What the log holds, as soon as it answers."""
         while True:
             try:
                 return await self._log.extent()
@@ -175,7 +172,7 @@ class Recorder:
     # -- archiving ---------------------------------------------------------------------------------------------------
 
     async def _next_items(self) -> tuple[list[_Item], bool]:
-        """What has come in, up to a batch, and whether that was the last. Gives later entries a moment to join."""
+        """A batch of what has come in, and whether that was the last. Waits a moment for more."""
         first = await self._queue.get()
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)
@@ -189,7 +186,7 @@ class Recorder:
         return items, True
 
     async def _store(self, items: list[_Item]) -> None:
-        """Store all, or, where the database refuses one for what it contains, that one as a dead letter."""
+        """Store all; an entry whose content the database refuses becomes a dead letter."""
         try:
             await self._persistently(partial(self._archive.store, _batch_of(items)))
         except DataError as error:
@@ -203,22 +200,18 @@ class Recorder:
             RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do something with the database until it works, more and more slowly, not ready meanwhile.
-
-        Raises DataError: trying again would not help.
-        """
-        retry_seconds = RETRY_SECONDS_MIN
+        """Repeat a step with the database until it works; not ready meanwhile. Raises DataError."""
+        backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:
                 done = await step()
             except DataError:
                 raise
             except (SQLAlchemyError, OSError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
-                log.warning("archive_unavailable", reason=reason, retry_seconds=retry_seconds)
-                await self._clock.sleep_wall(retry_seconds)
-                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+                log.warning("archive_unavailable", reason=reason, retry_seconds=wait)
+                await self._clock.sleep_wall(wait)
             else:
                 self._board.restored(ARCHIVE_PART)
                 return done

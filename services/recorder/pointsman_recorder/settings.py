@@ -1,4 +1,4 @@
-"""What a recorder can be told."""
+"""Settings of the recorder."""
 
 from dataclasses import dataclass
 
@@ -12,5 +12,3 @@ class RecorderSettings(FleetSettings, ProcessSettings):
         "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",
         secret=True,
     )
-    batch_events: int = setting(500, "Most log entries that go into one transaction.")
-    batch_seconds: float = setting(0.1, "Longest that an entry waits (wall time) for others to share its transaction.")

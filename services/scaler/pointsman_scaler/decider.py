@@ -1,4 +1,4 @@
-"""When the pool shall have another size: the policy's wish within its limits, as an event for the log."""
+"""Decides the size of the pool. In: State. Out: the policy's target within its limits, as ScaleDecided."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
-    """One scaler's way to decide. It remembers nothing: what was decided before is in the State.
-
-    `dropped`: how many entries the log has lost before those in the State. There may be decisions among them, and none has
-    a higher number than its entry.
-    """
+    """Stateless. `dropped`: how many entries the log lost before those in the State; decisions among them have no higher number
+    than their entry."""
 
     policy: ScalingPolicy
     limits: Limits
@@ -27,15 +24,15 @@ class Decider:
         """What to write now; None where the size stays."""
         wanted = state.scaling.wanted
         if wanted is None:
-            return self.decision(state, self._first_wish(state), now)
+            return self.decision(state, self._first_target(state), now)
         if state.fleet.split:
-            return None  # who prefills and who decodes cannot stand in for each other: people size such a pool
-        wish = self.policy.wish(state, PoolSize(ready=len(in_service(state)), wanted=wanted), now)
-        found = limited(wish, state.scaling, now, self.limits)
+            return None  # prefill and decode instances do not replace each other: operators size such a pool
+        target = self.policy.wish(state, PoolSize(ready=len(in_service(state)), wanted=wanted), now)
+        found = limited(target, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
 
     def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
-        """The decision of a person."""
+        """An operator's decision."""
         return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
     def again(self, state: State, now: Seconds) -> ScaleDecided | None:
@@ -50,20 +47,20 @@ class Decider:
             return ""
         return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
 
-    def decision(self, state: State, wish: ScaleTarget, now: Seconds) -> ScaleDecided:
+    def decision(self, state: State, target: ScaleTarget, now: Seconds) -> ScaleDecided:
         return ScaleDecided(
             at=now,
             policy=self.policy.name,
             settings=self.policy.settings,
             current=len(in_service(state)),
-            wanted=wish.wanted,
-            reason=wish.reason,
+            wanted=target.wanted,
+            reason=target.reason,
             number=max(state.scaling.highest_number, self.dropped()) + 1,
             scaler=self.scaler,
         )
 
-    def _first_wish(self, state: State) -> ScaleTarget:
-        """What is there, within the bounds, but one at least: only a running engine tells which model it serves."""
+    def _first_target(self, state: State) -> ScaleTarget:
+        """The instances there are, within the bounds, but at least one: only a running engine says which model it serves."""
         there = sum(not instance.draining for instance in state.fleet.instances)
         wanted = max(1, min(max(there, self.limits.lowest), self.limits.highest))
         return ScaleTarget(wanted, f"the first decision of this pool: {there} are there")

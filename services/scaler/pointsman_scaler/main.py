@@ -22,10 +22,9 @@ from pointsman_scaler.settings import ScalerSettings
 
 @command(ScalerSettings, name="pointsman-scaler", table="scaler")
 def main(settings: ScalerSettings) -> None:
-    """Keep the pool as large as it needs to be: decide, write down why, start engines, and drain them before they stop.
+    """Keep the pool as large as it needs to be: decide, log why, start engines, drain them before they stop.
 
-    Without a provider (--provider static) it says what it would do. Any number of scalers may run; one acts. It needs no
-    port of its own but the one for /livez, /readyz and /metrics.
+    Without a provider (--provider static) it logs what it would do. Any number of scalers may run; one acts.
 
     \b
       pointsman-scaler --scaling slo_attainment --min-instances 2 --max-instances 6

@@ -57,6 +57,6 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
 
 
 def _worker_environment(settings: ScalerSettings) -> dict[str, str]:
-    """What the worker of a started instance is told: all that this fleet has in common."""
+    """The settings that a started instance's worker shares with the fleet."""
     common = {field.name: getattr(settings, field.name) for field in fields(FleetSettings)}
     return environment({**common, "engine_model": settings.engine_model})

@@ -1,8 +1,6 @@
-"""From what there is to what was decided: the next steps, found anew each time.
+"""The next steps from what there is to what was decided. In: State and the provider's instances. Out: Steps.
 
-Nothing is remembered but clocks. What was decided is in the log, who drains and why is in the log, what runs is known to
-the provider. So whoever acts next, after a crash or beside another, finds the same steps, and those that were taken
-already are not found again.
+Stateless: steps already taken are not found again, by this scaler or another.
 """
 
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from pointsman_scaler.decider import in_service
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """The provider shall run so many, of which `missing` do not yet."""
+    """Run `total` instances, of which `missing` do not run yet."""
 
     total: int
     missing: int
@@ -30,7 +28,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """It was to leave, and is needed again; its cache is still warm."""
+    """It is needed again; its cache is still warm."""
 
     instance: InstanceId
 
@@ -46,8 +44,8 @@ Step = Grow | Drain | Undrain | Stop
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The pool as State and provider tell it. `staying` take requests or will again; `coming` were started and have not
-    joined; `leaving` drain to be stopped; `overdue` should have joined long ago."""
+    """`staying` take requests or will again; `coming` were started and have not joined; `leaving` drain to be stopped; `overdue`
+    should have joined long ago."""
 
     staying: tuple[Instance, ...]
     coming: tuple[InstanceId, ...]
@@ -61,12 +59,12 @@ class PoolStatus:
         return len(self.staying) + len(self.coming)
 
     def settled(self, wanted: int) -> bool:
-        """Whether that is what there is: all of them answer, and nobody is on the way in or out."""
+        """Whether all of them answer, and none comes or leaves."""
         return self.in_service == wanted == self.total and not self.leaving
 
 
-def census(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> PoolStatus:
-    """Count the pool. `start_seconds_max`: wall seconds that a started instance may take to join."""
+def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> PoolStatus:
+    """`start_seconds_max`: wall seconds that a started instance may take to join."""
     instances = state.fleet.instances
     absent = [p for p in provided if p.instance not in state.fleet]
     return PoolStatus(
@@ -98,23 +96,23 @@ def next_steps(
         if missing > len(back):
             steps.append(Grow(len(count.provided) - len(count.overdue) + missing - len(back), missing - len(back)))
     elif missing < 0 and not count.leaving:
-        victim = _victim(state, count, stoppable, empties=wanted == 0)
-        if victim is not None:
-            steps.append(Drain(victim))
+        candidate = _scale_down_candidate(state, count, stoppable, empties=wanted == 0)
+        if candidate is not None:
+            steps.append(Drain(candidate))
     return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
 
 
 def requests_at(state: State, instance: InstanceId) -> int:
-    """Requests that the log has there, in whatever stage."""
+    """Requests of an instance, in any stage."""
     line = state.workload.queues.get(instance)
     return line.requests if line else 0
 
 
-def _victim(
+def _scale_down_candidate(
     state: State, count: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """Of those that the provider may stop: who serves nobody, else who has the least to lose. Unless the pool is to be
-    emptied, nobody without whom the others cannot serve."""
+    """Of those that may be stopped: one that is of no use, else the one with the least requests and blocks. Unless the pool is to
+    be emptied, none that the others need in order to serve."""
     running = [instance for instance in count.provided if instance not in count.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
@@ -128,7 +126,7 @@ def _is_of_use(instance: Instance) -> bool:
 
 
 def _is_needed(state: State, instance: Instance) -> bool:
-    """Whether it serves, and nobody could prefill, or nobody decode, if it did not."""
+    """Whether without it none could prefill, or none decode."""
     serving = in_service(state)
     others = {other.role for other in serving if other.id != instance.id}
     return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})

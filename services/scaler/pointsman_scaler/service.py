@@ -1,14 +1,8 @@
-"""The scaler: decides how many instances the pool should have, writes that down, and sees to it.
+"""The scaler. In: the pool's log, its provider's instances, `cmd.scale`. Out: ScaleDecided, ScaleApplied, provider calls.
 
-It folds the same log as the scheduler. Deciding and doing are apart: a decision is an event in the log, and what is done
-follows from the log and from what runs, whoever decided it (`reconciling`). One scaler acts, the one that holds the
-lease; others watch. The lease keeps two from doing the same work, not from doing harm: decisions are numbered, and every
-action may be repeated.
-
-Decisions are rare, and the log drops what is old. So the one who acts says the newest again when it lies in the older half
-of what is left: whoever starts then must find it.
-
-Without a scaler the pool keeps its size and serves on.
+A decision is an event in the log; steps follow from the log and from what runs, whoever decided (`reconciler`). One scaler holds
+the lease and acts. A second one does no harm: decisions are numbered and every step may be repeated. Without a scaler the pool
+keeps its size.
 """
 
 import asyncio
@@ -17,58 +11,43 @@ from collections import Counter
 import structlog
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
-from pointsman.contracts.commands import (
-    DrainAnswered,
-    DrainInstance,
-    ScaleAnswered,
-    ScalePool,
-    UndrainInstance,
-)
+from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.contracts.subjects import scale_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.ports import (
     Clock,
     Commands,
-    CommandTimeoutError,
     EventLog,
     InstanceProvider,
     Lease,
     LogMissingError,
     LogUnavailableError,
-    NoResponderError,
-    ProvidedInstance,
     ProviderError,
     Reply,
 )
-from pointsman.primitives import InstanceId, PoolName, Seconds, Sequence, Term
+from pointsman.primitives import PoolName, Seconds, Sequence, Term
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
-from pointsman.state.fleet import Instance, Status
+from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decider import Decider
-from pointsman_scaler.reconciler import Drain, Grow, PoolStatus, Step, Stop, Undrain, census, next_steps, requests_at
+from pointsman_scaler.reconciler import PoolStatus
 from pointsman_scaler.settings import ScalerSettings
+from pointsman_scaler.step_runner import StepRunner
 
 log = structlog.get_logger()
 
 TICK_WALL_SECONDS: Seconds = 0.5
 REPORT_WALL_SECONDS: Seconds = 1.0
-COMMAND_WALL_SECONDS: Seconds = 2.0
 READ_BACK_WALL_SECONDS: Seconds = 2.0
-"""How long a decision may take to come back through the log before the next is thought about."""
-SETTLE_WALL_SECONDS: Seconds = 2.0
-"""How long an instance has drained at least before it is believed to be idle: two reports of its worker."""
-GROWTH_WAIT_WALL_SECONDS: Seconds = 1.0
-GROWTH_WAIT_WALL_SECONDS_MAX: Seconds = 60.0
-"""Pauses before starting engines again, while those that were started do not come to answer; they double."""
+"""How long a decision may take to come back through the log."""
 LOG_CHECK_WALL_SECONDS: Seconds = 5.0
-"""How often it is looked whether the log is about to lose the newest decision."""
+"""How often to check whether the log is about to lose the newest decision."""
 SIZE = "size"
-LEAVING_REASON = "the pool shrinks"
 
 
 class LeaseLostError(Exception):
@@ -95,9 +74,8 @@ class ScalerService:
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._log = event_log
         self._commands = commands
-        self._provider = provider
+        self._runner = StepRunner(provider, commands, clock, settings)
         self._clock = clock
-        self._settings = settings
         self._name = name
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
@@ -120,11 +98,6 @@ class ScalerService:
         self._decided_at: Sequence = 0
         """Where the newest decision is in the log."""
         self._log_checked_at = clock.wall()
-        self._census: PoolStatus | None = None
-        self._leaving_since: dict[InstanceId, Seconds] = {}
-        self._grows_after: Seconds = 0.0
-        self._growth_wait = GROWTH_WAIT_WALL_SECONDS
-        self._trouble = ""
         self._board = board
         if provider.name != "static":
             board.missing(SIZE, "the first instances are on their way")
@@ -139,14 +112,14 @@ class ScalerService:
         return self._leadership.holds
 
     async def run(self) -> None:
-        """Follow the log; ends only by cancellation or failure."""
+        """Follow the log. Never returns."""
         await self._follower.run()
 
     async def act(self) -> None:
-        """Wait for the lease, decide and act while it is ours, and wait again, for ever."""
+        """Wait for the lease, decide and act while it is ours, and wait again. Never returns."""
         while True:
             await self._leadership.obtain(term_of_log=self._term_of_log)
-            log.info("scaler_active", policy=self._decider.policy.name, provider=self._provider.name)
+            log.info("scaler_active", policy=self._decider.policy.name, provider=self._runner.provider.name)
             try:
                 async with (
                     self._commands.serve(scale_subject(self._pool), self._on_scale),
@@ -162,7 +135,7 @@ class ScalerService:
         await self._leadership.resign()
 
     async def report(self) -> None:
-        """Keep the gauges up to date, and log each change of size, for ever."""
+        """Update the gauges and log each change of size. Never returns."""
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)
@@ -206,10 +179,24 @@ class ScalerService:
         if decision is not None and not await self._write(decision):
             return
         try:
-            provided = await self._provider.running()
-            await self._reconcile(provided)
+            await self._reconcile()
         except ProviderError as error:
-            self._in_trouble(str(error))
+            self._runner.fail(str(error))
+
+    async def _reconcile(self) -> None:
+        """Raises ProviderError."""
+        wanted = self.state.scaling.wanted
+        if wanted is None:
+            return
+        steps = await self._runner.steps(self.state, wanted)
+        for step in steps:
+            if self.acts:
+                await self._runner.take(step)
+        status = self._runner.status
+        if not steps and status is not None and status.settled(wanted):
+            self._runner.settled()
+            if not self.state.scaling.is_applied:
+                await self._append_applied(status, wanted)
 
     async def _may_be_lost(self) -> bool:
         """Whether the newest decision is in the older half of a log that drops entries. Seldom asked, and then no."""
@@ -222,76 +209,12 @@ class ScalerService:
             return False
         return extent.first > 1 and self._decided_at < (extent.first + extent.last) / 2
 
-    async def _reconcile(self, provided: list[ProvidedInstance]) -> None:
-        """Raises ProviderError."""
-        state, wanted = self.state, self.state.scaling.wanted
-        if wanted is None:
-            return
-        count = self._census = census(state, provided, start_seconds_max=self._settings.start_seconds_max)
-        self._note_leaving(count)
-        steps = next_steps(state, count, wanted=wanted, stoppable=self._provider.stoppable, may_stop=self._may_stop)
-        for step in steps:
-            if self.acts:
-                await self._take(step)
-        if not steps and count.settled(wanted):
-            self._growth_wait, self._grows_after, self._trouble = GROWTH_WAIT_WALL_SECONDS, 0.0, ""
-            if not state.scaling.is_applied:
-                await self._say_applied(count, wanted)
-
-    async def _take(self, step: Step) -> None:
-        """Raises ProviderError."""
-        match step:
-            case Grow():
-                await self._grow(step)
-            case Drain():
-                await self._tell_leader(DrainInstance(instance=step.instance, reason=LEAVING_REASON, leaving=True))
-            case Undrain():
-                await self._tell_leader(UndrainInstance(instance=step.instance))
-            case Stop():
-                log.info("instance_stopping", instance=step.instance, reason=step.reason)
-                await self._provider.stop(step.instance)
-
-    async def _grow(self, step: Grow) -> None:
-        wall = self._clock.wall()
-        if wall < self._grows_after:
-            return
-        self._grows_after = wall + self._growth_wait
-        self._growth_wait = min(2 * self._growth_wait, GROWTH_WAIT_WALL_SECONDS_MAX)
-        log.info("scale_up_started", missing=step.missing, provider=self._provider.name)
-        await self._provider.grow(step.total)
-
-    async def _tell_leader(self, command: DrainInstance | UndrainInstance) -> None:
-        """Said again at the next tick if it was not heard."""
-        try:
-            answer = await self._commands.request(drain_subject(self._pool), command, timeout=COMMAND_WALL_SECONDS)
-        except (NoResponderError, CommandTimeoutError) as error:
-            self._in_trouble(f"no scheduler took in that {command.instance} drains: {error}")
-            return
-        if isinstance(answer, DrainAnswered) and answer.refusal:
-            self._in_trouble(answer.refusal)
-            return
-        log.info("drain_requested", command=type(command).__name__, instance=command.instance)
-
-    def _note_leaving(self, count: PoolStatus) -> None:
-        wall, leaving = self._clock.wall(), {instance.id for instance in count.leaving}
-        self._leaving_since = {i: self._leaving_since.get(i, wall) for i in leaving}
-
-    def _may_stop(self, instance: Instance) -> str:
-        """Why a leaving instance may be stopped by now, or nothing."""
-        drained = self._clock.wall() - self._leaving_since.get(instance.id, self._clock.wall())
-        requests = requests_at(self.state, instance.id)
-        if drained > self._settings.drain_seconds_max:
-            return f"{requests} requests have not finished in {drained:.0f} s"
-        if drained < SETTLE_WALL_SECONDS or requests or instance.running or instance.waiting:
-            return ""
-        return "it is idle"
-
-    async def _say_applied(self, count: PoolStatus, wanted: int) -> None:
-        names = ", ".join(sorted(instance.id for instance in count.staying))
+    async def _append_applied(self, status: PoolStatus, wanted: int) -> None:
+        names = ", ".join(sorted(instance.id for instance in status.staying))
         await self._append(
             ScaleApplied(
                 at=self._clock.now(),
-                current=count.in_service,
+                current=status.in_service,
                 wanted=wanted,
                 detail=f"in service: {names}"[:1000],
                 number=self.state.scaling.number,
@@ -315,17 +238,11 @@ class ScalerService:
         try:
             await self._log.append(event)
         except LogUnavailableError as error:
-            self._in_trouble(f"the log does not answer: {error}")
+            self._runner.fail(f"the log does not answer: {error}")
             return False
         return True
 
-    def _in_trouble(self, trouble: str) -> None:
-        telemetry.SCALER_ERRORS.inc()
-        if trouble != self._trouble:
-            log.warning("scaler_error", trouble=trouble)
-        self._trouble = trouble
-
-    # People
+    # Commands
 
     async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
         if not isinstance(command, ScalePool) or not self.acts:
@@ -347,7 +264,7 @@ class ScalerService:
         return ""
 
     def _answer(self, refusal: str) -> ScaleAnswered:
-        scaling, count = self.state.scaling, self._census
+        scaling, count = self.state.scaling, self._runner.status
         return ScaleAnswered(
             number=scaling.number,
             wanted=scaling.wanted or 0,
@@ -356,11 +273,11 @@ class ScalerService:
             leaving=len(count.leaving) if count else 0,
             applied=scaling.is_applied,
             policy=self._decider.policy.name,
-            provider=self._provider.name,
+            provider=self._runner.provider.name,
             lowest=self._decider.limits.lowest,
             highest=self._decider.limits.highest,
             reason=scaling.decided.reason if scaling.decided else "",
-            trouble=self._trouble,
+            trouble=self._runner.error,
             refusal=refusal,
         )
 

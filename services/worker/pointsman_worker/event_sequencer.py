@@ -1,4 +1,4 @@
-"""What the log is told of one epoch: cache events with dense sequences, each small enough for one message.
+"""Cache events of one epoch, with dense sequences, each small enough for one message.
 
 Pure: changes in, events out. Who writes them, and when, is the service's affair.
 """

@@ -70,6 +70,6 @@ class FleetEvents:
         )
 
     def identity(self, session: CacheSession) -> bytes:
-        """What the log is told of the instance at its join, without what its reports tell as well."""
+        """The join event without the fields that reports repeat."""
         joined = msgspec.structs.replace(self.joined(session), at=0.0, adapters=[], aliases=[], certain=True)
         return msgspec.json.encode(joined)

@@ -1,4 +1,4 @@
-"""The pool keys an engine holds, and their net change since the log was last told. In: gains and losses. Out: Changes, runs, digest."""
+"""The pool keys an engine holds, and their net change since the last write. In: gains and losses. Out: Changes, runs, digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

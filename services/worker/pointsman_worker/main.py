@@ -21,11 +21,10 @@ from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
 
 @command(WorkerSettings, name="pointsman-worker", table="worker")
 def main(settings: WorkerSettings) -> None:
-    """Follow the KV cache of one engine and tell the pool's log what is in it.
+    """Follow the KV cache of one engine and write it to the pool's log.
 
-    Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins
-    the fleet as an instance, reports load and cache digest every second, and leaves when it is stopped. With
-    --state-directory it leaves on SIGINT only; after SIGTERM it may come back and go on.
+    Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins the fleet
+    as an instance, reports load and cache digest every second, and leaves when it stops (with --state-directory on SIGINT only).
 
     \b
       pointsman-worker --engine-url http://127.0.0.1:8000 --kv-endpoint tcp://127.0.0.1:5557

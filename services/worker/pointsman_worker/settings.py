@@ -1,4 +1,4 @@
-"""What a worker can be told."""
+"""Settings of the worker."""
 
 from dataclasses import dataclass
 from typing import cast, get_args
@@ -22,36 +22,32 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     engine_advertised_url: str = setting("", "Where the ingress reaches the engine, if that is another URL.")
     engine_api_key: str = setting("", "Key that the engine asks for (its --api-key).", secret=True)
     engine_model: str = setting(
-        DEFAULT_PROFILE, "What the engine is, to predict how long a prefill takes.", choices=tuple(sorted(PROFILES))
+        DEFAULT_PROFILE, "Cost profile of the engine, to predict prefill times.", choices=tuple(sorted(PROFILES))
     )
-    engine_calibration: str = setting(
-        "", "File that `pointsman calibrate` wrote of this engine, or of one like it; wins over --engine-model."
-    )
+    engine_calibration: str = setting("", "File written by `pointsman calibrate`; replaces --engine-model.")
     engine_block_tokens: int = setting(0, "The engine's block size; 0 asks its /metrics.")
-    kv_endpoint: str = setting(
-        "", "ZMQ endpoint of the engine's KV events (tcp://HOST:5557, ipc://PATH); empty: it publishes none."
-    )
-    kv_replay_endpoint: str = setting("", "ZMQ endpoint of the engine's replay socket; empty: what is missed is lost.")
+    kv_endpoint: str = setting("", "ZMQ endpoint of the engine's KV events (tcp://HOST:5557, ipc://PATH); empty: none.")
+    kv_replay_endpoint: str = setting("", "ZMQ endpoint of the engine's replay socket; empty: missed events are lost.")
     dp_rank: int = setting(
         ANY_RANK,
-        "Data-parallel rank to follow, of an engine that has several (vLLM's --data-parallel-size): each has a cache of its "
-        "own and is an instance with a worker of its own. The endpoints are those of rank 0; the others' ports follow.",
+        "Data-parallel rank to follow (vLLM's --data-parallel-size); each rank needs its own worker. Endpoints are those of "
+        "rank 0; other ranks use the ports after them.",
     )
     role: str = setting(
         "both",
-        "What the instance does of a request: 'prefill' or 'decode' where these are split over instances whose engines "
-        "hand over KV caches (vLLM's --kv-transfer-config).",
+        "Part of a request that the instance does: 'prefill' or 'decode' where engines transfer KV caches "
+        "(vLLM's --kv-transfer-config).",
         choices=get_args(Role),
     )
     kv_transfer_gb_per_s: float = setting(
-        0.0, "How fast this engine fetches KV caches from others, to predict it, 1e9 bytes a second; 0: takes no time."
+        0.0, "Predicted speed of KV transfers to this engine, 1e9 bytes a second; 0: instant."
     )
     state_directory: str = setting(
         "",
-        "Directory where a worker that SIGTERM stops leaves what it knows of its engine's cache, for the one that is started "
-        "in its place within a minute. The instance then stays in the fleet; without a directory it leaves at every stop.",
+        "Directory where SIGTERM saves what is known of the engine's cache, for a worker started within a minute; the instance "
+        "then stays in the fleet. Without a directory it leaves at every stop.",
     )
-    flush_ms: float = setting(10.0, "How long cache changes are gathered before they are written to the log.")
+    flush_ms: float = setting(10.0, "Milliseconds that cache changes are gathered before they are written to the log.")
     report_seconds: float = setting(1.0, "Wall seconds between reports of load and cache digest.")
 
 

@@ -1,6 +1,6 @@
 """What an engine was measured to cost, in a file: `pointsman calibrate` writes it, the engine's worker reads it.
 
-JSON, for people to look at as well. The measurements themselves are in it, so that a fit can be doubted later.
+Readable JSON, with the measurements, so that a fit can be checked later.
 """
 
 from pathlib import Path

@@ -1,9 +1,5 @@
-"""Which checkpoints a store keeps: new ones to start from, and old ones for who reads a log that has lost its beginning.
-
-A schedule of "the newest few" would keep minutes of a log that holds a week, and whoever reads that log could begin
-nowhere but at its end. So what is kept is spread over what the log holds: the oldest that can still be used, the newest
-two, and between them whatever leaves the smallest stretch without any.
-"""
+"""Which checkpoint to drop for a new one. Kept are the oldest still usable, the newest two, and between them those that leave the
+smallest gaps, so that a reader can start anywhere in what the log holds."""
 
 from collections.abc import Iterable
 from itertools import pairwise

@@ -1,8 +1,4 @@
-"""The wall clock, run at the fleet's speed.
-
-Engine time is anchored at a fixed day: at speed 1 it is Unix time, at speed X it has run X times as far since
-that day. Every process of a fleet computes the same engine time with nothing but its speed.
-"""
+"""The wall clock at the fleet's speed: from a fixed day on, engine time passes `speed` times faster."""
 
 import asyncio
 import time

@@ -1,19 +1,14 @@
-"""What a log adapter tells the process around it: connection, confirmations, losses, troubles.
-
-Adapters stand below the chassis and may not count or print themselves. They call a `LogListener`; the chassis hands
-in one that feeds metrics, log lines and the health board (`chassis.log_link`), tests one that remembers.
-Calls come from the middle of the adapter's work: they must not block and must not raise.
-"""
+"""What a log adapter reports to its process (metrics, logs, health board). Calls must not block or raise."""
 
 
 class LogListener:
     """Hears nothing. Override what is of interest."""
 
     def connected(self, server: str) -> None:
-        """A connection stands, the first or another."""
+        """Connected, the first time or again."""
 
     def disconnected(self, reason: str) -> None:
-        """It is gone; the adapter tries again for ever."""
+        """The connection is lost; the adapter reconnects."""
 
     def log_ready(self, identity: str) -> None:
         """The pool's stream exists and answers."""

@@ -1,30 +1,25 @@
-"""The log and the commands in memory: for tests, and for simulations in which every fault is chosen.
+"""The log and the commands in memory, for tests and simulations. A `MemoryBroker` is the server, each `client` a process.
 
-A `MemoryBroker` stands for the server, each `client` of it for one process. It obeys the same contract suite as
-`adapters.jetstream`. Storing happens within the call, so that a run with one event loop and one seed is one history;
-what a server does to its clients (going away, dropping old entries, losing its tail, being recreated) are
-methods of the broker, and a `fault` decides about each write.
+It passes the contract suite of `adapters.jetstream`. Storing happens within the call, so one loop and one seed give one history.
+Faults are methods of the broker, and a `fault` that decides about each write.
 """
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.memory_commands import CommandBus, MemoryCommands
 from pointsman.adapters.memory_stores import MemoryCheckpoints, MemoryLease
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.subjects import SUBJECT_ROOT, leader_subject, message_id, subject_of
 from pointsman.ports import (
     Clock,
-    CommandHandler,
-    Commands,
-    CommandTimeoutError,
     ElectionLostError,
     EventLog,
     Fence,
@@ -33,17 +28,15 @@ from pointsman.ports import (
     LogExtent,
     LogReset,
     LogUnavailableError,
-    NoResponderError,
 )
 from pointsman.primitives import PoolName, Seconds, Sequence
 
 WINDOW_MAX = 16_384
 """Writes that a client holds while the broker is away."""
-COMMANDS_WAITING_MAX = 4096
 MESSAGE_IDS_MAX = 100_000
 """Message ids that the broker remembers."""
 BYTES_MAX = 1024**3
-"""Payload that the broker keeps unless told otherwise; beyond it the oldest entries go."""
+"""Payload that the broker keeps by default; then the oldest entries go."""
 
 Fault = Literal["none", "lose", "duplicate"]
 """What happens to a write: stored, never stored, or stored twice (as after the duplicate window)."""
@@ -73,18 +66,22 @@ class MemoryBroker:
         self.scaler_lease = MemoryLease(lambda: self.available)
         self.checkpoints = MemoryCheckpoints(lambda: self.available)
         self._clients: list[_Writes] = []
-        self._handlers: dict[str, list[_Served]] = {}
+        self._commands = CommandBus(lambda: self.available)
         self._waiters: dict[asyncio.Future[None], None] = {}
 
     def client(
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
     ) -> Link:
         """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
-        hear = listener or LogListener()
-        writes = _Writes(self, clock, name, hear, window_max)
+        reports_to = listener or LogListener()
+        writes = _Writes(self, clock, name, reports_to, window_max)
         self._clients.append(writes)
         return Link(
-            MemoryLog(self, writes, hear), MemoryCommands(self, hear), self.lease, self.checkpoints, self.scaler_lease
+            MemoryLog(self, writes, reports_to),
+            MemoryCommands(self._commands, reports_to),
+            self.lease,
+            self.checkpoints,
+            self.scaler_lease,
         )
 
     @property
@@ -92,7 +89,7 @@ class MemoryBroker:
         return LogExtent(f"memory-{self._life}", self._first, self._first + len(self._entries) - 1)
 
     def disconnect(self) -> None:
-        """Go away: writes are held by the clients, commands find nobody."""
+        """Disconnect: clients hold writes, commands find no responder."""
         self.available = False
 
     def reconnect(self) -> None:
@@ -127,7 +124,7 @@ class MemoryBroker:
         self._wake()
 
     def store_raw(self, subject: str, payload: bytes) -> Sequence:
-        """Store anything, as a stranger with access to the server could."""
+        """Store anything, as any client of the server could."""
         self._entries.append(_Stored(subject, payload))
         if subject == leader_subject(self.pool):
             self._elections.append(self.extent.last)
@@ -179,21 +176,6 @@ class MemoryBroker:
             await waiter
         finally:
             self._waiters.pop(waiter, None)
-
-    def serve(self, subject: str, served: "_Served") -> None:
-        self._handlers.setdefault(subject, []).append(served)
-
-    def unserve(self, subject: str, served: "_Served") -> None:
-        self._handlers[subject].remove(served)
-
-    def ask(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
-        """Raises NoResponderError."""
-        served = self._handlers.get(subject) if self.available else None
-        if not served:
-            nobody = f"nobody serves {subject}"
-            raise NoResponderError(nobody)
-        for one in served:
-            one.offer(payload, answer)
 
     def _drop_oldest(self) -> None:
         self._bytes -= len(self._entries.popleft().payload)
@@ -368,97 +350,3 @@ class _Reader:
 
     def _wanted(self, subject: str) -> bool:
         return not self._prefixes or any(subject == p or subject.startswith(p + ".") for p in self._prefixes)
-
-
-class _Served:
-    """A handler with the commands that wait for it."""
-
-    def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
-        self._subject = subject
-        self._handler = handler
-        self._listener = listener
-        self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
-
-    def offer(self, payload: bytes, answer: asyncio.Future[bytes]) -> None:
-        try:
-            self._waiting.put_nowait((payload, answer))
-        except asyncio.QueueFull:
-            self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
-
-    async def work(self) -> None:
-        while True:
-            payload, answer = await self._waiting.get()
-            try:
-                command = decode_command(payload)
-            except UndecodableError as error:
-                self._listener.undecodable(self._subject, str(error))
-                continue
-            try:
-                await self._handler(command, _Answer(answer))
-            except Exception as error:  # noqa: BLE001 - one bad command must not end the service
-                self._listener.handler_failed(self._subject, error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A Reply: the first one counts."""
-
-    _answer: asyncio.Future[bytes]
-
-    async def __call__(self, answer: AnyCommand | bytes) -> None:
-        if not self._answer.done():
-            self._answer.set_result(answer if isinstance(answer, bytes) else encode(answer))
-
-
-class MemoryCommands(Commands):
-    """One client's commands."""
-
-    def __init__(self, broker: MemoryBroker, listener: LogListener) -> None:
-        self._broker = broker
-        self._listener = listener
-
-    @property
-    @override
-    def connected(self) -> bool:
-        return self._broker.available
-
-    @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
-        try:
-            payload = encode(command)
-        except UnwritableError as error:
-            raise CommandTimeoutError(str(error)) from error
-        answer = await self.request_bytes(subject, payload, timeout=timeout)
-        try:
-            return decode_command(answer)
-        except UndecodableError as error:
-            self._listener.undecodable(subject, str(error))
-            not_understood = f"the answer on {subject} was not understood: {error}"
-            raise CommandTimeoutError(not_understood) from error
-
-    @override
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._broker.ask(subject, payload, answer)
-        try:
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError as error:
-            no_answer = f"no answer on {subject} within {timeout:g} s"
-            raise CommandTimeoutError(no_answer) from error
-
-    @override
-    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, handler)
-
-    @asynccontextmanager
-    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
-        served = _Served(subject, handler, self._listener)
-        work = asyncio.create_task(served.work())
-        self._broker.serve(subject, served)
-        try:
-            yield
-        finally:
-            self._broker.unserve(subject, served)
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)

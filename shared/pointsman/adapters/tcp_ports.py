@@ -1,8 +1,5 @@
-"""Free TCP ports of this machine for processes of a fleet.
-
-They lie below the range of outgoing connections, so a process that restarts finds its port free. Two fleets that start at
-once may choose the same port; the later one then fails to bind.
-"""
+"""Free TCP ports of this machine, below the range of outgoing connections, so that a restarted process finds its port free. Two
+fleets that start at once may choose the same port; the later one then fails to bind."""
 
 import random
 import socket

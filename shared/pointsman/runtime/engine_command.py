@@ -1,15 +1,8 @@
-"""An engine's command line with places that are filled in for each engine: where it listens and publishes.
+"""An engine's command line with placeholders, filled in for each engine.
 
-| place | is |
-|---|---|
-| {instance}, {index} | the engine's name, and its number from 0, for instance to choose a GPU |
-| {port} | of its HTTP server |
-| {kv_events} | the whole of vLLM's and SGLang's `--kv-events-config`, with the next two in it |
-| {kv}, {replay} | endpoints of its KV events: Unix sockets, which no other user or machine reaches |
-| {kv_port}, {replay_port} | the same for engines that must be told TCP |
-
-A command line is taken apart before it is filled in, so that JSON needs no quoting. What it mentions is where the worker
-listens; what it does not mention is taken as not there.
+{instance}, {index}: its name, and its number from 0. {port}: of its HTTP server. {kv_events}: the whole of `--kv-events-config`.
+{kv}, {replay}: endpoints of its KV events as Unix sockets. {kv_port}, {replay_port}: the same as TCP ports. The command line is split
+before it is filled in, so JSON needs no quoting. The worker connects to what the command line mentions.
 """
 
 import json

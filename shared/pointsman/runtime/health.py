@@ -1,8 +1,7 @@
-"""Probes and metrics of every process, and the HTTP server that carries them.
+"""Probes and metrics of every process, and their HTTP server.
 
-`/livez` answers 200 while the event loop runs. `/readyz` answers 200 while the process should be sent traffic, else 503;
-`/readyz?verbose` says the same line by line, as kube-apiserver does. A part that is *missing* keeps the process from
-serving at all. One that is *degraded* makes it serve worse, and it stays ready. `/health` answers as vLLM's does.
+`/livez`: 200 while the event loop runs. `/readyz`: 200 while no part is *missing*; *degraded* parts keep it ready; `?verbose` gives a
+line a part, as kube-apiserver. `/health` answers as vLLM's.
 """
 
 import asyncio
@@ -31,8 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection is kept, as nginx does: longer than balancers and clients keep theirs (mostly 60), so that
-it is never the server that closes while a request is on its way."""
+"""As nginx: longer than balancers and clients keep theirs (mostly 60 s), so that the server does not close first."""
 
 HEALTH_CONNECTIONS_MAX = 256
 
@@ -48,10 +46,10 @@ VERBOSE = "verbose"
 
 
 class HealthBoard:
-    """What this process lacks. Starts whole; parts say what they wait for."""
+    """Parts that are missing or degraded, with reasons. Starts whole."""
 
     def __init__(self, *, of: str = "") -> None:
-        """`of`: the pool whose parts are told here, where a process serves several."""
+        """`of`: the pool of these parts, where a process serves several."""
         self._of = of
         self._missing: dict[str, str] = {}
         self._degraded: dict[str, str] = {}
@@ -98,7 +96,7 @@ class HealthBoard:
 
     @property
     def parts(self) -> list[str]:
-        """Every part that was ever told of."""
+        """Every part ever reported."""
         return list(self._parts)
 
     def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
@@ -121,7 +119,7 @@ class HealthBoard:
         return 200 if self.ready else 503
 
     def _verbose(self) -> str:
-        """For people: a line for each part that has ever been told of, in the manner of kube-apiserver."""
+        """A line for each part ever reported, as kube-apiserver."""
         missing, degraded = self.missing_parts, self.degraded_parts
         lines = [f"[+]{part} ok" for part in self.parts if part not in missing and part not in degraded]
         lines += [f"[-]{part} degraded: {reason}" for part, reason in degraded.items()]
@@ -164,12 +162,10 @@ async def send_whole(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn inside a process that owns its own signals.
+    """uvicorn without its signal handling, and with a shutdown in three phases once `should_exit` is set.
 
-    When `should_exit` is set it shuts down in three phases. *Lame duck*: it serves as ever, but each answer says
-    `connection: close`, so that clients and balancers go elsewhere. *Drain*: nobody can connect any more, and what is under
-    way finishes. *Cut*: the tasks of requests that are left are cancelled; the application still has
-    CUT_SECONDS to say its last words to their clients. `hurry` goes on to the last phase at once.
+    Lame duck: answers carry `connection: close`. Drain: no new connections, requests finish. Cut: remaining tasks are cancelled and
+    have CUT_SECONDS. `hurry` skips to the cut.
     """
 
     def __init__(
@@ -185,8 +181,7 @@ class HttpServer(uvicorn.Server):
         shutdown_seconds: Seconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener`: a bound socket to listen on, in place of `host` and `port`. `shutdown_seconds`: longest drain.
-        `on_lame_duck` is called when the shutdown begins. Wall seconds."""
+        """`listener`: a bound socket instead of `host` and `port`. `shutdown_seconds`: longest drain. Wall seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -210,7 +205,7 @@ class HttpServer(uvicorn.Server):
         self._hurried = asyncio.Event()
 
     def hurry(self) -> None:
-        """End what is under way now. Has no effect before `should_exit` is set."""
+        """Cancel what is in flight. Has no effect before `should_exit` is set."""
         self._hurried.set()
 
     @override
@@ -234,8 +229,7 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        """Without uvicorn's own date and server headers there is nothing to renew, and the list of headers that every
-        answer begins with stays the same one."""
+        """There are no date and server headers to renew."""
         return self.should_exit
 
     @override
@@ -257,7 +251,7 @@ class HttpServer(uvicorn.Server):
             task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_SECONDS):
-                while not self._is_idle():  # noqa: ASYNC110 - uvicorn tells nobody when a connection has ended
+                while not self._is_idle():  # noqa: ASYNC110 - uvicorn has no event for the end of a connection
                     await asyncio.sleep(SHUTDOWN_POLL_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

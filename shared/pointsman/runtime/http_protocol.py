@@ -1,8 +1,7 @@
-"""What a connection may cost: uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads, on slow and on idle clients.
+"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients, which uvicorn does not have.
 
-uvicorn bounds none of these: it collects headers for ever, waits for ever for the end of a head and for the first byte, and
-queues pipelined requests without end. llhttp, the parser, refuses what is ambiguous (conflicting lengths, a length beside
-chunks); here come the rules that it leaves to servers. Bodies are bounded by who reads them.
+llhttp refuses what is ambiguous (conflicting lengths, a length beside chunks); the rules here are those it leaves to servers.
+Bodies are bounded by who reads them.
 """
 
 import asyncio
@@ -163,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_open:
             self._head_bytes += len(data) if continued else 0
             self._bound_open_head()
-        elif not (in_body or self._body_open or self._under_way):  # empty lines, for instance
+        elif not (in_body or self._body_open or self._in_flight):  # empty lines, for instance
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
 
@@ -203,12 +202,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_open = False
         self._clear_deadline()
         super().on_message_complete()
-        if not self._under_way:  # it was answered before it had ended
+        if not self._in_flight:  # it was answered before it had ended
             self._shared.is_idle(self)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Nothing is upgraded to here, as HTTP allows (Java's client offers h2c with every first request). The parser stops
-        at such a head and forgets that a body follows: another one takes the same request without the offer."""
+        """Ignore an upgrade offer (Java offers h2c with every first request). The parser stops there and forgets the body, so
+        another one parses the same request without the offer."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(headers))
@@ -236,7 +235,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._shared.is_idle(self)
 
     @property
-    def _under_way(self) -> bool:
+    def _in_flight(self) -> bool:
         """Whether a request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn declares
         return cycle is not None and not cycle.response_complete
@@ -309,9 +308,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _overdue(self) -> None:
-        """The head, or the rest of a body that nobody wants, did not come in time."""
+        """The head, or the rest of an unwanted body, did not come in time."""
         self._deadline = None
-        if self._under_way:  # the answer to the request before goes on
+        if self._in_flight:  # the answer to the request before goes on
             self._set_deadline(self._limits.head_seconds)
         elif self._body_open:
             self.transport.close()
@@ -319,15 +318,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RefusedError(408, "head_timeout", "The headers did not arrive in time."))
 
     def _refuse(self, refused: RefusedError) -> None:
-        """Answer with an error and close; what the client still sends is thrown away for a while, so that it reads the
-        answer before its connection is reset. The answer to a request before it is cut."""
+        """Answer with an error and close. What the client still sends is discarded for a while, so that it reads the answer first."""
         self._refused = True
         self._shared.refused(refused.reason, self.loop.time())
         self._shared.idle.pop(self, None)
         self._clear_deadline()
         if self.transport.is_closing():
             return
-        if self._under_way:
+        if self._in_flight:
             if not self._body_open or self.cycle.response_started or self.pipeline:
                 self.transport.close()
                 return
@@ -367,8 +365,7 @@ def _answer(refused: RefusedError) -> bytes:
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Callable[..., Any]:
-    """The same application for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the
-    connection."""
+    """For HTTP/1.0 clients, which know no chunks: an answer of unknown length ends with the connection."""
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
         ends_by_closing = False

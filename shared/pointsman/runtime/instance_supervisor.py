@@ -1,10 +1,8 @@
-"""Keeps one instance on this machine: an engine and the worker beside it. `python -m pointsman.runtime.instance_supervisor`.
+"""Runs one instance, an engine and its worker: `python -m pointsman.runtime.instance_supervisor`. In: a SupervisedInstance as JSON.
 
-Started by the scaler's process provider, but no child of its life: it goes on when the scaler dies. It ends when it is
-told to, when its engine ends, or when the fleet that it belongs to is gone (the lock of the `guard` file is free). The
-worker goes first, so that it says in the log that the instance leaves; then the engine. SIGQUIT ends both at once.
-Should the keeper itself be killed, the kernel ends both: the worker at once, and the engine by asking it to stop, as it
-may have processes of its own.
+Started by the process provider, it outlives the scaler. It ends on SIGTERM, with its engine, or when the lock of the `guard` file
+is free (the fleet is gone): first the worker, so that the instance leaves, then the engine. SIGQUIT kills both, and so does the
+kernel if the supervisor is killed.
 """
 
 import contextlib
@@ -75,7 +73,7 @@ class InstanceSupervisor:
             kill_group(process)
 
     def run(self) -> int:
-        """Keep the instance until it ends; the engine's exit code, or 0 where it was told to end."""
+        """Run the instance until it ends. Returns the engine's exit code, 0 if it was stopped."""
         engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
@@ -118,7 +116,7 @@ class InstanceSupervisor:
         return process
 
     def _is_alone(self) -> bool:
-        """Whether nobody holds the guard: the fleet is gone."""
+        """Whether the guard is unlocked: the fleet is gone."""
         if not self._kept.guard:
             return False
         with contextlib.suppress(OSError):
@@ -132,11 +130,11 @@ def main() -> None:
     Path(kept.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
-        keeper = InstanceSupervisor(kept, sockets)
+        supervisor = InstanceSupervisor(kept, sockets)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: keeper.stop())
-        signal.signal(signal.SIGQUIT, lambda *_: keeper.kill())
-        sys.exit(keeper.run())
+            signal.signal(number, lambda *_: supervisor.stop())
+        signal.signal(signal.SIGQUIT, lambda *_: supervisor.kill())
+        sys.exit(supervisor.run())
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 

@@ -1,15 +1,8 @@
-"""Who leads: one process of a kind (the schedulers of a pool, its scalers) holds their lease, and stops to act before
-another may take it.
+"""Leader election by a lease (`ports.Lease`: holder, term, revision). In: the lease record. Out: whether this process may act.
 
-The lease is one record with a holder, a term and a revision (`ports.Lease`). The leader writes it again and again;
-everyone else looks. Nobody compares clocks: a leader counts from the moment *before* it wrote, a watcher from the moment
-*after* it saw a new revision, each on its own monotonic clock. So as long as both clocks run equally fast, within the
-margin, a watcher's count ends after the leader's has.
-
-That is what keeps two from acting at once in the ordinary course. What keeps the log whole where it does not (a process
-stopped between its last look at the clock and its write, a machine that was suspended, a server that forgets the record
-twice within a lease) is the term: see `ports.Fence`, `State.apply` and the ingress, which refuse what an earlier term
-says.
+Clocks are not compared: a leader counts from before its write, a watcher from after it saw a new revision, each on its own
+monotonic clock; the margin between them keeps two from acting at once. Where that fails (a process or machine suspended, a server
+that forgets the record) terms protect the log: see `ports.Fence` and `State.apply`.
 """
 
 from collections.abc import Callable
@@ -23,7 +16,7 @@ log = structlog.get_logger()
 
 LOOKS_PER_LEASE = 8
 LISTENING_SHARE = 0.5
-"""Of the lease: a watcher that did not look for so long begins to count anew."""
+"""Of the lease: a watcher that did not look for so long restarts its count."""
 RENEWALS_PER_LEASE = 4
 ACTING_SHARE = 0.75
 """Of the lease, for which a leader acts after a renewal; the rest is the margin."""
@@ -44,7 +37,7 @@ class Leadership:
         self._newest = Term(0)
         """The latest term that this process knows of, though lease and log may have lost it since."""
         self.leader = ""
-        """Who holds the lease as far as was seen; empty while nobody does."""
+        """The holder as last seen; empty while there is none."""
 
     @property
     def holds(self) -> bool:
@@ -52,7 +45,7 @@ class Leadership:
         return not self._resigned and self._tenure is not None and self._clock.wall() < self._acts_until
 
     async def obtain(self, *, term_of_log: Callable[[], Term | None]) -> None:
-        """Wait until nobody else holds the lease, then take it. `term_of_log`: None while that is not known."""
+        """Wait until the lease is free, then take it. `term_of_log`: None while unknown."""
         seen: Tenure | None = None
         seen_at = looked_at = -self._lease_seconds
         while True:
@@ -106,7 +99,7 @@ class Leadership:
 
     def _is_free(self, found: Tenure | None, known_term: Term, seen_at: Seconds) -> bool:
         if found is None and known_term == 0:
-            return True  # nobody has ever led
+            return True  # there was never a leader
         if found is not None and found.holder in ("", self._name):
             return True
         return self._clock.wall() - seen_at >= self._lease_seconds
@@ -133,15 +126,12 @@ class Leadership:
         except LeaseTakenError:
             return await self._look_again(tenure)
         except StoreUnavailableError:
-            pass  # `holds` runs out by itself; nobody else can take it either
+            pass  # `holds` runs out by itself; no other process can take it either
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """Our count is over, or the record is not what we wrote last: is it still ours?
-
-        An earlier write of ours may have been stored without our hearing of it. A record that is gone was in the memory
-        of a server that was restarted; within our time nobody else can have taken it.
-        """
+        """The lease ran out by our count, or the record is not what we wrote last. Ours is still an earlier write whose answer was
+        lost, or a record that vanished with its server's memory within our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

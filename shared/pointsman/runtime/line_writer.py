@@ -1,8 +1,7 @@
-"""Lines for standard output, written beside the event loop: who reads them slowly, or not at all, holds up nobody.
+"""Writes lines to standard output from a thread, so that a slow reader blocks nothing.
 
-Lines are gathered for FLUSH_WALL_SECONDS and written together by a thread. What was gathered last is lost where a process
-dies; what a reader does not take is bounded by PENDING_BYTES_MAX, and left out beyond it. Several processes may share one
-pipe: what is written at once is whole lines, and no longer than a pipe takes in one piece.
+Lines are gathered for FLUSH_WALL_SECONDS; beyond PENDING_BYTES_MAX they are dropped and counted. Writes are whole lines of at most
+a pipe's atomic size, so several processes may share one pipe.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ class LineWriter:
         return True
 
     def __enter__(self) -> Self:
-        # A daemon: the interpreter would wait for any other thread at its end, also for one that nobody reads.
+        # A daemon: the interpreter would wait for any other thread at its end, also for one that is blocked.
         threading.Thread(target=self._work, name="lines", daemon=True).start()
         return self
 

@@ -1,9 +1,4 @@
-"""How a service is linked to the pool's log and to the other services.
-
-One connection carries both. It is made in the background: a service starts, answers `/livez` and says on `/readyz`
-what it waits for, whether NATS is there or not. What the connection goes through becomes metrics, log lines
-and entries on the health board here, so that no service has to do it again.
-"""
+"""Connects a service with its pool. In: settings. Out: a Link; its events become metrics, log lines and parts of the health board."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,12 +37,10 @@ async def open_link(
     only_reads: bool = False,
     serves_without: bool = False,
 ) -> AsyncIterator[Link]:
-    """Link this process, known to others as `name`, to the pool's log and commands.
+    """Connect this process, known as `name`; returns at once, connected or not. Never raises for a missing server.
 
-    Returns at once, connected or not: until then `board` says `nats` (or `log`, while the stream is not there),
-    appends are held within their window and commands answer NoResponderError. Leaving writes what is still
-    unconfirmed within a bounded time; the link is not valid after that. Never raises for a missing server. Who
-    `only_reads` makes no log where there is none. Who `serves_without` it is degraded while it is away, and not unready.
+    Until connected `board` shows `nats` or `log`, appends are held within their window, commands raise NoResponderError.
+    `only_reads`: makes no stream. `serves_without`: degraded instead of unready while disconnected.
     """
     telemetry.NATS_CONNECTED.set(0)
     lacks = board.degraded if serves_without else board.missing
@@ -71,10 +64,10 @@ async def open_link(
 
 
 class _TelemetryListener(LogListener):
-    """Turns what the adapter tells into metrics, log lines and readiness."""
+    """Turns the adapter's calls into metrics, log lines and readiness."""
 
     def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
-        """`lacks`: where a part that is away is told."""
+        """`lacks`: called with a part that is missing."""
         self._board = board
         self._lacks = lacks
         self._clock = clock

@@ -1,8 +1,4 @@
-"""Follows the log and keeps a State of it, for services that watch and do not lead.
-
-The fold is the shared one; what is here is only its feeding: catch up, say when that is done, start from nothing
-where the log was reset, and keep aside what does not decode.
-"""
+"""Keeps a State of the log for services that do not lead. In: log entries. Out: the State, and readiness once it has caught up."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +15,7 @@ RETRY_WALL_SECONDS: Seconds = 0.1
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
-    """The last sequence stored now. Waits for as long as the log does not answer, and says so on `board`."""
+    """The last sequence stored now. Waits until the log answers; not ready meanwhile."""
     while True:
         try:
             return (await event_log.extent()).last
@@ -41,7 +37,7 @@ class LogFollower:
         heard: Callable[[LogEvent], None] = lambda _event: None,
         trackers: Callable[[], Iterable[Tracker]] = tuple,
     ) -> None:
-        """`heard`: told of each event once it is in the state. `trackers`: fresh ones, for each State that is begun."""
+        """`heard`: called with each event once it is applied. `trackers`: makes fresh ones for each new State."""
         self._heard = heard
         self._log = event_log
         self._clock = clock
@@ -61,7 +57,7 @@ class LogFollower:
         return self._end is not None and self.state.sequence >= self._end
 
     async def run(self) -> None:
-        """Fold for ever; ends only by cancellation or failure."""
+        """Never returns."""
         await self._measure_backlog("folding the log")
         async for entry in self._log.read(1):
             if isinstance(entry, LogReset):

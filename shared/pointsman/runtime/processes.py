@@ -1,14 +1,8 @@
 """One service in several processes that listen on one port: `--processes N`.
 
-The parent imports, reserves the port, forks, and then only waits: it starts again what died, kills what hangs, hands signals on,
-and ends when all have ended. It has no event loop and no thread, so forking is safe, and a child starts within milliseconds from memory
-that it shares.
-
-Each child has a listening socket of its own with SO_REUSEPORT, among which the kernel spreads connections by hash. On one
-shared socket the process that wakes first takes every connection that waits, and keeps it (docs/decisions/0038).
-
-Metrics are Prometheus's multiprocess mode: each process writes into files of one directory, and `/metrics` of any of them
-tells of all. The library reads the directory's name when it is imported, so the parent executes itself once more with it.
+The parent reserves the port, forks, restarts what died, kills what hangs, hands signals on. It has no event loop and no thread, so
+forking is safe. Each child listens on its own socket with SO_REUSEPORT (docs/decisions/0038). Metrics are Prometheus's multiprocess
+mode, whose directory is read at import: the parent executes itself once more with it.
 """
 
 import contextlib
@@ -128,7 +122,7 @@ class _Parent:
         stood_still = time.monotonic() - began - seconds
         for child in self._children:
             if child.heard_at is not None:
-                child.heard_at += max(0.0, stood_still)  # neither did we run, so perhaps nobody did
+                child.heard_at += max(0.0, stood_still)  # we did not run either, so the machine stood still
         if self._listening in readable:
             for number in os.read(self._listening, 4096):
                 child = self._children[number - 1]
@@ -193,7 +187,7 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for unused in (self._signals, self._signalled, self._listening):
                 os.close(unused)
-            code = self._life(number)
+            code = self._run_child(number)
         except BaseException:  # noqa: BLE001 - nothing of the parent's may run on in a child
             sys.excepthook(*sys.exc_info())
             code = 1
@@ -202,8 +196,8 @@ class _Parent:
             sys.stderr.flush()
         os._exit(code)
 
-    def _life(self, number: int) -> int:
-        """A child's life; its exit code."""
+    def _run_child(self, number: int) -> int:
+        """Returns the exit code."""
         listener = _bound(self._reserved.family, self._reserved.getsockname())
         try:
             self._serve(number, listener, lambda: self._say_listening(number))
@@ -219,8 +213,8 @@ class _Parent:
 
 
 def _reserved(host: str, port: int) -> socket.socket:
-    """A socket that is bound and never listens: it keeps the port (also one that the kernel chose) while children come and go.
-    Raises click.ClickException where somebody else listens there, also with SO_REUSEPORT."""
+    """A bound socket that never listens: it keeps the port while children restart. Raises click.ClickException where the port is
+    taken, also with SO_REUSEPORT."""
     try:
         family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0

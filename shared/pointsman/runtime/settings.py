@@ -1,8 +1,7 @@
-"""Settings: declared once as a frozen dataclass, read from flags, environment and one TOML file, in that order.
+"""Settings: a frozen dataclass, read from flags, environment and one TOML file, in that order.
 
-A field `prefill_window_tokens` is the flag `--prefill-window-tokens`, the variable
-`POINTSMAN_PREFILL_WINDOW_TOKENS` and, in the file named by `--config`, the key `prefill_window_tokens` at the top
-(for every service) or in the table of one service (`[scheduler]`), which wins.
+A field `hold_max` is the flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX` and, in the file of `--config`, the key `hold_max` at the
+top or in the table of one service (`[scheduler]`), which wins.
 """
 
 import re
@@ -57,8 +56,7 @@ def setting(
     bounds: click.ParamType[Any] | None = None,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field with its help text. `bounds`: click's type for what is not every value of the field's own type.
-    `secret` keeps the value out of `--help` and logs."""
+    """A dataclass field. `bounds`: click type that narrows the field's own. `secret`: not shown in `--help` and logs."""
     metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -67,7 +65,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSettings:
-    """What every process that reads a pool's log must be told alike."""
+    """Settings that all readers of a pool's log share."""
 
     nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
     pool: str = setting(
@@ -89,13 +87,13 @@ class DeploymentSettings:
 
     @property
     def nats_shown(self) -> str:
-        """`nats` without names, passwords and tokens: for people, logs and /readyz."""
+        """`nats` without credentials, for display."""
         return re.sub(r"//[^/,]*@", "//", self.nats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings(DeploymentSettings):
-    """What every process of one pool must be told alike. An ingress, which may serve several, learns it from their logs."""
+    """Settings that all processes of one pool share; an ingress learns them from the log."""
 
     block_tokens: int = setting(
         64, "Tokens that one block key stands for; a multiple of the engines' block size.", bounds=COUNT
@@ -104,20 +102,16 @@ class FleetSettings(DeploymentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
-    """What every process has of its own."""
+    """Settings of each process."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
     log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
-    log_format: str = setting("text", "Log lines for people (text) or for machines (json).", choices=("text", "json"))
+    log_format: str = setting("text", "Format of log lines: text or json.", choices=("text", "json"))
 
 
 def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Callable[[S], None]], click.Command]:
-    """Make a click command from a settings dataclass; `table` is its table in the TOML file.
-
-    The decorated function takes the settings; its docstring is the command's help. `--help` lists every
-    setting with its default and its environment variable.
-    """
+    """A decorator that makes a click command of a function of the settings; its docstring is the help. `table`: in the TOML file."""
 
     def decorate(function: Callable[[S], None]) -> click.Command:
         def callback(**values: Any) -> None:

@@ -16,8 +16,7 @@ import structlog
 log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
-"""How long a service may take to shut down after SIGTERM before it is killed. It takes 0.2 to 3 s; the rest is for machines
-where ten others want the same core. An ingress, which finishes its streams, has longer (`Supervisor.stop_seconds_max`)."""
+"""Longest shutdown after SIGTERM; then the process is killed. Usually 0.2 to 3 s. An ingress has longer."""
 
 
 SAME_SIGNAL_SECONDS = 0.5
@@ -33,7 +32,7 @@ class Supervisor:
         self.signalled_at = 0.0
         """When the newest signal came, by the event loop's clock."""
         self.for_good = False
-        """Whether it was SIGINT that asked for shutdown: a person ends all of it, and nobody waits for it to come back."""
+        """Whether SIGINT asked for shutdown: the process will not come back."""
         self.stop_seconds_max = STOP_SECONDS_MAX
         """How long the process may take to shut down after a signal before it is killed."""
         self._failure: BaseException | None = None
@@ -96,8 +95,7 @@ class Supervisor:
 
 
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
-    """Run a service until SIGINT, SIGTERM or failure; exits 1 on failure, with the reason in the log. Raises
-    click.ClickException for what is wrong with its settings: a line for who wrote them says it all."""
+    """Run a service until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_supervised(main))
@@ -119,8 +117,8 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
-    """The first signal stops in order, and SIGINT for good; a second one stops at once. What comes within SAME_SIGNAL_SECONDS is
-    the same: systemd sends it to each process, and a parent hands it on."""
+    """The first signal stops in order, SIGINT for good; a second stops at once. Within SAME_SIGNAL_SECONDS it is the same signal,
+    sent by systemd and by a parent."""
     log.debug("signal_received", signal=number.name)
     now, seconds = asyncio.get_running_loop().time(), supervisor.stop_seconds_max
     if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:

@@ -16,7 +16,7 @@ from prometheus_client import Gauge as PrometheusGauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable by which Prometheus's library is told where the processes of one service share their metrics."""
+"""Environment variable with the directory where processes of one service share metrics (prometheus_client)."""
 
 Gauge = partial(PrometheusGauge, multiprocess_mode="livemax")
 """Of several processes the one where it is highest is shown; counters and histograms are summed."""
@@ -91,7 +91,7 @@ FALLBACK_PLACEMENTS = Counter(
 
 ACCESS_LOG_LINES_DROPPED = Counter(
     "pointsman_access_log_lines_dropped_total",
-    "Lines of the access log that nobody read in time, and that were left out.",
+    "Access log lines dropped because standard output was read too slowly.",
 )
 
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
@@ -101,7 +101,7 @@ DECISION_SECONDS = Histogram(
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
 LEADER = Gauge("pointsman_leader", "Whether this scheduler may decide.")
-LEADER_TERM = Gauge("pointsman_leader_term", "The newest term that the log tells of.")
+LEADER_TERM = Gauge("pointsman_leader_term", "Newest term in the log.")
 INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
 INSTANCE_PREFILL = Gauge(
     "pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"]
@@ -177,7 +177,7 @@ DEAD_LETTERS = Counter(
     ["kind"],
 )
 UNEXPECTED_ERRORS = Counter(
-    "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an error nobody expected.", ["step"]
+    "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
 )
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.", multiprocess_mode="livemin")
@@ -231,8 +231,7 @@ def configure_logging(level: str, log_format: str) -> None:
 
 
 class _LossyErrors:
-    """Standard error, where a line that cannot be written is dropped: no service fails because the disk of its log file is
-    full, or because nobody reads any more."""
+    """Standard error; a line that cannot be written is dropped."""
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Term
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.reconciler import Drain, Grow, Stop, Undrain, census, next_steps
+from pointsman_scaler.reconciler import Drain, Grow, Stop, Undrain, next_steps, pool_status
 from tests.support.events import finished, first_token, joined, reported, route
 
 TOKENS_A_SECOND = 1000
@@ -234,7 +234,7 @@ def fleet(roles: Mapping[str, Role] = {}, **status: str) -> State:
 
 def steps(state: State, wanted: int, provided: str, *, idle: bool = True, old: str = "") -> list[object]:
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
-    count = census(state, running, start_seconds_max=600.0)
+    count = pool_status(state, running, start_seconds_max=600.0)
 
     def may_stop(_instance: Instance) -> str:
         return "it is idle" if idle else ""

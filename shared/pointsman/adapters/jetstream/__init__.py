@@ -1,67 +1,27 @@
-"""The log and the commands over NATS: the only place that talks to a NATS client, and to JetStream.
+"""The log and the commands of a pool over NATS, on one connection that is made in the background and reconnects.
 
-One connection per process carries both. It is made in the background and made again for ever; what waits for it is
-held within named bounds. `writes` is how events get in, `reads` how they get out, `streams` the JetStream calls
-for both, `commands` request and reply, `lease` and `checkpoints` small buckets beside the log; they see the connection as the small `wire.Wire`. This module implements
-that over nats-py, around what we measured of it: while disconnected it would buffer what its caller has given up
-(so its buffer is off and emptied), it stops for good on some server errors (so a client that closed is replaced), and its
-default to notice a dead server is six minutes (so it pings every two seconds).
+`client` (nats-py) implements `connection`; on it stand `producer` (events in), `consumer` (events out), `stream` and `direct_stream`
+(calls of the JetStream API), `commands` (request and reply), `lease` and `checkpoints` (buckets beside the log).
 """
 
 import asyncio
-import contextlib
-import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-from nats.aio.client import Client
-from nats.aio.subscription import Subscription as ClientSubscription
-from nats.errors import BadSubjectError, MaxPayloadError
-from nats.errors import Error as ClientError
-from typing_extensions import override
 
 from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
+from pointsman.adapters.jetstream.client import CLOSE_SECONDS_MAX, NatsConnection
 from pointsman.adapters.jetstream.commands import JetStreamCommands, Requests
-from pointsman.adapters.jetstream.direct import DirectStream, Found, RevisionTakenError
+from pointsman.adapters.jetstream.direct_stream import DirectStream
 from pointsman.adapters.jetstream.lease import SCALER_KEY, JetStreamLease
-from pointsman.adapters.jetstream.reads import Reader
-from pointsman.adapters.jetstream.streams import Stream, StreamSettings
-from pointsman.adapters.jetstream.wire import NotConnectedError, OnMessage, Subscription, UnsendableError, Wire
-from pointsman.adapters.jetstream.writes import WindowSettings, WriteWindow
+from pointsman.adapters.jetstream.log import JetStreamLog
+from pointsman.adapters.jetstream.producer import WindowSettings
+from pointsman.adapters.jetstream.stream import Stream, StreamSettings
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent, UnwritableError, encode
-from pointsman.contracts.decisions import LeaderElected
-from pointsman.contracts.subjects import stream_name, subject_of
-from pointsman.ports import (
-    Clock,
-    ElectionLostError,
-    EventLog,
-    Fence,
-    Link,
-    LogEntry,
-    LogExtent,
-    LogReset,
-    LogUnavailableError,
-    StoreUnavailableError,
-)
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.contracts.subjects import stream_name
+from pointsman.ports import Clock, Link
+from pointsman.primitives import PoolName
 
-__all__ = ["JetStreamLog", "StreamSettings", "WindowSettings", "connect"]
-
-CONNECT_SECONDS_MAX = 2
-RECONNECT_SECONDS = 0.2
-RECONNECT_JITTER_SECONDS = 0.1
-PING_SECONDS = 2
-PINGS_UNANSWERED_MAX = 2
-APPEND_SECONDS_MAX = 4.0
-"""How long one append is tried, a second for each try."""
-CLOSE_SECONDS_MAX = 1.0
-ROUND_TRIP_SECONDS_MAX = 1
-PING_FORGOTTEN_SECONDS = 4 * PING_SECONDS * PINGS_UNANSWERED_MAX
-"""By then the client has another connection, and has forgotten what it pinged on the last one."""
-STREAM_RETRY_SECONDS_MIN = 0.1
-STREAM_RETRY_SECONDS_MAX = 2.0
+__all__ = ["StreamSettings", "WindowSettings", "connect"]
 
 
 @asynccontextmanager
@@ -76,398 +36,38 @@ async def connect(
     window: WindowSettings | None = None,
     only_reads: bool = False,
 ) -> AsyncIterator[Link]:
-    """The log of `pool` and its commands, over the nats-server at `url` (several: separated by commas).
-
-    Returns at once and connects in the background, for ever. `name` is who we are to the server and in WritesLost
-    events. `stream` says how the pool's stream is made if this process is the first; where it `only_reads`, none is
-    made. Leaving the context waits at most CLOSE_SECONDS_MAX for unconfirmed writes.
-    """
-    hear = listener or LogListener()
-    wire = _NatsWire(url, name, hear)
-    requests = Requests(wire)
+    """Connect to `pool` at `url` (several: comma-separated); returns at once. `name`: in WritesLost events. `stream`: how to make the
+    stream if it is missing, unless `only_reads`. Leaving waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
+    reports_to = listener or LogListener()
+    connection = NatsConnection(url, name, reports_to)
+    requests = Requests(connection)
     settings = stream or StreamSettings()
     elections = DirectStream(requests, stream_name(pool))
-    log = JetStreamLog(wire, Stream(requests, pool, settings), elections, pool, clock, hear, name, window)
+    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, reports_to, name, window)
     await requests.open()
     await log.open()
-    tasks = [asyncio.create_task(wire.stay_connected())]
+    tasks = [asyncio.create_task(connection.stay_connected())]
     if not only_reads:
         tasks.append(asyncio.create_task(log.keep_stream()))
     try:
         yield Link(
             log,
-            JetStreamCommands(wire, requests, hear),
+            JetStreamCommands(connection, requests, reports_to),
             JetStreamLease(requests, pool, replicas=settings.replicas),
             JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
             JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
         )
     finally:
-        if wire.connected:
+        if connection.connected:
             await log.flush(CLOSE_SECONDS_MAX)
         log.close()
         await _ended(tasks)
-        await wire.close()
+        await connection.close()
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel the tasks until they have ended: a cancellation that meets the very end of an attempt to connect is taken for
-    one more failure by the client (in Python 3.11's `wait_for`), which then goes on."""
+    """Cancel until they have ended: the client takes a cancellation at the end of a connection attempt for a failure (Python 3.11)."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=CLOSE_SECONDS_MAX)
-
-
-class JetStreamLog(EventLog):
-    """A pool's log as a JetStream stream."""
-
-    def __init__(
-        self,
-        wire: Wire,
-        stream: Stream,
-        elections: DirectStream,
-        pool: PoolName,
-        clock: Clock,
-        listener: LogListener,
-        name: str,
-        window: WindowSettings | None,
-    ) -> None:
-        self._wire = wire
-        self._stream = stream
-        self._elections = elections
-        self._pool = pool
-        self._listener = listener
-        self._stream_doubtful = asyncio.Event()
-        self._writes = WriteWindow(
-            wire,
-            pool,
-            clock,
-            listener,
-            writer=name,
-            settings=window or WindowSettings(),
-            on_no_stream=self._stream_doubtful.set,
-        )
-
-    async def open(self) -> None:
-        await self._writes.open()
-        self._wire.on_change(self._on_change)
-
-    def close(self) -> None:
-        self._writes.close()
-
-    @override
-    async def append(self, event: LogEvent) -> Sequence:
-        done: asyncio.Future[Sequence] = asyncio.get_running_loop().create_future()
-        number = self._writes.put(event, done)
-        try:
-            async with asyncio.timeout(APPEND_SECONDS_MAX):
-                return await done
-        except TimeoutError as error:
-            unconfirmed = f"the write was not confirmed within {APPEND_SECONDS_MAX:g} s"
-            raise LogUnavailableError(unconfirmed) from error
-        finally:
-            if done.cancelled():
-                self._writes.withdraw(number)
-
-    @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        self._writes.put(event, fence=fence)
-
-    @override
-    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        subject = subject_of(self._pool, event)
-        try:
-            payload = encode(event)
-        except UnwritableError as error:
-            raise LogUnavailableError(str(error)) from error
-        try:
-            return Fence(await self._elections.write(subject, payload, after=after))
-        except RevisionTakenError as error:
-            # Where our answer was lost and we ask again, the one who came first is we.
-            newest = await self._newest(subject)
-            if newest is None or newest.payload != payload:
-                raise ElectionLostError(str(error)) from error
-            return Fence(newest.sequence)
-        except StoreUnavailableError as error:
-            raise LogUnavailableError(str(error)) from error
-
-    @override
-    async def flush(self, timeout: Seconds) -> bool:
-        return await self._writes.flushed(timeout)
-
-    @override
-    async def extent(self) -> LogExtent:
-        return await self._stream.extent()
-
-    @override
-    async def read(
-        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
-    ) -> AsyncIterator[LogEntry | LogReset]:
-        reader = Reader(self._wire, self._stream, self._listener, start, kinds, at_end)
-        try:
-            while True:
-                yield await reader.next()
-        finally:
-            await reader.close()
-
-    async def _newest(self, subject: str) -> Found | None:
-        """Raises LogUnavailableError."""
-        try:
-            return await self._elections.last(subject)
-        except StoreUnavailableError as error:
-            raise LogUnavailableError(str(error)) from error
-
-    async def keep_stream(self) -> None:
-        """See to it that the stream is there after each connection and whenever a write finds none."""
-        while True:
-            await self._stream_doubtful.wait()
-            self._stream_doubtful.clear()
-            await self._ensure_stream()
-
-    async def _ensure_stream(self) -> None:
-        retry_seconds = STREAM_RETRY_SECONDS_MIN
-        while self._wire.connected:
-            try:
-                extent, differences, replicas = await self._stream.ensure()
-            except LogUnavailableError as error:
-                self._listener.log_missing(str(error))
-                self._writes.resume()  # we may have the right to write and none to ask
-                await asyncio.sleep(retry_seconds)
-                retry_seconds = min(2 * retry_seconds, STREAM_RETRY_SECONDS_MAX)
-                continue
-            self._writes.server_fences = replicas == 1
-            if differences:
-                self._listener.trouble("stream settings differ, left alone", "; ".join(differences))
-            self._listener.log_ready(extent.identity)
-            self._writes.resume()
-            return
-
-    def _on_change(self, connected: bool) -> None:
-        if connected:
-            self._stream_doubtful.set()
-
-
-class _NatsWire(Wire):
-    """One nats-py client at a time, replaced when it gives up."""
-
-    def __init__(self, url: str, name: str, listener: LogListener) -> None:
-        self._servers = url.split(",")
-        self._name = name
-        self._listener = listener
-        self._client: Client | None = None
-        self._connected = False
-        self._subscriptions: dict[int, _NatsSubscription] = {}
-        self._watchers: dict[int, Callable[[bool], None]] = {}
-        self._count = 0
-
-    @property
-    @override
-    def connected(self) -> bool:
-        return self._connected
-
-    @override
-    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        if self._client is None or not self._connected:
-            not_connected = "not connected to NATS"
-            raise NotConnectedError(not_connected)
-        try:
-            _run_at_once(self._client.publish(subject, payload, reply, headers))
-        except (MaxPayloadError, BadSubjectError) as error:
-            unsendable = f"{type(error).__name__}: {len(payload)} bytes to {subject}"
-            raise UnsendableError(unsendable) from error
-        except ClientError as error:
-            raise NotConnectedError(str(error)) from error
-
-    @override
-    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
-        self._count += 1
-        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, waiting_max)
-        if self._client is not None and self._connected:
-            await subscription.begin(self._client)
-            await _round_trip(self._client)
-        return subscription
-
-    @override
-    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
-        self._count += 1
-        key = self._count
-        self._watchers[key] = hear
-
-        def forget() -> None:
-            self._watchers.pop(key, None)
-
-        return forget
-
-    async def stay_connected(self) -> None:
-        """Connect, and again with another client whenever one gave up; reconnecting before that is the client's work."""
-        while True:
-            gave_up = asyncio.Event()
-            client = self._client = _TolerantClient()
-            await self._connect(client, gave_up)
-            await gave_up.wait()
-            self._change(connected=False, detail="the client gave up")
-            await asyncio.sleep(RECONNECT_SECONDS)
-
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        self._connected = False
-        if client is not None:
-            with contextlib.suppress(Exception):  # closing while disconnected can fail in several ways (measured)
-                await asyncio.wait_for(client.close(), CLOSE_SECONDS_MAX)
-
-    async def _connect(self, client: Client, gave_up: asyncio.Event) -> None:
-        async def on_error(error: Exception) -> None:
-            self._listener.trouble("connection", f"{type(error).__name__}: {error}")
-
-        async def on_disconnected() -> None:
-            _drop_unsent(client)
-            self._change(connected=False, detail="the connection to NATS broke")
-
-        async def on_reconnected() -> None:
-            self._change(connected=True, detail=_server_of(client))
-
-        async def on_closed() -> None:
-            gave_up.set()
-
-        await client.connect(
-            servers=self._servers,
-            name=self._name,
-            connect_timeout=CONNECT_SECONDS_MAX,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=RECONNECT_SECONDS + random.uniform(0, RECONNECT_JITTER_SECONDS),  # type: ignore[arg-type]
-            ping_interval=PING_SECONDS,
-            max_outstanding_pings=PINGS_UNANSWERED_MAX,
-            pending_size=0,
-            error_cb=on_error,
-            disconnected_cb=on_disconnected,
-            reconnected_cb=on_reconnected,
-            closed_cb=on_closed,
-        )
-        for subscription in list(self._subscriptions.values()):
-            await subscription.begin(client)
-        if client.is_connected:
-            self._change(connected=True, detail=_server_of(client))
-
-    def _change(self, *, connected: bool, detail: str) -> None:
-        if connected == self._connected or self._client is None:
-            return
-        self._connected = connected
-        if connected:
-            self._listener.connected(detail)
-        else:
-            self._listener.disconnected(detail)
-        for hear in list(self._watchers.values()):
-            hear(connected)
-
-
-class _TolerantClient(Client):
-    """Delivers messages whose subject or headers are not text: the library would end its reading for good there (seen with
-    one byte 0xff in a subject), and with each new connection again, as the stream keeps the message."""
-
-    @override
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not subject.isascii():
-            subject = subject.decode(errors="backslashreplace").encode()
-        if not reply.isascii():
-            reply = b""
-        await super()._process_msg(sid, subject, reply, data, headers)
-
-    @override
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        try:
-            return await super()._process_headers(headers)
-        except (ValueError, IndexError):
-            return None
-
-
-class _NatsSubscription(Subscription):
-    """A subscription that outlives clients."""
-
-    def __init__(
-        self,
-        registry: "dict[int, _NatsSubscription]",
-        key: int,
-        subject: str,
-        on_message: OnMessage,
-        waiting_max: int,
-    ) -> None:
-        self._registry = registry
-        self._key = key
-        self._subject = subject
-        self._on_message = on_message
-        self._waiting_max = waiting_max
-        self._client: Client | None = None
-        self._begun: ClientSubscription | None = None
-        registry[key] = self
-
-    async def begin(self, client: Client) -> None:
-        self._client = client
-        with contextlib.suppress(ClientError):  # the client closed: the next one begins again
-            self._begun = await client.subscribe(
-                self._subject,
-                cb=self._on_message,
-                pending_msgs_limit=self._waiting_max,
-                pending_bytes_limit=0,
-            )
-
-    @override
-    async def close(self) -> None:
-        self._registry.pop(self._key, None)
-        begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        with contextlib.suppress(ClientError):
-            await begun.unsubscribe()
-        if self._client is not None and self._client.is_connected:
-            await _round_trip(self._client)
-
-
-def _drop_unsent(client: Client) -> None:
-    """Forget what the client had not yet written to the broken connection.
-
-    It would send that first on the next one, ahead of the older writes that were lost on the way, and so change their
-    order (seen at one crash in ten). Whoever sent it sends it again or has given up; subscriptions are made anew
-    in any case. There is no public way to say this.
-    """
-    client._pending.clear()  # noqa: SLF001
-    client._pending_data_size = 0  # noqa: SLF001
-
-
-async def _round_trip(client: Client) -> None:
-    """Wait until the server has seen what was sent so far: only then do others meet it.
-
-    In a task of its own, which nobody cancels: the answer to a ping that was given up ends the client's reading for good
-    (measured, with a server that stood still), and what it then does not hear it misses for seconds.
-    """
-    trip = asyncio.create_task(_pinged_twice(client))
-    _round_trips.add(trip)
-    trip.add_done_callback(_round_trips.discard)
-    await asyncio.wait([trip], timeout=ROUND_TRIP_SECONDS_MAX)
-
-
-_round_trips: set[asyncio.Task[None]] = set()
-
-
-async def _pinged_twice(client: Client) -> None:
-    """Twice, because the client's first ping overtakes what still waits for its flusher."""
-    with contextlib.suppress(ClientError):
-        await client.flush(PING_FORGOTTEN_SECONDS)
-        await client.flush(PING_FORGOTTEN_SECONDS)
-
-
-def _server_of(client: Client) -> str:
-    url = client.connected_url
-    return f"{url.hostname}:{url.port}" if url is not None else "unknown"
-
-
-def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
-    """Run a client's publish to its end here and now, so that a caller need not wait and order is that of the calls.
-
-    With the pending buffer off, all it does is append to what the client's flusher writes next and wake that. Should
-    it want to wait after all, then only for the flusher: the message is in its hands already.
-    """
-    try:
-        publish.send(None)
-    except StopIteration:
-        return
-    publish.close()

@@ -1,8 +1,7 @@
-"""Checkpoints in a JetStream object bucket of the pool, `pointsman-<pool>`: a few objects, of which one is replaced.
+"""Checkpoints in the object bucket `pointsman-<pool>`.
 
-An object is chunks on one subject and, written after all of them, a description with their number and digest on
-another. So a write that breaks off leaves the object before it in place: each slot has two subjects for chunks, taken
-in turn and swept before they are written.
+An object is chunks on one subject and then a description with their number and digest on another. Each slot alternates between
+two chunk subjects, so a write that breaks off leaves the object before it in place.
 """
 
 from base64 import urlsafe_b64encode
@@ -14,7 +13,7 @@ from typing_extensions import override
 
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
-from pointsman.adapters.jetstream.direct import ROLLUP, DirectStream
+from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
 from pointsman.primitives import PoolName, Sequence
 

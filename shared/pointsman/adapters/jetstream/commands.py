@@ -10,12 +10,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from typing_extensions import override
 
-from pointsman.adapters.jetstream.wire import (
+from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
+    Connection,
     Message,
     NotConnectedError,
     UnsendableError,
-    Wire,
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
@@ -24,7 +24,7 @@ from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoRes
 from pointsman.primitives import Seconds
 
 ANSWERS_WAITING_MAX = 65_536
-"""Answers that have arrived and wait for the event loop. More than there are requests under way."""
+"""Answers that have arrived and wait for the event loop. More than there are requests in flight."""
 COMMANDS_WAITING_MAX = 4096
 """Commands that have arrived and wait for a handler. More are dropped: their askers time out and ask again."""
 
@@ -32,19 +32,18 @@ COMMANDS_WAITING_MAX = 4096
 class Requests:
     """Asks on a subject and waits for the one answer."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
         self._asked = 0
         self._waiting: dict[str, asyncio.Future[Message]] = {}
 
     async def open(self) -> None:
-        await self._wire.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
-        self._wire.on_change(self._on_change)
+        await self._connection.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
+        self._connection.on_change(self._on_change)
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
-        """Raises NoResponderError when nobody listens or there is no connection, CommandTimeoutError when no answer
-        came in time or the connection broke meanwhile."""
+        """Raises NoResponderError, CommandTimeoutError."""
         return (await self.ask_message(subject, payload, timeout, headers)).data
 
     async def ask_message(
@@ -58,7 +57,7 @@ class Requests:
         self._waiting[reply] = answer
         timer = loop.call_later(timeout, _fail, answer, f"no answer on {subject} within {timeout:g} s")
         try:
-            self._wire.publish(subject, payload, reply=reply, headers=headers)
+            self._connection.publish(subject, payload, reply=reply, headers=headers)
             message = await answer
         except (NotConnectedError, UnsendableError) as error:
             raise NoResponderError(str(error)) from error
@@ -89,15 +88,15 @@ def _fail(answer: asyncio.Future[Message], reason: str) -> None:
 class JetStreamCommands(Commands):
     """The commands between services. A handler runs in its subscription: one command after the other, no task each."""
 
-    def __init__(self, wire: Wire, requests: Requests, listener: LogListener) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, requests: Requests, listener: LogListener) -> None:
+        self._connection = connection
         self._requests = requests
         self._listener = listener
 
     @property
     @override
     def connected(self) -> bool:
-        return self._wire.connected
+        return self._connection.connected
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
@@ -132,7 +131,7 @@ class JetStreamCommands(Commands):
                 return
             await self._handle(message.subject, handler(command, self._reply_to(message)))
 
-        subscription = await self._wire.subscribe(subject, on_message, waiting_max=COMMANDS_WAITING_MAX)
+        subscription = await self._connection.subscribe(subject, on_message, waiting_max=COMMANDS_WAITING_MAX)
         try:
             yield
         finally:
@@ -154,7 +153,7 @@ class JetStreamCommands(Commands):
             if not message.reply:
                 return
             try:
-                self._wire.publish(message.reply, answer if isinstance(answer, bytes) else encode(answer))
+                self._connection.publish(message.reply, answer if isinstance(answer, bytes) else encode(answer))
             except (NotConnectedError, UnsendableError) as error:
                 self._listener.trouble("answer not sent", str(error))
 

@@ -1,15 +1,11 @@
-"""The leases of a pool: a key each (`leader`, `scaler`) in a key-value bucket of their own, `pointsman-<pool>`.
-
-In the server's memory: a lease means nothing after a restart, and renewing it must neither wait for a disk nor fail
-when that is full. No time to live is set: the server counts those in whole seconds, and the client's `update` would
-lose it; who watches counts for itself.
-"""
+"""The leases of a pool: keys `leader` and `scaler` in the key-value bucket `pointsman-<pool>`, in the server's memory, so that
+renewing needs no disk. No time to live: watchers count for themselves."""
 
 import msgspec
 from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
-from pointsman.adapters.jetstream.direct import DirectStream, RevisionTakenError
+from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
 from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import PoolName, Term
 

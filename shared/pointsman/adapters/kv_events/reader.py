@@ -1,4 +1,4 @@
-"""Reads one engine's KV events: feeds sockets into Continuity and decodes what comes out. Out: EngineItems, for ever."""
+"""Reads one engine's KV events: feeds sockets into Continuity and decodes what comes out. Out: EngineItems, without end."""
 
 import asyncio
 import itertools

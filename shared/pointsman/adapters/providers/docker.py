@@ -1,9 +1,5 @@
-"""Engines as containers: for each instance one of the engine and one of the worker beside it, known by their labels.
-
-What runs is asked of Docker and remembered nowhere else, so any number of scalers see the same. A container's name is
-made of the pool's, the instance's and its part's, and Docker gives a name once: of two scalers that start the same
-instance, one is told that it is there.
-"""
+"""Instances as pairs of containers, engine and worker, found by their labels. Container names are unique, so two scalers cannot
+start one instance twice."""
 
 import asyncio
 import shlex
@@ -33,8 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTemplate:
-    """How an instance's containers are made. `engine_command` may hold {instance}; both join `network`, where the engine
-    answers under its container's name at `engine_port` and publishes KV events at `kv_port` and `replay_port`."""
+    """`engine_command` may hold {instance}. Both containers join `network`; the engine answers there under its container's name."""
 
     engine_image: str
     engine_command: str

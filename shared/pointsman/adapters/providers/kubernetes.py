@@ -1,12 +1,8 @@
-"""Engines as pods of a Deployment or StatefulSet, whose scale subresource is all that is written.
+"""Instances as pods of a Deployment or StatefulSet; only its scale subresource is written.
 
-Each pod holds an engine and its worker, and the worker's instance is called like the pod (POINTSMAN_INSTANCE from
-`metadata.name`). The number of replicas is written with the version at which it was read, so of two scalers that change
-it at once, one is refused and looks again.
-
-Which pod goes when the number shrinks is for Kubernetes to say. A StatefulSet takes away the highest ordinal, so only
-that one may be stopped. Of a Deployment it is the pod with the lowest deletion cost: the one that shall go is marked
-before.
+The worker's instance has the pod's name (POINTSMAN_INSTANCE from `metadata.name`). Replicas are written with the resource version
+read, so concurrent writes are refused. A StatefulSet removes its highest ordinal; of a Deployment the pod to go gets the lowest
+deletion cost first.
 """
 
 import asyncio
@@ -34,10 +30,7 @@ class KubernetesProvider(InstanceProvider):
     """The pods of one workload in one namespace."""
 
     def __init__(self, kind: Kind, workload: str, namespace: str, *, api_client: Any = None) -> None:
-        """`api_client`: a kubernetes.client.ApiClient; without one, the pod's own service account, else the kubeconfig.
-
-        Raises ProviderError.
-        """
+        """`api_client`: None uses the pod's service account, else the kubeconfig. Raises ProviderError."""
         try:
             from kubernetes import client, config
         except ImportError as error:
@@ -81,7 +74,7 @@ class KubernetesProvider(InstanceProvider):
         return [max(running, key=_ordinal)]
 
     def _pods(self) -> list[Any]:
-        """Those that were not told to end yet."""
+        """Those that are not being deleted."""
         selector = self._scale().status.selector
         listed = self._core.list_namespaced_pod(
             self._namespace, label_selector=selector, _request_timeout=CALL_WALL_SECONDS
@@ -141,7 +134,7 @@ def _load_config(config: Any) -> None:
 
 
 def _connection_error() -> type[Exception]:
-    """What the client lets through when nobody answers."""
+    """The client's error for a connection without an answer."""
     from urllib3.exceptions import HTTPError
 
     return HTTPError

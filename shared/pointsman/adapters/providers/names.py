@@ -9,7 +9,7 @@ PREFIX = "scaled-"
 
 
 def free_names(taken: Collection[str]) -> Iterator[InstanceId]:
-    """Names that nobody has, lowest number first, for ever."""
+    """Unused names, lowest number first, without end."""
     for number in count(1):
         name = f"{PREFIX}{number}"
         if name not in taken:

@@ -1,9 +1,7 @@
-"""Engines as processes of this machine, each with a worker, looked after by a keeper (`chassis.instance_keeper`).
+"""Instances as processes of this machine, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler.
 
-A keeper is no child in the usual sense: it outlives the scaler that started it, so that a scaler may die without a
-request noticing, and the next one finds it again. What it is known by is a locked file for each instance. The lock is
-taken before the keeper starts and handed over to it, so two scalers never start one name twice, and whether an instance
-runs is a question to the kernel, not to a process id that may have been given away again.
+An instance is known by a locked file. The lock is taken before the supervisor starts and handed over to it, so two scalers never
+start one name twice, and whether an instance runs is asked of the kernel.
 """
 
 import asyncio
@@ -31,17 +29,15 @@ from pointsman.primitives import InstanceId, Seconds
 log = structlog.get_logger()
 
 STOP_WALL_SECONDS: Seconds = 26.0
-"""How long a keeper may take to end before it is killed, and with it all that it keeps. It gives its worker and its engine
-12 s each."""
+"""Longest stop of a supervisor before it is killed with all its processes; worker and engine have 12 s each."""
 POLL_WALL_SECONDS: Seconds = 0.05
 GROWTH_LOCK = "growth"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """How an instance is started. `engine` is a command line with places to fill in (`chassis.engine_command`);
-    `supervisor` is the module that a process of its own runs to start and watch them; `environment` the worker's settings;
-    `guard` a file whose lock is held as long as the fleet lives."""
+    """`engine`: a command line with placeholders (`runtime.engine_command`). `supervisor`: the module to run. `environment`: the
+    worker's settings. `guard`: a file locked as long as the fleet lives."""
 
     engine: str
     supervisor: str
@@ -56,7 +52,7 @@ class ProcessProvider(InstanceProvider):
         """Raises ProviderError where the command line cannot be read."""
         self._directory = directory
         self._template = template
-        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._supervisors: list[subprocess.Popen[bytes]] = []
         try:
             self._engine = shlex.split(template.engine)
         except ValueError as error:
@@ -91,7 +87,7 @@ class ProcessProvider(InstanceProvider):
     async def stop(self, instance: InstanceId) -> None:
         if not is_locked(self._lock_file(instance)):
             return
-        pid = self._keeper_of(instance)
+        pid = self._supervisor_pid(instance)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         if await self._ended(instance, STOP_WALL_SECONDS):
@@ -100,20 +96,20 @@ class ProcessProvider(InstanceProvider):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if not await self._ended(instance, STOP_WALL_SECONDS):
-            stays = f"{instance} (keeper {pid}) does not end"
+            stays = f"{instance} (supervisor {pid}) does not end"
             raise ProviderError(stays)
 
     def kill(self, instance: InstanceId) -> None:
         """End it at once. Does nothing where it is only just being started, or has ended."""
         with contextlib.suppress(ProviderError, ProcessLookupError):
-            os.kill(self._keeper_of(instance), signal.SIGQUIT)
+            os.kill(self._supervisor_pid(instance), signal.SIGQUIT)
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
         return running
 
     def _kept(self) -> list[tuple[InstanceId, float]]:
-        """Instances whose keeper lives, and when each was started, Unix seconds."""
+        """Instances whose supervisor runs, and when each was started, Unix seconds."""
         locks = sorted(self._directory.glob("*.lock"))
         return [
             (InstanceId(lock.stem), lock.stat().st_mtime)
@@ -148,17 +144,17 @@ class ProcessProvider(InstanceProvider):
             if not try_lock(lock):
                 taken = f"{name} was started by another scaler"
                 raise ProviderError(taken)
-            keeper = spawn(
+            supervisor = spawn(
                 [sys.executable, "-m", self._template.supervisor, json.dumps(what)],
                 output=self._directory / f"{name}.log",
                 pass_fds=(lock.fileno(),),
                 session=True,
                 parent_death=None,
             )
-        self._keepers.append(keeper)
-        log.info("instance_started", instance=name, keeper=keeper.pid)
+        self._supervisors.append(supervisor)
+        log.info("instance_started", instance=name, supervisor=supervisor.pid)
 
-    def _keeper_of(self, instance: InstanceId) -> int:
+    def _supervisor_pid(self, instance: InstanceId) -> int:
         try:
             return int(self._lock_file(instance).read_text())
         except (OSError, ValueError) as error:
@@ -175,16 +171,15 @@ class ProcessProvider(InstanceProvider):
         return True
 
     def _reap(self) -> None:
-        """Take note of keepers of ours that have ended, so that none stays as a zombie."""
-        self._keepers = [keeper for keeper in self._keepers if keeper.poll() is None]
+        """Reap supervisors that have ended."""
+        self._supervisors = [process for process in self._supervisors if process.poll() is None]
 
     def _lock_file(self, instance: InstanceId) -> Path:
         return self._directory / f"{instance}.lock"
 
 
 async def stop_all(directory: Path) -> None:
-    """End every instance of this directory, all at once, within twice the bound of one; also those that are only just
-    being started."""
+    """Stop every instance of this directory, also those just starting, within twice the bound of one."""
     provider = _provider_of(directory)
     deadline = time.monotonic() + 2 * STOP_WALL_SECONDS
     while (kept := await provider.running()) and time.monotonic() < deadline:

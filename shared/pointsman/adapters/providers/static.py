@@ -1,8 +1,4 @@
-"""The provider that acts by telling: it says what somebody should do, and does nothing.
-
-For pools whose engines are run by people or by something that has no interface. The decisions are in the log, and the
-drains are real.
-"""
+"""The provider for pools whose engines are run by hand: it logs what an operator should do."""
 
 import structlog
 from typing_extensions import override

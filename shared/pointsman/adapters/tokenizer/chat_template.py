@@ -1,11 +1,8 @@
-"""Renders a chat as vLLM and transformers render it, character for character.
+"""Renders a chat as vLLM and transformers render it. In: messages in OpenAI's form. Out: the prompt text.
 
-Two steps, as in vLLM: messages in OpenAI's form become messages in the template's form (text parts joined, tool
-arguments parsed), then the model's Jinja template runs in a sandbox. What cannot be rendered from text alone
-(images, audio) is refused by name: the caller then asks the engine for the tokens.
-
-The one thing that cannot be reproduced is a template that prints today's date (`strftime_now`) around midnight
-or in another time zone than the engine's.
+Messages become the template's form (text parts joined, tool arguments parsed), then the model's Jinja template runs in a sandbox.
+What text alone cannot render (images, audio) raises UnsupportedContentError; the caller then asks the engine. Not reproduced: a
+template that prints the date, around midnight or in another time zone.
 """
 
 import json
@@ -50,8 +47,7 @@ CALLED_FIELDS = ("arguments", "name")
 """Fields of a tool call and of the function in it, in the order in which a template that prints them whole sees them."""
 
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands at the end of the final message while it is rendered; the trailing space shows whether the template trims.
-The same as in transformers, for templates that show a message in other places, too."""
+"""Marks the end of the final message while it is rendered, as in transformers; the trailing space shows whether the template trims."""
 
 
 class ChatTemplateError(ValueError):
@@ -59,18 +55,14 @@ class ChatTemplateError(ValueError):
 
 
 class UnsupportedContentError(ValueError):
-    """A message holds something other than text (an image, audio, ...), or there is no template: the tokens are the
-    engine's to count."""
+    """A message holds something other than text, or there is no template."""
 
 
 class ChatTemplate:
     """One compiled chat template. Immutable; rendering is safe from any thread."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, Any]) -> None:
-        """`special_tokens`: what templates know by name (`bos_token`, `eos_token`, ...).
-
-        Raises ChatTemplateError when the template does not compile.
-        """
+        """`special_tokens`: by name (`bos_token`...). Raises ChatTemplateError when the template does not compile."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -306,8 +298,7 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
 
 
 def _takes_system_first_alone(source: str) -> bool:
-    """What vLLM finds out for the Messages API: by trying, and without the functions that chat templates have elsewhere, so
-    that one which complains of anything counts, too."""
+    """What vLLM finds out for the Messages API, by rendering without its usual functions."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
@@ -360,11 +351,8 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _iterates_over_content(template: nodes.Template) -> bool:
-    """Whether the template loops over a message's content: then it wants parts, not one string.
-
-    vLLM looks for a loop over `message.content`, for one over a macro's parameter that is given `message.content`
-    somewhere, and outside of macros for one over anything called `content`.
-    """
+    """Whether the template loops over a message's content: over `message.content`, over a macro parameter given that, or outside of
+    macros over anything called `content`, as vLLM checks."""
     messages = set(_aliases(template, "messages"))
     loops = list(template.find_all(nodes.For))
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name) and _name(loop.iter) in messages}

@@ -1,16 +1,8 @@
-"""Remembers encodings, so that the next turn of a conversation encodes only what is new.
+"""Encodes text. In: text. Out: token ids; the pieces seen before come from memory (40 kB of new text take tens of milliseconds).
 
-Encoding 40 kB costs tens of milliseconds, a thousand times the proxying; but nearly all of it was encoded a turn
-ago. So text is cut into pieces, and the ids of each piece are remembered under its text and its context:
-
-- At special tokens. A tokenizer cuts there first and encodes each part by itself, so a part behind the same
-  special token always has the same ids: exact by construction.
-- Long parts also between two words (letter, space, letter), about every `PIECE_CHARS`, where the place depends on
-  nothing that follows. Every pre-tokenizer in use cuts there too; yet it is checked: the ids of context and piece
-  together must begin with the ids of the context alone. A text that fails the check is encoded whole.
-
-Bounded by `cached_tokens_max`, least recently used first. Safe from any thread: encoding happens outside the lock,
-and the backend releases the GIL.
+Text is cut at special tokens, where a tokenizer cuts first, and in long parts between two words about every PIECE_CHARS. The
+latter is checked: the ids of context and piece together must begin with those of the context. A text that fails is encoded whole.
+Least recently used pieces go first. Thread-safe: encoding happens outside the lock, and the backend releases the GIL.
 """
 
 import re
@@ -111,9 +103,8 @@ class PrefixCache:
 
 
 def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pattern[str] | None]:
-    """The special tokens at which text may be cut, and a pattern that finds all added tokens as the backend does:
-    leftmost first, the longest there. Tokens that reach beyond themselves (strip blanks, want word edges) are
-    found but not cut at."""
+    """Special tokens at which text may be cut, and a pattern of all added tokens as the backend finds them (leftmost, longest). Tokens
+    that strip blanks or want word edges are found but not cut at."""
     found_first = [token for token in added if not token.normalized and token.content]
     if any(token.single_word for token in found_first):
         return frozenset(), None

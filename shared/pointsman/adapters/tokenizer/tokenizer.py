@@ -1,15 +1,11 @@
-"""A model's tokenizer, read from its own files: text to ids, ids to text, chats to text.
-
-The files are those that ship with a model: `tokenizer.json`, `tokenizer_config.json` and, where the chat template
-is not in the latter, `chat_template.jinja` or `chat_template.json`. A model may have a second template for chats with
-tools; others that it may have are never chosen by an engine.
-"""
+"""A model's tokenizer. In: its `tokenizer.json`, `tokenizer_config.json` and chat template files. Out: text to ids, ids to text,
+chats to text. Besides the default template only the one for chats with tools is used, as engines do."""
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -41,10 +37,6 @@ class TokenizerLoadError(Exception):
 class Tokenizer:
     """Encodes, decodes and renders chats like the engine. Safe from any thread."""
 
-    chat_adds_special_tokens: ClassVar[bool] = False
-    """How vLLM treats the two kinds of prompt: a rendered chat is encoded with `add_special_tokens=False`, because
-    its template already wrote `bos` and the rest; the text of a completion is encoded with True."""
-
     def __init__(
         self,
         backend: Backend,
@@ -53,8 +45,7 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         cached_tokens_max: int = CACHED_TOKENS_MAX,
     ) -> None:
-        """Takes over `backend`. `tool_template`: for chats with tools, where it is another. Raises TokenizerLoadError when
-        what it adds around a text is not a fixed frame."""
+        """Takes over `backend`. Raises TokenizerLoadError when what it adds around a text is not a fixed frame."""
         backend.no_truncation()
         backend.no_padding()
         self._before, self._after = _frame_of(backend)
@@ -94,19 +85,13 @@ class Tokenizer:
         return cls.load(BUILTIN_DIRECTORY)
 
     @property
-    def renders_chats(self) -> bool:
-        """Whether there is a chat template."""
-        return self._chat_template is not None
-
-    @property
     def system_first(self) -> bool:
         """Whether a system message must be the first, as far as vLLM can tell of either template."""
         return any(template is None or template.system_first for template in (self._chat_template, self._tool_template))
 
     @cached_property
     def effort_without_thinking(self) -> str:
-        """The `reasoning_effort` by which vLLM tells the template that there shall be no thinking: "none", or "low" where
-        the template takes that for an effort like others."""
+        """The `reasoning_effort` that vLLM uses for "no thinking": "none", or "low" where the template treats that as any effort."""
         nothing = self._prompt_with_effort("none")
         same = any(self._prompt_with_effort(effort) == nothing for effort in EFFORTS)
         return "low" if nothing is None or same else "none"
@@ -120,8 +105,7 @@ class Tokenizer:
             return None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Takes tens of milliseconds for 40 kB of new text, below one for a text seen before;
-        releases the GIL while it encodes. Special tokens written in the text become special, as in the engine."""
+        """Token ids. Special tokens written in the text become special, as in the engine. Releases the GIL."""
         ids = self._cache.encode(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
@@ -137,10 +121,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text, to encode with `add_special_tokens=False`.
-
-        Raises ChatTemplateError (bad messages) and UnsupportedContentError (not only text, or no template here).
-        """
+        """The prompt as text, to encode without special tokens. Raises ChatTemplateError, UnsupportedContentError."""
         template = self._chat_template if tools is None else self._tool_template
         if template is None:
             msg = "this model has no chat template"
@@ -181,8 +162,7 @@ def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path)
 
 
 def _chat_template_sources(directory: Path, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The texts of the template and of the one for chats with tools, or "" where the model has none. A file of its own
-    wins over the config."""
+    """The template and the one for chats with tools; "" where missing. A file of its own wins over the config."""
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
         tools = directory / "additional_chat_templates" / "tool_use.jinja"

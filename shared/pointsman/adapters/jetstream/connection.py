@@ -1,4 +1,4 @@
-"""What the rest of this package needs from a NATS connection: publish now, subscribe, hear of its ups and downs.
+"""What the rest of this package needs from a NATS connection: publish now, subscribe, watch the connection.
 
 The one implementation is in `__init__`, the only module that imports the client library.
 """
@@ -8,7 +8,7 @@ from typing import Protocol
 
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
-"""Status of the empty message that the server sends where nobody listens on a subject."""
+"""Status of the empty message that the server sends for a subject without a listener."""
 
 
 class NotConnectedError(Exception):
@@ -42,7 +42,7 @@ class Subscription(Protocol):
         ...
 
 
-class Wire(Protocol):
+class Connection(Protocol):
     @property
     def connected(self) -> bool: ...
 
@@ -51,14 +51,11 @@ class Wire(Protocol):
         ...
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
-        """Deliver what arrives on `subject`, across reconnects, from the first connection on.
-
-        At most `waiting_max` messages wait for `on_message`; beyond that they are dropped and reported.
-        """
+        """Deliver what arrives on `subject`, across reconnects. At most `waiting_max` messages wait; more are dropped and reported."""
         ...
 
-    def on_change(self, hear: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `hear` with each change of `connected`; what is returned ends it."""
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
+        """Call `on_change` with each change of `connected`; call the result to end that."""
         ...
 
 

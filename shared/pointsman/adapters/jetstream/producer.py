@@ -1,28 +1,24 @@
-"""The window of unconfirmed writes: how events get into the stream in order, once each, without anyone waiting.
+"""Writes to the stream. In: events, in order. Out: each stored once, without the caller waiting, or a WritesLost in the log.
 
-Every write is sent as soon as there is room and kept until the server confirms it. What is not confirmed in time, or
-was under way when the connection broke, is sent again, from the oldest on and in order, under the same message
-id, so that the server stores it once. We do not use the client library's own asynchronous publishing: its futures
-never resolve after a disconnect and keep their permits (measured). A write is given up, and the loss marked in the
-log, when the window overflows, when the server refuses it again and again, or when it stayed unconfirmed until just
-before the server forgets its message id: a repeat would then be a second event.
+A write is sent as soon as there is room and kept until confirmed; after a timeout or a disconnect all are sent again from the
+oldest on, under the same message ids (the client's own asynchronous publishing never resolves after a disconnect: measured). A
+write is given up when the window overflows, after repeated refusals, or before the server forgets its message id.
 
-A leader's write stands behind a fence. Where the log has one replica the server itself compares: the last LeaderElected
-must still be the leader's own. With several it cannot do so for more than one write at a time (measured: it refuses
-the others), so there the fence is only what this process knows, and receivers look at terms.
-
-Order can break in one case: a write that the server refused while it took the next one comes after it.
+A leader's write is fenced. With one replica the server compares the last LeaderElected; with several it cannot for more than one
+write at a time (measured), so there only this process checks, and receivers look at terms. Order breaks in one case: a write
+that was refused while the next was taken comes after it.
 """
 
 import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from pointsman.adapters.jetstream.wire import Message, NotConnectedError, UnsendableError, Wire, status_of
+from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, UnsendableError, status_of
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import WritesLost
@@ -40,8 +36,7 @@ REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
 STALLED_SECONDS = 3.0
-"""A write that was sent so long ago to a server that is reached, and sent again since, means that the log is stuck. A
-full disk shows in nothing else: the server answers everything but publishes. Shorter than anyone waits for an append."""
+"""A write sent so long ago, and again since, means that the log is stuck: a full disk fails publishes only."""
 RETRY_SECONDS_MIN = 0.1
 RETRY_SECONDS_MAX = 1.0
 
@@ -73,7 +68,7 @@ _acks = msgspec.json.Decoder(_Ack)
 
 
 class _Write:
-    """One event on its way. `done` is set where somebody waits for its sequence."""
+    """One event on its way. `done`: set where a caller waits for its sequence."""
 
     __slots__ = (
         "done",
@@ -114,12 +109,55 @@ class _Write:
         self.refusals = 0
 
 
+@dataclass(slots=True)
+class _Writer:
+    """Who writes. `life` makes message ids unique, `number` is that of the last write."""
+
+    pool: PoolName
+    name: str
+    life: str
+    leader_subject: str
+    inbox: str
+    number: int = 0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Writes that wait to be sent, and those sent and unconfirmed, both oldest first. `open`: whether the stream is there;
+    `allowance`: how many may be in flight."""
+
+    waiting: deque[_Write] = field(default_factory=deque)
+    sent: dict[int, _Write] = field(default_factory=dict)
+    bytes: int = 0
+    open: bool = False
+    allowance: int = 1
+    flushers: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """When the server last confirmed, and which write; when the connection was made; whether the log was reported as stalled."""
+
+    confirmed_at: Seconds = 0.0
+    confirmed_number: int = 0
+    connected_at: Seconds = 0.0
+    stalled: bool = False
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Lost writes that no WritesLost has marked yet."""
+
+    count: int = 0
+    reason: str = ""
+
+
 class WriteWindow:
-    """Opened by whoever knows that the stream is there (`resume`), closed by the loss of the connection."""
+    """Opened by `resume`, once the stream is there; closed by the loss of the connection."""
 
     def __init__(
         self,
-        wire: Wire,
+        connection: Connection,
         pool: PoolName,
         clock: Clock,
         listener: LogListener,
@@ -128,95 +166,81 @@ class WriteWindow:
         settings: WindowSettings,
         on_no_stream: Callable[[], None],
     ) -> None:
-        self._wire = wire
-        self._pool = pool
+        self._connection = connection
         self._clock = clock
         self._listener = listener
-        self._writer = writer
         self._settings = settings
         self._on_no_stream = on_no_stream
-        self._life = secrets.token_hex(11)
-        self._inbox = f"_INBOX.{self._life}."
-        self._open = False
-        self._number = 0
-        self._waiting: deque[_Write] = deque()
-        self._sent: dict[int, _Write] = {}
-        self._bytes = 0
-        self._allowance = 1
-        self._retry_seconds = RETRY_SECONDS_MIN
-        self._confirmed_at = 0.0
-        self._confirmed_number = 0
-        self._connected_at = 0.0
-        self._stalled = False
+        life = secrets.token_hex(11)
+        self._writer = _Writer(pool, writer, life, leader_subject(pool), f"_INBOX.{life}.")
+        self._queue = _Queue()
+        self._heard = _Heard()
+        self._losses = _Losses()
+        self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._timer: asyncio.TimerHandle | None = None
-        self._flushers: list[asyncio.Future[None]] = []
-        self._lost = 0
-        self._lost_reason = ""
-        self._leader_subject = leader_subject(pool)
         self.server_fences = False
-        """Whether the server is asked to compare: true where the stream has one replica."""
+        """Whether the server compares the fence: true where the stream has one replica."""
 
     async def open(self) -> None:
-        await self._wire.subscribe(self._inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
-        self._wire.on_change(self._on_change)
+        await self._connection.subscribe(self._writer.inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
+        self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """Write `event` after all that were put before. Never waits; a full window loses it at once.
-
-        Returns the number to `withdraw` it by. `done` gets the stored sequence or a LogUnavailableError.
-        """
-        self._number += 1
-        identity = message_id(event) or f"{self._life}.{self._number}"
-        write = _Write(self._number, event, subject_of(self._pool, event), identity, done, fence)
-        self._bytes += len(write.payload)
+        """Write `event` after all before it; a full window loses it. Returns a number for `withdraw`. `done` gets the sequence or a
+        LogUnavailableError."""
+        self._writer.number += 1
+        identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
+        write = _Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
+        self._queue.bytes += len(write.payload)
         if write.unwritable:
             self._lose(write, write.unwritable)
         elif (
-            len(self._sent) + len(self._waiting) >= self._settings.events_max or self._bytes > self._settings.bytes_max
+            len(self._queue.sent) + len(self._queue.waiting) >= self._settings.events_max
+            or self._queue.bytes > self._settings.bytes_max
         ):
             self._lose(write, "too many writes wait for their confirmation")
-        elif self._open and not self._waiting and len(self._sent) < self._allowance:
+        elif self._queue.open and not self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
             self._send(write)
         else:
-            self._waiting.append(write)
+            self._queue.waiting.append(write)
         return write.number
 
     def withdraw(self, number: int) -> None:
-        """Nobody waits for this write any more. It may have been stored; it is not sent again."""
-        write = self._sent.pop(number, None) or next((w for w in self._waiting if w.number == number), None)
+        """Do not send this write again. It may have been stored."""
+        write = self._queue.sent.pop(number, None) or next((w for w in self._queue.waiting if w.number == number), None)
         if write is None:
             return
-        if write in self._waiting:
-            self._waiting.remove(write)
+        if write in self._queue.waiting:
+            self._queue.waiting.remove(write)
         self._settle(write)
         self._pump()
 
     def resume(self) -> None:
         """The stream is there: send what waits."""
-        self._open = self._wire.connected
+        self._queue.open = self._connection.connected
         self._pump()
 
     async def flushed(self, timeout: Seconds) -> bool:
-        if not self._sent and not self._waiting:
+        if not self._queue.sent and not self._queue.waiting:
             return True
         flusher = asyncio.get_running_loop().create_future()
-        self._flushers.append(flusher)
+        self._queue.flushers.append(flusher)
         done, _ = await asyncio.wait([flusher], timeout=timeout)
         return bool(done)
 
     def close(self) -> None:
-        """Give up what is left: it is reported as lost, which can no longer be marked in the log."""
-        self._open = False
+        """Lose what is left, without a mark in the log."""
+        self._queue.open = False
         if self._timer is not None:
             self._timer.cancel()
-        self._waiting.extendleft(reversed(self._sent.values()))
-        self._sent.clear()
-        while self._waiting:
-            self._lose(self._waiting.popleft(), "the process ended before the write was confirmed")
+        self._queue.waiting.extendleft(reversed(self._queue.sent.values()))
+        self._queue.sent.clear()
+        while self._queue.waiting:
+            self._lose(self._queue.waiting.popleft(), "the process ended before the write was confirmed")
 
     def _pump(self) -> None:
-        while self._open and self._waiting and len(self._sent) < self._allowance:
-            self._send(self._waiting.popleft())
+        while self._queue.open and self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
+            self._send(self._queue.waiting.popleft())
 
     def _send(self, write: _Write) -> None:
         if write.fence is not None and write.fence.broken:
@@ -226,26 +250,26 @@ class WriteWindow:
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
             self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
             return
-        heard_at = max(write.first_sent_at, self._connected_at, self._confirmed_at)
+        heard_at = max(write.first_sent_at, self._heard.connected_at, self._heard.confirmed_at)
         if write.first_sent_at and now - heard_at > STALLED_SECONDS:
-            self._say_stalled()
+            self._report_stalled()
         try:
-            self._wire.publish(
+            self._connection.publish(
                 write.subject,
                 write.payload,
-                reply=f"{self._inbox}{write.number}",
+                reply=f"{self._writer.inbox}{write.number}",
                 headers=self._headers(write),
             )
         except NotConnectedError:
-            self._open = False
-            self._waiting.appendleft(write)
+            self._queue.open = False
+            self._queue.waiting.appendleft(write)
             return
         except UnsendableError as error:
             self._lose(write, str(error))
             return
         write.sent_at = now
         write.first_sent_at = write.first_sent_at or now
-        self._sent[write.number] = write
+        self._queue.sent[write.number] = write
         if self._timer is None:
             self._watch()
 
@@ -253,15 +277,15 @@ class WriteWindow:
         headers = {MESSAGE_ID_HEADER: write.message_id}
         if write.fence is not None and write.fence.elected and self.server_fences:
             headers[EXPECTED_LAST_HEADER] = str(write.fence.elected)
-            headers[EXPECTED_SUBJECT_HEADER] = self._leader_subject
+            headers[EXPECTED_SUBJECT_HEADER] = self._writer.leader_subject
         return headers
 
     async def _on_ack(self, message: Message) -> None:
-        write = self._sent.pop(int(message.subject[len(self._inbox) :]), None)
+        write = self._queue.sent.pop(int(message.subject[len(self._writer.inbox) :]), None)
         if write is None:
             return  # an answer to an earlier try of a write that has been sent again or given up
         if status_of(message):
-            self._sent[write.number] = write
+            self._queue.sent[write.number] = write
             self._stall()
             self._on_no_stream()
             return
@@ -274,37 +298,37 @@ class WriteWindow:
             self._confirm(write, ack.seq)
 
     def _confirm(self, write: _Write, sequence: Sequence) -> None:
-        self._confirmed_at = asyncio.get_running_loop().time()
-        self._confirmed_number = write.number
-        self._allowance = self._settings.in_flight_max
-        self._retry_seconds = RETRY_SECONDS_MIN
+        self._heard.confirmed_at = asyncio.get_running_loop().time()
+        self._heard.confirmed_number = write.number
+        self._queue.allowance = self._settings.in_flight_max
+        self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
-        if self._stalled:
-            self._stalled = False
+        if self._heard.stalled:
+            self._heard.stalled = False
             self._listener.flowing()
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
-        if self._waiting:
+        if self._queue.waiting:
             self._pump()
-        if self._lost:
+        if self._losses.count:
             self._mark_loss()  # before this write is settled: who flushes waits for the mark, too
         self._settle(write)
 
-    def _say_stalled(self) -> None:
-        if not self._stalled:
-            self._stalled = True
+    def _report_stalled(self) -> None:
+        if not self._heard.stalled:
+            self._heard.stalled = True
             self._listener.stalled(f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?")
 
     def _mark_loss(self) -> None:
-        count, self._lost = self._lost, 0
-        self.put(WritesLost(at=self._clock.now(), writer=self._writer, count=count, reason=self._lost_reason))
+        count, self._losses.count = self._losses.count, 0
+        self.put(WritesLost(at=self._clock.now(), writer=self._writer.name, count=count, reason=self._losses.reason))
 
     def _fenced(self, write: _Write, fence: Fence, reason: str) -> None:
-        """Another was elected: nothing more is written under this fence. Where retention has dropped the LeaderElected,
-        nobody was, and there is nothing to compare with any more."""
+        """Another leader was elected: drop what is written under this fence. If retention dropped our LeaderElected, none was,
+        and the server has nothing to compare."""
         if reason == NONE_LEFT and not fence.broken:
             fence.elected = 0
-            self._sent[write.number] = write
+            self._queue.sent[write.number] = write
             self._take_back()
             self._pump()
             return
@@ -321,7 +345,7 @@ class WriteWindow:
             self._lose(write, reason)
             self._pump()
         else:
-            self._sent[write.number] = write
+            self._queue.sent[write.number] = write
             self._stall()
 
     def _lose(self, write: _Write, reason: str) -> None:
@@ -331,41 +355,40 @@ class WriteWindow:
                 write.done.set_exception(LogUnavailableError(reason))
             return
         if isinstance(write.event, WritesLost):
-            self._lost += write.event.count
+            self._losses.count += write.event.count
         else:
-            self._lost += 1
+            self._losses.count += 1
             self._listener.lost(1, reason)
-        self._lost_reason = reason
+        self._losses.reason = reason
 
     def _settle(self, write: _Write) -> None:
-        """The write is no longer ours to keep."""
-        self._bytes -= len(write.payload)
-        if self._flushers and not self._sent and not self._waiting:
-            for flusher in self._flushers:
+        """Forget a write; wake flushers once none is left."""
+        self._queue.bytes -= len(write.payload)
+        if self._queue.flushers and not self._queue.sent and not self._queue.waiting:
+            for flusher in self._queue.flushers:
                 if not flusher.done():
                     flusher.set_result(None)
-            self._flushers.clear()
+            self._queue.flushers.clear()
 
     def _on_change(self, connected: bool) -> None:
         if connected:
-            self._connected_at = asyncio.get_running_loop().time()
+            self._heard.connected_at = asyncio.get_running_loop().time()
         else:
-            self._open = False
+            self._queue.open = False
             self._take_back()
 
     def _stall(self) -> None:
-        """Hold everything for a moment, then try the oldest alone: the rest follows once it is confirmed."""
-        self._open = False
+        """Pause, then try the oldest alone; the rest follows once it is confirmed."""
+        self._queue.open = False
         self._take_back()
-        asyncio.get_running_loop().call_later(self._retry_seconds, self.resume)
-        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        asyncio.get_running_loop().call_later(self._backoff.next_wait(), self.resume)
 
     def _take_back(self) -> None:
-        """What is in flight waits again, in its order."""
-        for number in sorted(self._sent, reverse=True):
-            self._waiting.appendleft(self._sent[number])
-        self._sent.clear()
-        self._allowance = 1
+        """Put what is in flight back, in its order."""
+        for number in sorted(self._queue.sent, reverse=True):
+            self._queue.waiting.appendleft(self._queue.sent[number])
+        self._queue.sent.clear()
+        self._queue.allowance = 1
 
     def _watch(self) -> None:
         """One timer for all writes, running while any is in flight."""
@@ -373,15 +396,15 @@ class WriteWindow:
 
     def _check(self) -> None:
         self._timer = None
-        if not self._sent:
+        if not self._queue.sent:
             return
         now = asyncio.get_running_loop().time()
-        oldest = next(iter(self._sent.values()))
-        overtaken = self._confirmed_number > oldest.number
-        heard_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._confirmed_at)
+        oldest = next(iter(self._queue.sent.values()))
+        overtaken = self._heard.confirmed_number > oldest.number
+        heard_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._heard.confirmed_at)
         if now - heard_at > self._settings.ack_seconds_max:
-            self._listener.trouble("write not confirmed", f"sending again {len(self._sent)} from the oldest on")
+            self._listener.trouble("write not confirmed", f"sending again {len(self._queue.sent)} from the oldest on")
             self._take_back()
             self._pump()
-        if self._sent and self._timer is None:
+        if self._queue.sent and self._timer is None:
             self._watch()

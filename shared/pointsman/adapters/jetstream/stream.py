@@ -1,6 +1,6 @@
 """The pool's stream and the consumers on it: our calls of the JetStream API, as typed JSON.
 
-Whoever comes first creates the stream; a stream that exists is never changed, only compared.
+The first process creates the stream; an existing one is never changed, only compared.
 """
 
 import json
@@ -17,7 +17,7 @@ from pointsman.primitives import PoolName, Seconds, Sequence
 API_SECONDS_MAX = 2.0
 STREAM_NOT_FOUND = 10059
 CONSUMER_IDLE_SECONDS_MAX = 30.0
-"""The server forgets a consumer that nobody asked for this long."""
+"""The server drops a consumer after so long without a pull."""
 NANOSECONDS = 1_000_000_000
 
 
@@ -70,15 +70,11 @@ class Stream:
         self.name = stream_name(pool)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
-        """Make the stream unless it exists. Returns its extent, for one that exists where its settings differ, and how
-        many replicas it has.
-
-        Raises LogUnavailableError.
-        """
+        """Make the stream unless it exists. Returns its extent, differing settings, and replicas. Raises LogUnavailableError."""
         answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
         if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
             answer = await self._ask(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
-            if answer.error is not None:  # somebody else was faster, with other settings
+            if answer.error is not None:  # another process was faster, with other settings
                 answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
@@ -95,10 +91,7 @@ class Stream:
         raise LogUnavailableError(answer.error.description)
 
     async def create_consumer(self, name: str, start: Sequence, kinds: tuple[str, ...]) -> int:
-        """Make a consumer in the server's memory that delivers from `start` on. Returns how many messages wait for it.
-
-        Raises LogUnavailableError.
-        """
+        """Make a consumer that delivers from `start` on. Returns how many messages wait. Raises LogUnavailableError."""
         config: dict[str, Any] = {
             "name": name,
             "deliver_policy": "by_start_sequence",

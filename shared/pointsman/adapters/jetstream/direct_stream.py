@@ -51,7 +51,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class DirectStream:
-    """One stream. Made by whoever first finds it missing, if it has a `config`."""
+    """One stream, made where it is missing if there is a `config`."""
 
     def __init__(self, requests: Requests, name: str, config: dict[str, Any] | None = None) -> None:
         self._requests = requests
@@ -61,10 +61,7 @@ class DirectStream:
     async def write(
         self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
     ) -> Sequence:
-        """Store a message; with `after`, only if the last one on this subject is that. Returns its sequence.
-
-        Raises RevisionTakenError, StoreUnavailableError.
-        """
+        """Store a message (with `after`: if that is the last on its subject). Raises RevisionTakenError, StoreUnavailableError."""
         all_headers = dict(headers or {})
         if after is not None:
             all_headers[EXPECTED_LAST] = str(after)

@@ -1,0 +1,119 @@
+"""Takes the steps of the reconciler. In: State and the provider's instances. Out: provider calls, drain commands to the leader."""
+
+import structlog
+
+from pointsman.adapters.backoff import Backoff
+from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
+from pointsman.contracts.subjects import drain_subject
+from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError
+from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman.runtime import telemetry
+from pointsman.state.fleet import Instance
+from pointsman.state.state import State
+from pointsman_scaler.reconciler import (
+    Drain,
+    Grow,
+    PoolStatus,
+    Step,
+    Stop,
+    Undrain,
+    next_steps,
+    pool_status,
+    requests_at,
+)
+from pointsman_scaler.settings import ScalerSettings
+
+log = structlog.get_logger()
+
+COMMAND_WALL_SECONDS: Seconds = 2.0
+SETTLE_WALL_SECONDS: Seconds = 2.0
+"""How long an instance drains at least before it counts as idle: two reports of its worker."""
+GROWTH_WAIT_WALL_SECONDS: Seconds = 1.0
+GROWTH_WAIT_WALL_SECONDS_MAX: Seconds = 60.0
+"""Pauses before starting engines again, while those that were started do not answer."""
+LEAVING_REASON = "the pool shrinks"
+
+
+class StepRunner:
+    """`status` is the pool as last counted, `error` what could not be done last."""
+
+    def __init__(self, provider: InstanceProvider, commands: Commands, clock: Clock, settings: ScalerSettings) -> None:
+        self.provider = provider
+        self.status: PoolStatus | None = None
+        self.error = ""
+        self._commands = commands
+        self._clock = clock
+        self._settings = settings
+        self._leaving_since: dict[InstanceId, Seconds] = {}
+        self._grows_after: Seconds = 0.0
+        self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
+
+    async def steps(self, state: State, wanted: int) -> list[Step]:
+        """What to do now; nothing where the pool is as wanted or changes already. Raises ProviderError."""
+        provided = await self.provider.running()
+        status = self.status = pool_status(state, provided, start_seconds_max=self._settings.start_seconds_max)
+        wall = self._clock.wall()
+        self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
+        return next_steps(
+            state,
+            status,
+            wanted=wanted,
+            stoppable=self.provider.stoppable,
+            may_stop=lambda instance: self._may_stop(state, instance),
+        )
+
+    async def take(self, step: Step) -> None:
+        """Raises ProviderError."""
+        match step:
+            case Grow():
+                await self._grow(step)
+            case Drain():
+                await self._command_leader(DrainInstance(instance=step.instance, reason=LEAVING_REASON, leaving=True))
+            case Undrain():
+                await self._command_leader(UndrainInstance(instance=step.instance))
+            case Stop():
+                log.info("instance_stopping", instance=step.instance, reason=step.reason)
+                await self.provider.stop(step.instance)
+
+    def settled(self) -> None:
+        """The pool has the size that was decided."""
+        self._growth.reset()
+        self._grows_after, self.error = 0.0, ""
+
+    def fail(self, error: str) -> None:
+        """Count an error, and log it unless it was the last one."""
+        telemetry.SCALER_ERRORS.inc()
+        if error != self.error:
+            log.warning("scaler_error", trouble=error)
+        self.error = error
+
+    async def _grow(self, step: Grow) -> None:
+        wall = self._clock.wall()
+        if wall < self._grows_after:
+            return
+        self._grows_after = wall + self._growth.next_wait()
+        log.info("scale_up_started", missing=step.missing, provider=self.provider.name)
+        await self.provider.grow(step.total)
+
+    async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
+        """Repeated at the next tick if there was no answer."""
+        subject = drain_subject(PoolName(self._settings.pool))
+        try:
+            answer = await self._commands.request(subject, command, timeout=COMMAND_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError) as error:
+            self.fail(f"no scheduler took in that {command.instance} drains: {error}")
+            return
+        if isinstance(answer, DrainAnswered) and answer.refusal:
+            self.fail(answer.refusal)
+            return
+        log.info("drain_requested", command=type(command).__name__, instance=command.instance)
+
+    def _may_stop(self, state: State, instance: Instance) -> str:
+        """Why a leaving instance may be stopped by now; empty while it may not."""
+        drained = self._clock.wall() - self._leaving_since.get(instance.id, self._clock.wall())
+        requests = requests_at(state, instance.id)
+        if drained > self._settings.drain_seconds_max:
+            return f"{requests} requests have not finished in {drained:.0f} s"
+        if drained < SETTLE_WALL_SECONDS or requests or instance.running or instance.waiting:
+            return ""
+        return "it is idle"

@@ -1,0 +1,252 @@
+"""NATS connection over nats-py: the only module that imports the client. In: a server URL. Out: a Connection that outlives clients.
+
+Measured of the client: while disconnected it would buffer what its caller has given up (its buffer is off and emptied); it stops for
+good on some server errors (a client that closed is replaced); by default it notices a dead server after six minutes (it pings
+every two seconds).
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription as ClientSubscription
+from nats.errors import BadSubjectError, MaxPayloadError
+from nats.errors import Error as ClientError
+from typing_extensions import override
+
+from pointsman.adapters.jetstream.connection import (
+    Connection,
+    NotConnectedError,
+    OnMessage,
+    Subscription,
+    UnsendableError,
+)
+from pointsman.adapters.log_listener import LogListener
+
+CONNECT_SECONDS_MAX = 2
+RECONNECT_SECONDS = 0.2
+RECONNECT_JITTER_SECONDS = 0.1
+PING_SECONDS = 2
+PINGS_UNANSWERED_MAX = 2
+CLOSE_SECONDS_MAX = 1.0
+ROUND_TRIP_SECONDS_MAX = 1
+PING_FORGOTTEN_SECONDS = 4 * PING_SECONDS * PINGS_UNANSWERED_MAX
+"""By then the client has another connection, and has forgotten what it pinged on the last one."""
+
+
+class NatsConnection(Connection):
+    """One nats-py client at a time, replaced when it gives up."""
+
+    def __init__(self, url: str, name: str, listener: LogListener) -> None:
+        self._servers = url.split(",")
+        self._name = name
+        self._listener = listener
+        self._client: Client | None = None
+        self._connected = False
+        self._subscriptions: dict[int, _NatsSubscription] = {}
+        self._watchers: dict[int, Callable[[bool], None]] = {}
+        self._count = 0
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self._connected
+
+    @override
+    def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+        if self._client is None or not self._connected:
+            not_connected = "not connected to NATS"
+            raise NotConnectedError(not_connected)
+        try:
+            _run_at_once(self._client.publish(subject, payload, reply, headers))
+        except (MaxPayloadError, BadSubjectError) as error:
+            unsendable = f"{type(error).__name__}: {len(payload)} bytes to {subject}"
+            raise UnsendableError(unsendable) from error
+        except ClientError as error:
+            raise NotConnectedError(str(error)) from error
+
+    @override
+    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
+        self._count += 1
+        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, waiting_max)
+        if self._client is not None and self._connected:
+            await subscription.begin(self._client)
+            await _round_trip(self._client)
+        return subscription
+
+    @override
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
+        self._count += 1
+        key = self._count
+        self._watchers[key] = on_change
+
+        def forget() -> None:
+            self._watchers.pop(key, None)
+
+        return forget
+
+    async def stay_connected(self) -> None:
+        """Connect, and again with another client whenever one gave up; reconnecting before that is the client's work."""
+        while True:
+            gave_up = asyncio.Event()
+            client = self._client = _TolerantClient()
+            await self._connect(client, gave_up)
+            await gave_up.wait()
+            self._change(connected=False, detail="the client gave up")
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        self._connected = False
+        if client is not None:
+            with contextlib.suppress(Exception):  # closing while disconnected can fail in several ways (measured)
+                await asyncio.wait_for(client.close(), CLOSE_SECONDS_MAX)
+
+    async def _connect(self, client: Client, gave_up: asyncio.Event) -> None:
+        async def on_error(error: Exception) -> None:
+            self._listener.trouble("connection", f"{type(error).__name__}: {error}")
+
+        async def on_disconnected() -> None:
+            _drop_unsent(client)
+            self._change(connected=False, detail="the connection to NATS broke")
+
+        async def on_reconnected() -> None:
+            self._change(connected=True, detail=_server_of(client))
+
+        async def on_closed() -> None:
+            gave_up.set()
+
+        await client.connect(
+            servers=self._servers,
+            name=self._name,
+            connect_timeout=CONNECT_SECONDS_MAX,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_SECONDS + random.uniform(0, RECONNECT_JITTER_SECONDS),  # type: ignore[arg-type]
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=PINGS_UNANSWERED_MAX,
+            pending_size=0,
+            error_cb=on_error,
+            disconnected_cb=on_disconnected,
+            reconnected_cb=on_reconnected,
+            closed_cb=on_closed,
+        )
+        for subscription in list(self._subscriptions.values()):
+            await subscription.begin(client)
+        if client.is_connected:
+            self._change(connected=True, detail=_server_of(client))
+
+    def _change(self, *, connected: bool, detail: str) -> None:
+        if connected == self._connected or self._client is None:
+            return
+        self._connected = connected
+        if connected:
+            self._listener.connected(detail)
+        else:
+            self._listener.disconnected(detail)
+        for on_change in list(self._watchers.values()):
+            on_change(connected)
+
+
+class _TolerantClient(Client):
+    """Delivers messages whose subject or headers are not text; the library would stop reading for good (seen with byte 0xff)."""
+
+    @override
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if not subject.isascii():
+            subject = subject.decode(errors="backslashreplace").encode()
+        if not reply.isascii():
+            reply = b""
+        await super()._process_msg(sid, subject, reply, data, headers)
+
+    @override
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (ValueError, IndexError):
+            return None
+
+
+class _NatsSubscription(Subscription):
+    """A subscription that outlives clients."""
+
+    def __init__(
+        self,
+        registry: "dict[int, _NatsSubscription]",
+        key: int,
+        subject: str,
+        on_message: OnMessage,
+        waiting_max: int,
+    ) -> None:
+        self._registry = registry
+        self._key = key
+        self._subject = subject
+        self._on_message = on_message
+        self._waiting_max = waiting_max
+        self._client: Client | None = None
+        self._begun: ClientSubscription | None = None
+        registry[key] = self
+
+    async def begin(self, client: Client) -> None:
+        self._client = client
+        with contextlib.suppress(ClientError):  # the client closed: the next one begins again
+            self._begun = await client.subscribe(
+                self._subject,
+                cb=self._on_message,
+                pending_msgs_limit=self._waiting_max,
+                pending_bytes_limit=0,
+            )
+
+    @override
+    async def close(self) -> None:
+        self._registry.pop(self._key, None)
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        with contextlib.suppress(ClientError):
+            await begun.unsubscribe()
+        if self._client is not None and self._client.is_connected:
+            await _round_trip(self._client)
+
+
+def _drop_unsent(client: Client) -> None:
+    """Forget what the client has not sent: it would go first on the next connection, ahead of older writes (seen at one crash in ten).
+    There is no public call."""
+    client._pending.clear()  # noqa: SLF001
+    client._pending_data_size = 0  # noqa: SLF001
+
+
+async def _round_trip(client: Client) -> None:
+    """Wait until the server has seen what was sent. In a task that is never cancelled: an answer to an abandoned ping ends the client's
+    reading (measured)."""
+    trip = asyncio.create_task(_pinged_twice(client))
+    _round_trips.add(trip)
+    trip.add_done_callback(_round_trips.discard)
+    await asyncio.wait([trip], timeout=ROUND_TRIP_SECONDS_MAX)
+
+
+_round_trips: set[asyncio.Task[None]] = set()
+
+
+async def _pinged_twice(client: Client) -> None:
+    """Twice, because the client's first ping overtakes what still waits for its flusher."""
+    with contextlib.suppress(ClientError):
+        await client.flush(PING_FORGOTTEN_SECONDS)
+        await client.flush(PING_FORGOTTEN_SECONDS)
+
+
+def _server_of(client: Client) -> str:
+    url = client.connected_url
+    return f"{url.hostname}:{url.port}" if url is not None else "unknown"
+
+
+def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
+    """Run a publish without waiting, so that order is that of the calls. With the pending buffer off it only appends to what the
+    flusher writes next."""
+    try:
+        publish.send(None)
+    except StopIteration:
+        return
+    publish.close()

@@ -1,0 +1,359 @@
+"""Reads the stream. In: a start sequence. Out: entries without holes, or LogReset where continuity is lost.
+
+A pull consumer of our own: the client's ordered consumer can leave a silent gap, and is silent for 10 to 20 s after a server
+restart (measured). Unfiltered, each message must carry the next sequence; filtered, the consumer's count must be dense. A consumer
+that breaks or misses two heartbeats is replaced, one message back: its first message must be the last one read, by sequence and
+time stamp. The log's extent is checked with every new consumer and every ten seconds.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, Subscription, status_of
+from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
+from pointsman.adapters.log_listener import LogListener
+from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
+from pointsman.primitives import Seconds, Sequence
+
+PULL_MESSAGES = 500
+PULL_BYTES = 16 * 1024**2
+"""More than the largest message there can be, which is 8 MB."""
+READ_AHEAD_MAX = 3 * PULL_MESSAGES
+"""Messages asked for or arrived, and not yet taken. A slow reader does not slow others."""
+PULL_EXPIRES_SECONDS = 30.0
+HEARTBEAT_SECONDS = 0.5
+TICK_SECONDS = 0.25
+QUIET_TICKS_MAX = 5
+"""Ticks and not time: when our own event loop stood still, nothing is wrong with the consumer."""
+AUDIT_TICKS = 40
+RETRY_SECONDS_MIN = 0.1
+RETRY_SECONDS_MAX = 1.0
+HEARTBEAT = "100"
+PULL_ENDED = ("404", "408", "409")
+PENDING_HEADER = "Nats-Pending-Messages"
+CONSUMER_GONE = ("deleted", "shutdown", "leadership", "push based")
+"""Words in a 409 that mean more than the end of one pull."""
+DELIVERED_PREFIX = "$JS.ACK."
+
+_pull = json.dumps(
+    {
+        "batch": PULL_MESSAGES,
+        "max_bytes": PULL_BYTES,
+        "expires": int(PULL_EXPIRES_SECONDS * NANOSECONDS),
+        "idle_heartbeat": int(HEARTBEAT_SECONDS * NANOSECONDS),
+    }
+).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a delivered message, from its reply subject. `stamp`: the server's nanoseconds at storing it; `pending`: how many more
+    the consumer has."""
+
+    sequence: Sequence
+    delivery: int
+    stamp: str
+    pending: int
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was read. `position`: everything up to there was read or not asked for; `complete_to`: nothing of ours is missing up to
+    there (filtered reading skips sequences); `stamp`: of the message at `position`, if that was read; `extent`: as of the last look."""
+
+    position: Sequence
+    complete_to: Sequence
+    stamp: str | None = None
+    hole_at: Sequence | None = None
+    identity: str | None = None
+    extent: LogExtent = field(default=LogExtent("", 1, 0))
+
+
+@dataclass(slots=True)
+class _Pull:
+    """The present consumer. `overlapping`: its first message must be the last one read; `credit`: messages asked for and not yet
+    delivered; `pending`: how many more the server has."""
+
+    buffer: deque[Message] = field(default_factory=deque)
+    subscription: Subscription | None = None
+    consumer: str = ""
+    inbox: str = ""
+    attached: bool = False
+    overlapping: bool = False
+    deliveries: int = 0
+    pending: int = 0
+    credit: int = 0
+
+
+@dataclass(slots=True)
+class _Upkeep:
+    """Ticks, and when to try again after a failure."""
+
+    ticks: int = 0
+    quiet_ticks: int = 0
+    audit_due: bool = False
+    not_before: Seconds = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
+
+
+class Reader:
+    """One reading of the log, for one task."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: Stream,
+        listener: LogListener,
+        start: Sequence,
+        kinds: tuple[str, ...],
+        at_end: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._listener = listener
+        self._kinds = kinds
+        self._at_end = at_end
+        self._progress = _Progress(start - 1, start - 1)
+        self._pull = _Pull()
+        self._upkeep = _Upkeep()
+        self._wakeup: asyncio.Future[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._forget_changes = connection.on_change(self._on_change)
+
+    async def next(self) -> LogEntry | LogReset:
+        """Wait for the next entry, as long as it takes."""
+        while True:
+            found = await self._step()
+            if isinstance(found, LogReset):
+                self._listener.reset(found.reason)
+            if found is not None:
+                return found
+
+    async def close(self) -> None:
+        self._forget_changes()
+        self._timer.cancel()
+        await self._detach()
+
+    async def _step(self) -> LogEntry | LogReset | None:
+        if self._pull.buffer:
+            return self._take(self._pull.buffer.popleft())
+        if not self._pull.attached:
+            return await self._try(self._attach)
+        if self._upkeep.audit_due:
+            return await self._try(self._audit)
+        self._request_more()
+        if not self._pull.pending and not self._pull.overlapping:
+            self._at_end()
+        await self._sleep()
+        return None
+
+    def _take(self, message: Message) -> LogEntry | LogReset | None:
+        place = _place_of(message.reply)
+        self._request_more()
+        if self._pull.overlapping:
+            return self._overlap(place)
+        self._pull.deliveries += 1
+        if place.delivery != self._pull.deliveries or (
+            not self._kinds and place.sequence != self._progress.position + 1
+        ):
+            return self._hole(place)
+        self._progress.position = self._progress.complete_to = place.sequence
+        self._progress.stamp = place.stamp
+        self._pull.pending = place.pending
+        entry = LogEntry.read(place.sequence, message.subject, message.data)
+        if entry.event is None:
+            self._listener.undecodable(entry.subject, entry.problem)
+        return entry
+
+    def _overlap(self, place: _Place) -> LogReset | None:
+        """The first message of a new consumer is the last of the one before, or the log is not the same."""
+        self._pull.overlapping = False
+        self._pull.deliveries = 1
+        self._pull.pending = place.pending
+        if (place.delivery, place.sequence, place.stamp) == (1, self._progress.position, self._progress.stamp):
+            return None
+        return self._restart(
+            self._progress.extent.first, f"the log went on differently after entry {self._progress.position}"
+        )
+
+    def _hole(self, place: _Place) -> LogReset | None:
+        """The first time, messages may have been lost on the way: read again. The second time they are gone."""
+        if self._progress.hole_at == self._progress.position:
+            return self._restart(
+                place.sequence, f"entries {self._progress.position + 1} to {place.sequence - 1} are gone"
+            )
+        self._progress.hole_at = self._progress.position
+        self._listener.trouble("hole while reading", f"entry {place.sequence} came after {self._progress.position}")
+        self._abandon_consumer()
+        return None
+
+    def _restart(self, first: Sequence, reason: str) -> LogReset:
+        self._progress.position = self._progress.complete_to = first - 1
+        self._progress.stamp = None
+        self._progress.hole_at = None
+        self._abandon_consumer()
+        return LogReset(first, reason)
+
+    def _abandon_consumer(self) -> None:
+        self._pull.attached = False
+        self._pull.buffer.clear()
+
+    async def _attach(self) -> LogReset | None:
+        """Make a consumer at our position. Raises LogUnavailableError, LogMissingError."""
+        if not self._connection.connected:
+            await self._sleep()
+            return None
+        await self._sleep(self._upkeep.not_before - asyncio.get_running_loop().time())
+        await self._detach()
+        reset = self._check_extent(await self._stream.extent())
+        if reset is not None:
+            return reset
+        self._pull.consumer = secrets.token_hex(8)
+        self._pull.inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._pull.subscription = await self._connection.subscribe(
+            self._pull.inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX
+        )
+        self._pull.overlapping = (
+            self._progress.stamp is not None and self._progress.extent.first <= self._progress.position
+        )
+        start = self._progress.position if self._pull.overlapping else self._progress.position + 1
+        self._pull.pending = await self._stream.create_consumer(self._pull.consumer, start, self._kinds)
+        if not self._pull.pending:
+            self._progress.complete_to = max(
+                self._progress.complete_to, self._progress.extent.last if self._kinds else 0
+            )
+        self._pull.deliveries = self._pull.credit = self._upkeep.quiet_ticks = 0
+        self._pull.attached = True
+        return None
+
+    async def _detach(self) -> None:
+        subscription, self._pull.subscription = self._pull.subscription, None
+        if subscription is not None:
+            await subscription.close()
+            with contextlib.suppress(NotConnectedError):  # the server then forgets the consumer by itself
+                self._connection.publish(self._stream.delete_subject(self._pull.consumer), b"")
+        self._pull.buffer.clear()
+
+    async def _audit(self) -> LogReset | None:
+        """Look whether the log still leads on from our position. Raises LogUnavailableError, LogMissingError."""
+        self._upkeep.audit_due = False
+        before = self._progress.extent.last
+        extent = await self._stream.extent()
+        if (
+            self._kinds
+            and not self._pull.pending
+            and not self._pull.buffer
+            and extent.identity == self._progress.identity
+        ):
+            self._progress.complete_to = max(self._progress.complete_to, before)
+        return self._check_extent(extent)
+
+    def _check_extent(self, extent: LogExtent) -> LogReset | None:
+        known, self._progress.identity = self._progress.identity, extent.identity
+        self._progress.extent = extent
+        if known not in (None, extent.identity):
+            return self._restart(extent.first, "the log was recreated")
+        if extent.last < self._progress.position:
+            return self._restart(extent.first, f"the log ends at {extent.last}, but {self._progress.position} was read")
+        if extent.first > self._progress.complete_to + 1 and not self._pull.buffer:
+            gone = f"entries {self._progress.complete_to + 1} to {extent.first - 1} were dropped before they were read"
+            return self._restart(extent.first, gone)
+        return None
+
+    async def _try(self, step: Callable[[], Awaitable[LogReset | None]]) -> LogReset | None:
+        try:
+            return await step()
+        except (LogUnavailableError, LogMissingError, NotConnectedError) as error:
+            self._listener.trouble("reading waits", str(error))
+            self._consumer_lost()
+            return None
+
+    def _consumer_lost(self) -> None:
+        """Try again soon, then less soon."""
+        self._pull.attached = False
+        self._upkeep.not_before = asyncio.get_running_loop().time() + self._upkeep.backoff.next_wait()
+
+    def _request_more(self) -> None:
+        while self._pull.attached and self._pull.credit + len(self._pull.buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:
+            if self._pull.credit > PULL_MESSAGES:
+                return
+            try:
+                self._connection.publish(self._stream.next_subject(self._pull.consumer), _pull, reply=self._pull.inbox)
+            except NotConnectedError:
+                self._pull.attached = False
+                return
+            self._pull.credit += PULL_MESSAGES
+
+    async def _on_message(self, message: Message) -> None:
+        self._upkeep.quiet_ticks = 0
+        if message.reply.startswith(DELIVERED_PREFIX):
+            self._upkeep.backoff.reset()
+            self._pull.credit -= 1
+            self._pull.buffer.append(message)
+        elif status_of(message) == HEARTBEAT:
+            self._upkeep.backoff.reset()
+            return
+        else:
+            self._on_pull_ended(status_of(message), message.headers or {})
+        self._wake()
+
+    def _on_pull_ended(self, status: str, headers: dict[str, str]) -> None:
+        description = headers.get("Description", "")
+        if status in PULL_ENDED and not any(word in description.lower() for word in CONSUMER_GONE):
+            self._pull.credit = max(0, self._pull.credit - int(headers.get(PENDING_HEADER, PULL_MESSAGES)))
+        elif self._pull.attached:
+            self._listener.trouble("consumer lost", f"{status} {description}")
+            self._consumer_lost()
+
+    def _on_change(self, connected: bool) -> None:
+        self._pull.attached = False
+        if connected:
+            self._upkeep.backoff.reset()
+            self._upkeep.not_before = 0.0
+            self._wake()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._upkeep.ticks += 1
+        if self._pull.attached and self._pull.credit:
+            self._upkeep.quiet_ticks += 1
+        if self._upkeep.quiet_ticks > QUIET_TICKS_MAX:
+            self._upkeep.quiet_ticks = 0
+            self._listener.trouble("consumer lost", f"silent for {QUIET_TICKS_MAX * TICK_SECONDS:g} s")
+            self._consumer_lost()
+            self._wake()
+        if self._upkeep.ticks % AUDIT_TICKS == 0:
+            self._upkeep.audit_due = True
+            self._wake()
+
+    async def _sleep(self, seconds: Seconds | None = None) -> None:
+        """Until something arrives or changes, or at most `seconds`."""
+        if seconds is not None and seconds <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._wakeup = loop.create_future()
+        timer = loop.call_later(seconds, self._wake) if seconds is not None else None
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+
+def _place_of(reply: str) -> _Place:
+    """`$JS.ACK.<stream>.<consumer>.<tries>.<sequence>.<delivery>.<stamp>.<pending>`, or, behind a domain,
+    `$JS.ACK.<domain>.<account>.<stream>...` with a token more at the end."""
+    tokens = reply.split(".")
+    offset = 0 if len(tokens) == 9 else 2
+    return _Place(int(tokens[offset + 5]), int(tokens[offset + 6]), tokens[offset + 7], int(tokens[offset + 8]))

@@ -1,0 +1,162 @@
+"""A pool's log as a JetStream stream: appends through the write window, reads by a consumer, elections by compare-and-set."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from typing_extensions import override
+
+from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.jetstream.connection import Connection
+from pointsman.adapters.jetstream.consumer import Reader
+from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
+from pointsman.adapters.jetstream.producer import WindowSettings, WriteWindow
+from pointsman.adapters.jetstream.stream import Stream
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import LogEvent, UnwritableError, encode
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.subjects import subject_of
+from pointsman.ports import (
+    Clock,
+    ElectionLostError,
+    EventLog,
+    Fence,
+    LogEntry,
+    LogExtent,
+    LogReset,
+    LogUnavailableError,
+    StoreUnavailableError,
+)
+from pointsman.primitives import PoolName, Seconds, Sequence
+
+APPEND_SECONDS_MAX = 4.0
+"""How long one append is tried, a second for each try."""
+STREAM_RETRY_SECONDS_MIN = 0.1
+STREAM_RETRY_SECONDS_MAX = 2.0
+
+
+class JetStreamLog(EventLog):
+    """A pool's log as a JetStream stream."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: Stream,
+        elections: DirectStream,
+        pool: PoolName,
+        clock: Clock,
+        listener: LogListener,
+        name: str,
+        window: WindowSettings | None,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._elections = elections
+        self._pool = pool
+        self._listener = listener
+        self._stream_doubtful = asyncio.Event()
+        self._writes = WriteWindow(
+            connection,
+            pool,
+            clock,
+            listener,
+            writer=name,
+            settings=window or WindowSettings(),
+            on_no_stream=self._stream_doubtful.set,
+        )
+
+    async def open(self) -> None:
+        await self._writes.open()
+        self._connection.on_change(self._on_change)
+
+    def close(self) -> None:
+        self._writes.close()
+
+    @override
+    async def append(self, event: LogEvent) -> Sequence:
+        done: asyncio.Future[Sequence] = asyncio.get_running_loop().create_future()
+        number = self._writes.put(event, done)
+        try:
+            async with asyncio.timeout(APPEND_SECONDS_MAX):
+                return await done
+        except TimeoutError as error:
+            unconfirmed = f"the write was not confirmed within {APPEND_SECONDS_MAX:g} s"
+            raise LogUnavailableError(unconfirmed) from error
+        finally:
+            if done.cancelled():
+                self._writes.withdraw(number)
+
+    @override
+    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+        self._writes.put(event, fence=fence)
+
+    @override
+    async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
+        subject = subject_of(self._pool, event)
+        try:
+            payload = encode(event)
+        except UnwritableError as error:
+            raise LogUnavailableError(str(error)) from error
+        try:
+            return Fence(await self._elections.write(subject, payload, after=after))
+        except RevisionTakenError as error:
+            # Where our answer was lost and we ask again, the one who came first is we.
+            newest = await self._newest(subject)
+            if newest is None or newest.payload != payload:
+                raise ElectionLostError(str(error)) from error
+            return Fence(newest.sequence)
+        except StoreUnavailableError as error:
+            raise LogUnavailableError(str(error)) from error
+
+    @override
+    async def flush(self, timeout: Seconds) -> bool:
+        return await self._writes.flushed(timeout)
+
+    @override
+    async def extent(self) -> LogExtent:
+        return await self._stream.extent()
+
+    @override
+    async def read(
+        self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[LogEntry | LogReset]:
+        reader = Reader(self._connection, self._stream, self._listener, start, kinds, at_end)
+        try:
+            while True:
+                yield await reader.next()
+        finally:
+            await reader.close()
+
+    async def _newest(self, subject: str) -> Found | None:
+        """Raises LogUnavailableError."""
+        try:
+            return await self._elections.last(subject)
+        except StoreUnavailableError as error:
+            raise LogUnavailableError(str(error)) from error
+
+    async def keep_stream(self) -> None:
+        """See to it that the stream is there after each connection and whenever a write finds none."""
+        while True:
+            await self._stream_doubtful.wait()
+            self._stream_doubtful.clear()
+            await self._ensure_stream()
+
+    async def _ensure_stream(self) -> None:
+        backoff = Backoff(STREAM_RETRY_SECONDS_MIN, STREAM_RETRY_SECONDS_MAX)
+        while self._connection.connected:
+            try:
+                extent, differences, replicas = await self._stream.ensure()
+            except LogUnavailableError as error:
+                self._listener.log_missing(str(error))
+                self._writes.resume()  # we may have the right to write and none to ask
+                await asyncio.sleep(backoff.next_wait())
+                continue
+            self._writes.server_fences = replicas == 1
+            if differences:
+                self._listener.trouble("stream settings differ, left alone", "; ".join(differences))
+            self._listener.log_ready(extent.identity)
+            self._writes.resume()
+            return
+
+    def _on_change(self, connected: bool) -> None:
+        if connected:
+            self._stream_doubtful.set()

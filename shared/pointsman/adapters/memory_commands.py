@@ -1,0 +1,132 @@
+"""Commands in memory. In: commands to a subject. Out: the first handler's answer, as over NATS: bounded queues, one at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError
+from pointsman.primitives import Seconds
+
+COMMANDS_WAITING_MAX = 4096
+
+
+class CommandBus:
+    """The handlers of all clients; reached while `available`."""
+
+    def __init__(self, available: Callable[[], bool]) -> None:
+        self.available = available
+        self._handlers: dict[str, list[_Served]] = {}
+
+    def serve(self, subject: str, served: "_Served") -> None:
+        self._handlers.setdefault(subject, []).append(served)
+
+    def unserve(self, subject: str, served: "_Served") -> None:
+        self._handlers[subject].remove(served)
+
+    def ask(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+        """Raises NoResponderError."""
+        served = self._handlers.get(subject) if self.available() else None
+        if not served:
+            nobody = f"nobody serves {subject}"
+            raise NoResponderError(nobody)
+        for one in served:
+            one.offer(payload, answer)
+
+
+class _Served:
+    """A handler with the commands that wait for it."""
+
+    def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
+        self._subject = subject
+        self._handler = handler
+        self._listener = listener
+        self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+
+    def offer(self, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+        try:
+            self._waiting.put_nowait((payload, answer))
+        except asyncio.QueueFull:
+            self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
+
+    async def work(self) -> None:
+        while True:
+            payload, answer = await self._waiting.get()
+            try:
+                command = decode_command(payload)
+            except UndecodableError as error:
+                self._listener.undecodable(self._subject, str(error))
+                continue
+            try:
+                await self._handler(command, _Answer(answer))
+            except Exception as error:  # noqa: BLE001 - one bad command must not end the service
+                self._listener.handler_failed(self._subject, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A Reply: the first one counts."""
+
+    _answer: asyncio.Future[bytes]
+
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer if isinstance(answer, bytes) else encode(answer))
+
+
+class MemoryCommands(Commands):
+    """One client's commands."""
+
+    def __init__(self, bus: CommandBus, listener: LogListener) -> None:
+        self._bus = bus
+        self._listener = listener
+
+    @property
+    @override
+    def connected(self) -> bool:
+        return self._bus.available()
+
+    @override
+    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+        try:
+            payload = encode(command)
+        except UnwritableError as error:
+            raise CommandTimeoutError(str(error)) from error
+        answer = await self.request_bytes(subject, payload, timeout=timeout)
+        try:
+            return decode_command(answer)
+        except UndecodableError as error:
+            self._listener.undecodable(subject, str(error))
+            not_understood = f"the answer on {subject} was not understood: {error}"
+            raise CommandTimeoutError(not_understood) from error
+
+    @override
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._bus.ask(subject, payload, answer)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError as error:
+            no_answer = f"no answer on {subject} within {timeout:g} s"
+            raise CommandTimeoutError(no_answer) from error
+
+    @override
+    def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler)
+
+    @asynccontextmanager
+    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+        served = _Served(subject, handler, self._listener)
+        work = asyncio.create_task(served.work())
+        self._bus.serve(subject, served)
+        try:
+            yield
+        finally:
+            self._bus.unserve(subject, served)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
