@@ -242,7 +242,6 @@ class SimulatedEngine:
 
 
 def _nothing(_start: int, _stop: int) -> list[int]:
-    """What a prompt is followed by that is only looked up."""
     return []
 
 

@@ -232,7 +232,6 @@ class KvEventPublisher:
 
 
 def _address(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> str:
-    """The endpoint in use, with a host that can be dialled."""
     endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return endpoint.replace("://0.0.0.0:", "://127.0.0.1:")
 

@@ -75,7 +75,6 @@ class MisbehavingApp:
 
 
 async def _read(receive: Receive) -> bytes:
-    """The body, cut after BODY_BYTES_MAX."""
     body, more = b"", True
     while more and len(body) <= BODY_BYTES_MAX:
         message = await receive()
@@ -85,6 +84,5 @@ async def _read(receive: Receive) -> bytes:
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -212,7 +212,6 @@ def decoded(data: bytes, kind: type[Body]) -> Body:
 
 
 def _only(raw: msgspec.Raw) -> str | list[int]:
-    """The only one of a list of prompts."""
     prompts: list[str] | list[list[int]]
     try:
         prompts = _several_texts.decode(raw)

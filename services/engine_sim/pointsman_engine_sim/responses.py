@@ -136,7 +136,6 @@ def _response(
 
 
 def _item(heading: Heading, text: str | None) -> dict[str, Any]:
-    """The one message; without a text it has only begun."""
     content = [] if text is None else [_part(text)]
     status = "in_progress" if text is None else "completed"
     return {"id": _item_id(heading), "type": "message", "role": "assistant", "status": status, "content": content}

@@ -162,7 +162,6 @@ def _adapters(settings: EngineSimSettings) -> dict[str, str]:
 
 
 def _max_model_len(wanted: Tokens, model: EngineModel) -> Tokens:
-    """A request as long as this fits the cache when it is alone."""
     capacity = model.cache.blocks_max * model.settings.block_size
     if wanted > capacity:
         log.info("max_model_len_lowered", wanted=wanted, capacity=capacity)

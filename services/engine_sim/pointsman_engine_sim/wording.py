@@ -70,7 +70,6 @@ class Wording:
         return self._known(vocabulary, list(islice(found, count_max)))
 
     def _anything(self, vocabulary: Vocabulary) -> list[int]:
-        """Of a vocabulary without whole words: whatever can be printed."""
         printable = (
             token
             for token in range(vocabulary.vocab_size)
@@ -111,7 +110,6 @@ class Passage:
         return self._wording.json_text(self.ids(start, stop))
 
     def _continue(self) -> None:
-        """To the end of a sentence, and the first word of the next."""
         wording = self._wording
         self._ids += self._random.choices(wording.words, k=self._random.randint(*SENTENCE_WORDS))
         self._ids += wording.stops

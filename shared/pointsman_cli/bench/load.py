@@ -157,7 +157,6 @@ class LoadGenerator:
         tick()
 
     def _ended(self, task: asyncio.Task[None], in_flight: set[asyncio.Task[None]]) -> None:
-        """A fault of our own, unlike one of the server, ends the run."""
         in_flight.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = self._failure or failure
@@ -229,7 +228,6 @@ class LoadGenerator:
 async def _outcome(
     session: aiohttp.ClientSession, prepared: _Prepared, sent_at: float, *, late: float, speed: float
 ) -> Outcome:
-    """How the request ended, whatever happens to it."""
     late_s = max(0.0, late) * speed
     instance = ""
     try:

@@ -209,7 +209,6 @@ def _per_instance(completed: Sequence[Outcome]) -> dict[str, InstanceShare]:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """engine-2 before engine-10."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0)
 

@@ -215,7 +215,6 @@ class _Simulate:
         return INTERRUPTED_EXIT_CODE if self._interrupted else 0
 
     def _cells(self) -> list[Cell]:
-        """Every run of the sweep: seeds within rates within variants."""
         options = self._options
         try:
             requests = requests_of(self._source, FIRST_SEED)

@@ -205,7 +205,6 @@ def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:
 
 
 def _slower_after(requests: Sequence[WorkloadRequest], number: int) -> list[WorkloadRequest]:
-    """The same arrivals at half the pace from this one on."""
     turn = requests[number].arrival_s
     return [replace(r, arrival_s=r.arrival_s + max(0.0, r.arrival_s - turn)) for r in requests]
 

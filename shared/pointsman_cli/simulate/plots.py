@@ -257,7 +257,6 @@ def _rates(results: Results) -> list[float]:
 
 
 def _some(rates: Sequence[float]) -> list[float]:
-    """As many as there is room for, from the lowest to the highest."""
     if len(rates) <= PANELS_MAX:
         return list(rates)
     return [rates[round(place * (len(rates) - 1) / (PANELS_MAX - 1))] for place in range(PANELS_MAX)]
@@ -309,7 +308,6 @@ def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
 
 
 def _looks(results: Results) -> dict[str, _Look]:
-    """By variant key, in the order of the command line."""
     looks = {}
     colours, markers = cycle(COLOURS), cycle(MARKERS)
     others = 0
@@ -362,7 +360,6 @@ def _subtitle(results: Results) -> str:
 
 
 def _left_label(panels: Sequence[Axes], text: str) -> None:
-    """What the shared vertical axis shows, once a row."""
     for axes in panels:
         place = axes.get_subplotspec()
         if place is None or place.is_first_col():
@@ -370,7 +367,6 @@ def _left_label(panels: Sequence[Axes], text: str) -> None:
 
 
 def _shares(axes: Axes) -> None:
-    """From nothing to all, as percentages."""
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 

@@ -240,7 +240,6 @@ def exit_code(found: Sequence[Agreement]) -> int:
 
 
 def _requests(options: AgreementOptions) -> list[WorkloadRequest]:
-    """What both worlds get, with prompts and answers cut."""
     found = workload_requests(
         options.trace, options.workload, requests=options.requests, seed=SEED, input_tokens_max=DEFAULT_INPUT_CAP
     )
@@ -267,7 +266,6 @@ LABELS: dict[str, tuple[str, str]] = {
 
 
 def _table(compared: Agreement, tolerance: float) -> Table:
-    """A row for each figure; those that are judged say how it went."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"{compared.policy} at {compared.qps:g}/s, {compared.requests} requests")
     for heading in ("live", "simulated", "least", "most", "ratio", f"within {tolerance:.0%}"):

@@ -112,7 +112,6 @@ class TimelineReader:
         )
 
     def _before(self, entry: LogEntry) -> None:
-        """What must be looked at while the request is still known."""
         event = entry.event
         if isinstance(event, RequestFailed):
             if stretch := self._stretch_of(event.request):

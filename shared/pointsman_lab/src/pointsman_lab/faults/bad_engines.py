@@ -78,7 +78,6 @@ class EngineWatch:
         return [event.request for event in (failed, placed) if event is not None]
 
     async def _said(self, *command: str) -> str:
-        """What a command prints; empty where it takes too long."""
         process = await asyncio.create_subprocess_exec(
             str(console_script("pointsman")),
             *command,
@@ -122,7 +121,6 @@ def count_touched(
 
 
 def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, list[str]]:
-    """The requests that were sent to it, and how they failed there."""
     sent: dict[str, list[str]] = {}
     for entry in entries:
         event = entry.event

@@ -178,7 +178,6 @@ class Clients:
     async def _connected(
         self, session: aiohttp.ClientSession, body: bytes, headers: dict[str, str]
     ) -> aiohttp.ClientResponse:
-        """The head of the answer, of the first ingress that listens."""
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while True:
             try:

@@ -310,7 +310,6 @@ def _note_service(evidence: Evidence, clients: Clients) -> None:
 
 
 def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
-    """What those were told who were answered meanwhile."""
     strike.answered = len(exchanges)
     strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
     strike.failed = sum(unserved(e) for e in exchanges)

@@ -48,7 +48,6 @@ class BusyShare:
 
 
 def _ticks() -> tuple[int, int]:
-    """Idle ones and all."""
     try:
         counted = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -91,7 +90,6 @@ class SteadyClients(Clients):
                 await asyncio.sleep(max(0.0, started + asked / self._rate - time.monotonic()))
 
     async def _lane(self, session: aiohttp.ClientSession, begin: float) -> None:
-        """One stream after the other."""
         await asyncio.sleep(begin)
         while not self._stopped.is_set():
             tokens = STREAM_TOKENS - self._chance.randrange(STREAM_TOKENS // 4)

@@ -81,7 +81,6 @@ async def gathered(
 
 
 async def _settled(link: Link, evidence: Evidence) -> bool:
-    """The cheap part of it."""
     if evidence.leader is None or evidence.state.workload.requests:
         return False
     try:

@@ -171,11 +171,9 @@ class _Central:
         return deadline - self._seconds(row) * (1 - 1 / self._scenario.instances)
 
     def _seconds(self, row: RequestRow) -> Seconds:
-        """Its prefill, alone on an engine."""
         return prefill_seconds(self._cost, row.prompt_tokens, self._cached(row))
 
     def _work(self, row: RequestRow) -> Seconds:
-        """What it adds to a step that is not full."""
         if row.prompt_tokens - self._cached(row) > self._scenario.max_num_batched_tokens:
             return self._seconds(row)
         return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))

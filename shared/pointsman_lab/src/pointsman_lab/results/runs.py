@@ -119,7 +119,6 @@ def cost(cell: Cell) -> float:
 
 
 def _mark(cell: Cell) -> str:
-    """What makes two cells the same run, whatever they are called."""
     return repr((cell.source, cell.scenario, cell.qps, cell.warmup))
 
 

@@ -83,7 +83,6 @@ def _as_written(
 
 
 def _everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
-    """All routing policies, and DualMap to the letter."""
     return [*_rows(sorted(ROUTING_POLICIES), ordering, admission), _as_written(ordering=ordering, admission=admission)]
 
 

@@ -58,7 +58,6 @@ def one_end_a_request(world: Cluster) -> Iterator[str]:
 
 
 def _counted(world: Cluster) -> Iterator[Stored]:
-    """The log without what deposed leaders decided."""
     newest = 0
     for stored in world.network.history:
         if isinstance(stored.event, LeaderElected):

@@ -167,7 +167,6 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
 
 
 def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
-    """What kind of answer it is, and whether it is a right one."""
     if order.status != 200:
         order.outcome = "refused"
         order.code = str(_decoded(body).get("error", {}).get("code", ""))

@@ -132,7 +132,6 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """Pieces keep their order."""
         self.messages.append(message["type"] if message.get("more_body", True) else "end")
         now = self._loop.time()
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._chance.expovariate(1 / HOP_SECONDS))

@@ -246,7 +246,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _told(handle: asyncio.Handle) -> str:
-    """Whose callback this is, for people."""
     callback = cast(Any, handle)._callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):

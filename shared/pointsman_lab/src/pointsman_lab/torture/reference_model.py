@@ -63,7 +63,6 @@ class ReferenceModel:
                 yield from self._compare_line(instance, event.at)
 
     def _where(self, event: LogEvent | None) -> InstanceId | None:
-        """Where the request of this event is."""
         request = self._model.requests.get(event.request) if isinstance(event, RequestEvent) else None
         return request.instance if request is not None else None
 
