@@ -1,8 +1,5 @@
-"""How a simulated engine fails on demand while its health and its metrics stay well.
-
-`POST /sim/misbehave` takes `{"kind": "errors" | "hang" | "slow", "factor": 10}`, and `{"kind": ""}` ends it. The
-application behind it knows nothing of that: inference requests are answered or kept here, before it sees them. The
-streams that have begun go on.
+"""A wrapper that makes an engine fail on demand while its health and metrics stay well: `POST /sim/misbehave` with
+`{"kind": "errors" | "hang" | "slow" | "", "factor": 10}`. Streams that have begun go on.
 """
 
 from collections.abc import Callable

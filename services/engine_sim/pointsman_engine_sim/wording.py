@@ -1,8 +1,4 @@
-"""What the simulated model says: words of the tokenizer's vocabulary, in sentences, drawn from a seed.
-
-Each token is a word (or ends a sentence) whose text encodes to that very token again, alone and in a sentence, so that
-an answer sent back in the next turn has the token ids under which the engine cached it.
-"""
+"""Text of the simulated model: words whose text encodes to the same token again, drawn from a seed."""
 
 import json
 import re

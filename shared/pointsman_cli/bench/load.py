@@ -1,7 +1,5 @@
-"""Sends a workload at its own times, whether or not earlier answers have come (open loop), and collects outcomes.
-
-Bodies are made ahead of time, so that a burst goes out as a burst. How late a request was really sent is measured
-and reported: on a small machine the bench shares the processor with what it measures.
+"""Sends a workload at its own times (open loop), and collects outcomes. Bodies are made ahead; how late a request was sent is
+measured.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""One cell of an experiment, and how many of them share the cores.
-
-A cell is a variant at a rate with a seed. It is a plain value, so that a process of a pool can run it: each process
-reads the workload for itself and keeps it. Cells know nothing of each other, so their order changes no number.
-"""
+"""One cell of an experiment (a variant at a rate with a seed), and how many of them share the cores. A cell is a plain value."""
 
 import multiprocessing
 import random

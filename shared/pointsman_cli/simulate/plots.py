@@ -1,7 +1,5 @@
-"""Pictures of an experiment, for a report. Importing this needs matplotlib (`pip install 'pointsman[plots]'`).
-
-Figures are made without pyplot: no window, no global state. Colours are Okabe and Ito's, told apart by colour-blind
-readers too; line style and marker differ as well, so that prints in grey still work. Every axis names its unit.
+"""Pictures of an experiment. Importing this needs matplotlib (`pip install 'pointsman[plots]'`). Colours are Okabe and Ito's; line
+style and marker differ as well.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,4 @@
-"""What an engine that misbehaves did to others: how many requests it touched, who called it bad, and when it was back.
-
-A request is touched when it was sent to the engine: while it answers errors or hangs every attempt there fails, and
-while it is slow every attempt there is slow.
-"""
+"""What a misbehaving engine did to others: how many requests were sent to it, which commands named it, and when it was back."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""A steady load for as long as a run takes: some streams that are always under way, and short requests at a fixed rate.
-
-Sizes are such that two cores carry the fleet, the balancer and these clients at the engines' own speed: what a client
-notices then is what was done to the fleet, not a machine that is short of cores.
-"""
+"""A steady load: some long streams and short requests at a fixed rate, small enough for two cores."""
 
 import asyncio
 import random

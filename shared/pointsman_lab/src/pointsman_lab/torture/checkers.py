@@ -1,8 +1,7 @@
 """What must hold after every run, whatever was done to the fleet.
 
-Safety is judged on the whole history: everything that ever came into the log, and what each client was told.
-Agreement is judged once the faults have ended and everything is quiet: then the leader, the log and the engines must
-know the same. A checker gives its findings as sentences; none means that all is well.
+Safety is judged on the whole history and on what each client got; agreement once the faults have ended and all is quiet. A
+checker gives its findings as sentences.
 """
 
 from collections import defaultdict

@@ -1,8 +1,4 @@
-"""Clients: prompts that share prefixes, some that hang up, and an account of what each of them got.
-
-A client knows what it must be told: the simulated engines say the same after the same prompt, so a token that is
-missing or comes twice shows in the text.
-"""
+"""Clients: prompts that share prefixes, some that hang up, and a record of what each got. The expected text is known."""
 
 import asyncio
 from dataclasses import dataclass, field
