@@ -1,4 +1,4 @@
-"""What a rebalancer can be told."""
+"""Settings of the rebalancer."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class RebalancerSettings(FleetSettings, ProcessSettings):
     rebind: bool = setting(
         False,
         "Also plan to take overdue requests out of an engine before their first token, to start again elsewhere; the "
-        "scheduler must be told --rebind too. The prefill done for them is lost, and counted.",
+        "scheduler needs --rebind too. The prefill done for them is lost, and counted.",
     )
-    hot_share: float = setting(1.0, "As the scheduler is told: what is hot decides which instances a prefix maps to.")
-    cold_share: float = setting(0.5, "As the scheduler is told.")
+    hot_share: float = setting(1.0, "As the scheduler's: what is hot decides which instances a prefix maps to.")
+    cold_share: float = setting(0.5, "As the scheduler's.")

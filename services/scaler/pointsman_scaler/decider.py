@@ -27,7 +27,7 @@ class Decider:
             return self.decision(state, self._first_target(state), now)
         if state.fleet.split:
             return None  # prefill and decode instances do not replace each other: operators size such a pool
-        target = self.policy.wish(state, PoolSize(ready=len(in_service(state)), wanted=wanted), now)
+        target = self.policy.scale_target(state, PoolSize(ready=len(in_service(state)), wanted=wanted), now)
         found = limited(target, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
 

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 def take_drain(
     dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: Seconds
 ) -> tuple[list[LogEvent], DrainAnswered]:
-    """What the wish leads to, applied already and to be published, and what is answered."""
+    """Decisions, applied already and to be published, and the answer."""
     fleet = dispatcher.state.fleet
     if command.instance not in fleet:
         known = ", ".join(instance.id for instance in fleet.instances) or "none"

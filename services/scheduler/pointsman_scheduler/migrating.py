@@ -34,7 +34,7 @@ class MigrationHandler:
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
     def take(self, command: MigrateRequests, now: Seconds) -> tuple[list[LogEvent], MigrationAnswered]:
-        """What the plan leads to, applied already and to be published, and what its rebalancer is told."""
+        """Decisions, applied already and to be published, and the answer."""
         known = self._answered.get(command.plan)
         if known is not None:
             return [], known

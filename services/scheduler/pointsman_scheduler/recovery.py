@@ -24,7 +24,7 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
@@ -32,13 +32,13 @@ from pointsman.state.state import State
 
 log = structlog.get_logger()
 
-RETRY_WALL_SECONDS: Seconds = 0.1
-CHECKPOINT_WAIT_WALL_SECONDS: Seconds = 30.0
+RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
+CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 """How long a start waits for checkpoints that cannot be read, where without one something would be lost."""
 
 
 class LogBrokenError(Exception):
-    """The log does not lead on from what was folded: begin anew."""
+    """The log does not lead on from what was folded."""
 
 
 class _LookAgainError(Exception):
@@ -93,7 +93,7 @@ class Recovery:
         return StartPoint(self._empty_state(), extent, None)
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
-        """Every entry that `beginning.state` does not know yet, for ever. Raises LogBrokenError."""
+        """Every entry that `beginning.state` does not know yet, endlessly. Raises LogBrokenError."""
         label = beginning.label
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]
             async for entry in reading:

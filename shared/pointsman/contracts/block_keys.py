@@ -34,7 +34,7 @@ class KeyChain:
         self._model = model
 
     def root(self, *, lora: str = "", cache_salt: str = "") -> BlockKey:
-        """The key that stands before the first block of every prompt with this adapter and salt."""
+        """The parent key of the first block of every prompt with this adapter and salt."""
         identity = "\x00".join(("pointsman-1", self._model, lora, cache_salt, str(self.block_tokens)))
         digest = blake2b(identity.encode(), key=self._secret, digest_size=KEY_BYTES).digest()
         return BlockKey(int.from_bytes(digest, "little"))

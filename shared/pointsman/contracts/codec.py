@@ -144,7 +144,7 @@ class UndecodableError(ValueError):
 
 
 class UnwritableError(ValueError):
-    """A message that nobody could read: it has a number that is not finite, or a value beyond its bounds."""
+    """A message that cannot be read back: a number is not finite, or a value exceeds its bounds."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
@@ -162,7 +162,7 @@ def encode(message: Event | AnyCommand) -> bytes:
 
 
 def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
-    """One event. With the `subject` that it was found on, it must be about whom that names. Raises UndecodableError."""
+    """One event, which must belong on `subject` if given. Raises UndecodableError."""
     _check_form(payload)
     try:
         event = _events.decode(payload)

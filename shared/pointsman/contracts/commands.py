@@ -75,7 +75,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     predicted_ttft: Seconds
     knowledge: Name
     term: Term = Term(0)
-    """Of the leader that granted it; 0 where nobody leads. One of an earlier term than the newest known is void."""
+    """Of the leader that granted it; 0 without one. A grant of an earlier term than the newest known is void."""
     decode: InstanceId = InstanceId("")
     """The decode instance, unless `cmd.handover` is answered otherwise; empty where `instance` does both."""
     decode_url: Name = ""
@@ -90,7 +90,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
-    """Refused; tell the client `status`, `reason` and `retry_after`."""
+    """Rejected; `status`, `reason` and `retry_after` are for the client."""
 
     request: RequestId
     attempt: Count
@@ -193,7 +193,7 @@ class MigrateRequests(Command, frozen=True, kw_only=True):
 
 
 class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """`refusal` says why the request was not moved; empty where it was."""
+    """`refusal`: a MoveRefusal; empty where the request was moved."""
 
     request: RequestId
     refusal: Text = ""
@@ -237,7 +237,7 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
-    """`cmd.scale`: have so many instances; without `wanted`, say how things are. `asker` is who wants it, for the log."""
+    """`cmd.scale`: have so many instances; without `wanted`, report. `asker`: for the log."""
 
     wanted: Count | None = None
     asker: Name = ""
@@ -263,7 +263,7 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
 
 
 class DescribeFleet(Command, frozen=True, kw_only=True):
-    """`cmd.fleet`: what the leader knows of its pool, for people. Answered with a FleetDescribed."""
+    """`cmd.fleet`: what the leader knows of its pool. Answered with a FleetDescribed."""
 
 
 class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):

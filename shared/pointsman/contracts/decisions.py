@@ -86,7 +86,7 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     instance: InstanceId
     attempt: Count = 1
     decode: InstanceId = InstanceId("")
-    """Where the answer is to be decoded, where an ingress says so of a request that another instance prefills."""
+    """The decode instance, where an ingress reports a split request."""
     rebind: bool = False
     """Whether its ingress asks, until the engine answers, if it is to go elsewhere: only then may it be re-bound."""
 
@@ -163,7 +163,7 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
-    """Refused before any work was done: an end. `retry_after` is what the client is told."""
+    """Rejected before any work was done: an end."""
 
     reason: Text
     detail: Text
@@ -174,7 +174,7 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
-    """Who was weighed to decode it, where prefill and decode are split."""
+    """Decode candidates, where prefill and decode are split."""
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
@@ -193,7 +193,7 @@ class LeaderElected(Event, frozen=True, kw_only=True):
     settings: Settings = {}
 
     def __post_init__(self) -> None:
-        """Who folds the log makes a State of `pool`, and cuts prompts into such blocks."""
+        """Checked here, since every reader of the log makes a State of `pool`."""
         for name, value in self.pool.items():
             if isinstance(value, str) or value < 0 or (name == "speed" and value < SPEED_MIN):
                 msg = f"the pool's setting {name[:40]} is out of bounds"

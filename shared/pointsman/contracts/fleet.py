@@ -87,14 +87,14 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     cache: Literal["empty", "unknown", "no_events"] = "empty"
     role: Role = "both"
     decode: DecodeCost | None = None
-    """What decoding costs there; None where nobody said."""
+    """Cost of decoding; None: unknown."""
     transfer_tokens_per_s: Number = 0.0
     """How fast it fetches the KV cache of a prompt from another instance, alone; 0: not known, and taken for no time."""
     dp_rank: Rank = ANY_RANK
     """Which data-parallel rank of the engine at `url` this is: each has a cache of its own."""
     adapters: Annotated[list[Name], Listed] = []
     aliases: Annotated[list[Name], Listed] = []
-    """Its further names as of now, as InstanceReported tells them from then on."""
+    """Its further names now; InstanceReported has later ones."""
     completes: bool = True
     """Whether it completes prompts. One that makes vectors only is placed by load, and joins as `no_events`."""
     certain: bool = True

@@ -105,12 +105,12 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """In a few words."""
-        told = self.detail[:WHAT_CHARACTERS_MAX] or self.failure
-        return f"{self.status} {told}" if self.status and str(self.status) not in told else told
+        text = self.detail[:WHAT_CHARACTERS_MAX] or self.failure
+        return f"{self.status} {text}" if self.status and str(self.status) not in text else text
 
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):
-    """The request ended in an error that the client was told. `status` is the HTTP status."""
+    """The request ended in an error. `status`: HTTP, as the client got it."""
 
     reason: Text
     status: Count

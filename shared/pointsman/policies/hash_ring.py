@@ -30,7 +30,7 @@ class HashRing:
         self._salt = salt.encode()
 
     def owner(self, key: BlockKey, *, other_than: InstanceId | None = None) -> InstanceId | None:
-        """The first instance clockwise from the key, passing over one. None on a ring with nobody else."""
+        """The first instance clockwise from the key, skipping one. None on a ring without another."""
         owners = self._owners
         start = bisect_left(self._positions, _hash(self._salt + key.to_bytes(8, "little")))
         for step in range(len(owners)):

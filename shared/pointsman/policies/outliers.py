@@ -1,17 +1,14 @@
-"""Outlier detection: who should be ejected, who may be tried again, who has proved well.
+"""Outlier detection: which instances to eject, to try again, and to take back.
 
-Semantics and setting names are Envoy's (`outlier_detection`) where it has them: consecutive failures, the share of failures,
-the success rate against that of the others, an ejection time that grows with each ejection in a row, a largest share that may
-be ejected. Our own are: latency (prefill seconds over what the cost model says, against the others), since an engine serves
-slowly rather than not at all; and that an ejected instance comes back half-open, as behind a circuit breaker: one request at a
-time may try it, and decides.
+Semantics and setting names are Envoy's (`outlier_detection`): consecutive failures, failure share, success rate against
+the others, an ejection time that grows with ejections in a row, a largest ejected share. Our own: latency (prefill
+seconds over the cost model's, against the others), and that an ejected instance comes back half-open: one request at a
+time tries it and decides.
 
-What counts as a failure of the engine, and not of the request, `state.outliers` knows. While that is open, an attempt counts
-against an engine already where the request has been inside another one for twice as long as it took to fail.
-
-Nobody is ejected unless somebody else who is whole can do its part, nor for being slow like all others. Success rate differs
-from Envoy: the mean and deviation are those of the other hosts, since of three or four hosts one alone can never be 1.9
-deviations from a mean that it belongs to.
+What counts as a failure of the engine is `state.outliers`' business. While that is open, an attempt counts once the
+request has been inside another engine for twice as long as it took to fail. An instance is ejected only if another
+whole one can do its part. Unlike Envoy's, mean and deviation of the success rate leave the judged instance out: of
+three or four, one is never 1.9 deviations from a mean that includes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,7 +47,7 @@ TRIALS_WALL_SECONDS = 5.0
 TRIAL_WALL_SECONDS = 2.0
 """So does one that goes on for so long after its first token."""
 DOUBT_WALL_SECONDS_MIN = 0.5
-"""How long a request must at least be inside another engine before who failed it is to blame."""
+"""How long a request must be inside another engine before its failure counts against the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class Ejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Readmission:
     """Its ejection is over, or it has proved well."""
 
     instance: Instance
@@ -74,12 +71,10 @@ class Return:
 
 @dataclass(frozen=True)
 class OutlierDetection:
-    """Seconds are wall seconds. A count, share or factor of 0 turns its rule off, `max_ejection_share` all of them.
-
-    `consecutive_failures`: requests in a row. `failure_share`: of the requests of an interval. `success_rate_stdev_factor`:
-    deviations below the mean of the others. `latency_factor`: how many times as slow as the others. An ejection lasts
-    `base_ejection_seconds` times the number in a row, which falls by one in each interval without.
-    """
+    """Wall seconds. 0 turns a rule off, `max_ejection_share` 0 all of them. `consecutive_failures`: in a row.
+    `failure_share`: of an interval's requests. `success_rate_stdev_factor`: deviations below the others' mean.
+    `latency_factor`: times as slow as the others. An ejection lasts `base_ejection_seconds` times its number in a row,
+    which falls by one in each interval without."""
 
     consecutive_failures: int = 5
     interval_seconds: float = 10.0
@@ -99,7 +94,7 @@ class OutlierDetection:
     def settings(self) -> Settings:
         return asdict(self)
 
-    def next(self, state: State, now: Seconds) -> Ejection | Return | None:
+    def next(self, state: State, now: Seconds) -> Ejection | Readmission | None:
         """What to do first. Once that is applied to the state there may be more."""
         return _Look(self, state, now).next()
 
@@ -120,50 +115,50 @@ class _Look:
         self._instances = sorted(state.fleet.instances, key=lambda instance: instance.id)
         self._whole = [i for i in self._instances if i.status is Status.READY and not i.half_open]
 
-    def next(self) -> Ejection | Return | None:
+    def next(self) -> Ejection | Readmission | None:
         for instance in self._instances:
             if instance.ejected or instance.half_open:
-                found = self._of_unwell(instance)
+                found = self._readmission(instance)
                 if found is not None:
                     return found
         if not self._settings.max_ejection_share or len(self._whole) < 2:
             return None
         return next(self._outliers(), None)
 
-    def _of_unwell(self, instance: Instance) -> Ejection | Return | None:
+    def _readmission(self, instance: Instance) -> Ejection | Readmission | None:
         record = self._state.outliers.record(instance.id)
         if instance.ejected:
             longest = 2 * self._settings.max_ejection_seconds * self._speed
             over = self._now >= record.until or record.until - self._now > longest  # then a clock was far ahead
-            return Return(instance, half_open=True) if over else None
+            return Readmission(instance, half_open=True) if over else None
         if record.trial_failure:
-            return self._back_out(instance, f"the request that tried it again failed: {record.trial_failure}")
+            return self._eject_again(instance, f"the request that tried it again failed: {record.trial_failure}")
         if record.trial is None:
             return None
         slow = self._slowness(instance, [record.trial])
         if slow:
-            return self._back_out(instance, f"the request that tried it again was slow: {slow}")
+            return self._eject_again(instance, f"the request that tried it again was slow: {slow}")
         lasts = not record.trial_served and self._is_over(record.trial.at, TRIAL_WALL_SECONDS)
         waited = record.trials_served > 0 and self._is_over(record.half_open_since, TRIALS_WALL_SECONDS)
-        return Return(instance, half_open=False) if lasts or waited or record.trials_served >= TRIALS else None
+        return Readmission(instance, half_open=False) if lasts or waited or record.trials_served >= TRIALS else None
 
     def _is_over(self, since: Seconds, wall_seconds: float) -> bool:
         return self._now - since >= wall_seconds * self._speed
 
-    def _back_out(self, instance: Instance, detail: str) -> Ejection | None:
-        return self._ejection(instance, "failed_probe", detail) if self._is_spared(instance) else None
+    def _eject_again(self, instance: Instance, detail: str) -> Ejection | None:
+        return self._ejection(instance, "failed_probe", detail) if self._is_replaceable(instance) else None
 
     def _outliers(self) -> Iterator[Ejection]:
         rules: tuple[tuple[EjectionCause, Callable[[Instance, Record], str]], ...] = (
-            ("consecutive_failures", self._failing),
-            ("failure_share", self._failing_often),
-            ("success_rate", self._failing_more_than_others),
+            ("consecutive_failures", self._consecutive_failures),
+            ("failure_share", self._failure_share),
+            ("success_rate", self._below_success_rate),
             ("latency", self._slow),
         )
         for cause, evidence in rules:
             for instance in self._whole:
                 detail = evidence(instance, self._state.outliers.record(instance.id))
-                if detail and self._is_spared(instance) and self._is_within_share():
+                if detail and self._is_replaceable(instance) and self._is_within_share():
                     yield self._ejection(instance, cause, detail)
 
     def _ejection(self, instance: Instance, cause: EjectionCause, detail: str) -> Ejection:
@@ -176,27 +171,27 @@ class _Look:
         seconds = min(settings.base_ejection_seconds * number, settings.max_ejection_seconds)
         return Ejection(instance, cause, detail, seconds * self._speed, number)
 
-    def _is_spared(self, instance: Instance) -> bool:
+    def _is_replaceable(self, instance: Instance) -> bool:
         """Whether others that are whole can do what it does."""
         roles = {other.role for other in self._whole if other.id != instance.id}
         prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
         return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")
 
     def _is_within_share(self) -> bool:
-        unwell = sum(instance.ejected or instance.half_open for instance in self._instances)
-        return unwell + 1 <= self._settings.max_ejection_share * (unwell + len(self._whole))
+        ejected = sum(instance.ejected or instance.half_open for instance in self._instances)
+        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._whole))
 
     # Failures
 
-    def _failing(self, instance: Instance, record: Record) -> str:
-        doubtful = [f for f in self._doubtful.get(instance.id, ()) if f.since > record.served_since]
-        count = record.in_a_row + len(doubtful)
-        recent = doubtful or record.last_failure_at >= self._since
+    def _consecutive_failures(self, instance: Instance, record: Record) -> str:
+        unsettled = [f for f in self._unsettled.get(instance.id, ()) if f.since > record.served_since]
+        count = record.in_a_row + len(unsettled)
+        recent = unsettled or record.last_failure_at >= self._since
         if not 0 < self._settings.consecutive_failures <= count or not recent:
             return ""
-        return f"{count} requests in a row failed there: {doubtful[-1].what if doubtful else record.last_failure}"
+        return f"{count} requests in a row failed there: {unsettled[-1].what if unsettled else record.last_failure}"
 
-    def _failing_often(self, instance: Instance, record: Record) -> str:
+    def _failure_share(self, instance: Instance, record: Record) -> str:
         served, failed = self._served_and_failed(instance)
         whole = served + failed
         share = self._settings.failure_share
@@ -205,7 +200,7 @@ class _Look:
         interval = self._settings.interval_seconds
         return f"{failed} of {whole} requests in {interval:g} s failed there: {record.last_failure}"
 
-    def _failing_more_than_others(self, instance: Instance, record: Record) -> str:
+    def _below_success_rate(self, instance: Instance, record: Record) -> str:
         factor, own = self._settings.success_rate_stdev_factor, self._success_rates.get(instance.id, 1.0)
         if not factor or own == 1.0 or len(self._success_rates) < SUCCESS_RATE_HOSTS_MIN:
             return ""
@@ -227,10 +222,10 @@ class _Look:
 
     def _served_and_failed(self, instance: Instance) -> tuple[int, int]:
         served, failed = self._state.outliers.served_and_failed(instance.id, since=self._since)
-        return served, failed + len(self._doubtful.get(instance.id, ()))
+        return served, failed + len(self._unsettled.get(instance.id, ()))
 
     @cached_property
-    def _doubtful(self) -> dict[InstanceId, list[Failure]]:
+    def _unsettled(self) -> dict[InstanceId, list[Failure]]:
         """Failures that are open, of requests that are well enough elsewhere, by instance."""
         found: dict[InstanceId, list[Failure]] = {}
         for request_id, failures in self._state.outliers.open_failures():
@@ -238,11 +233,11 @@ class _Look:
             alone = all(failure.instance == last.instance for failure in failures)
             record = self._state.outliers.record(last.instance)
             counts = last.at >= max(self._since, record.ejected_at, record.whole_since)
-            if request is not None and alone and counts and self._is_well_elsewhere(request, last):
+            if request is not None and alone and counts and self._runs_elsewhere(request, last):
                 found.setdefault(last.instance, []).append(last)
         return found
 
-    def _is_well_elsewhere(self, request: Request, failure: Failure) -> bool:
+    def _runs_elsewhere(self, request: Request, failure: Failure) -> bool:
         inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
         if not inside or request.instance == failure.instance or request.granted_at < failure.at:
             return False
@@ -254,7 +249,7 @@ class _Look:
     def _slow(self, instance: Instance, _record: Record) -> str:
         prefills = self._newest(instance)
         least = self._settings.latency_factor * self._usual_at_least(instance)
-        lately = self._prefills[instance.id]  # a slowness that all had, and that is over, is held against nobody
+        lately = self._prefills[instance.id]  # a slowness of all that is over does not count
         if len(prefills) < PREFILLS_MIN or not lately or min(_pace(prefills), _pace(lately)) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]
@@ -270,13 +265,12 @@ class _Look:
         return [*done, *overdue][-PREFILLS_NEWEST:]
 
     def _usual_at_least(self, instance: Instance) -> float:
-        """A bound from below of the median pace of the others' prefills, close to it. Spares looking at each of them: without
-        its own, what comes at a place of the sorted paces of all can only be more."""
+        """A lower bound of the median pace of the others' prefills, without looking at each of them."""
         middle = (len(self._paces) - len(self._prefills[instance.id]) - 1) // 2
         return self._paces[middle] if middle >= 0 else 0.0
 
     def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
-        """How much slower than the others it was at these; empty where it was not, or nobody can tell."""
+        """How much slower than the others it was at these; empty where it was not, or unknown."""
         factor = self._settings.latency_factor
         others = [known for other, known in self._prefills.items() if other != instance.id]
         if not factor or sum(map(len, others)) < PREFILLS_MIN:
@@ -305,8 +299,8 @@ class _Look:
         return done
 
     def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
-        """Prefills inside the engine that were slow already when another one finished its newest, at `heard`: so it is not
-        that nobody tells us."""
+        """Prefills inside the engine that were slow already when another instance finished its newest, at `heard`; so
+        it is not the ingresses that are silent."""
         line = self._state.workload.queues.get(instance)
         inside = () if line is None else line.prefill.values()
         least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
@@ -318,5 +312,5 @@ class _Look:
 
 
 def _pace(prefills: list[Prefill]) -> float:
-    """How many times as long as the cost model says they took, at the median."""
+    """Median ratio of observed to predicted prefill seconds."""
     return median([p.observed / p.predicted for p in prefills if p.predicted > 0] or [0.0])

@@ -1,7 +1,6 @@
-"""What a routing policy sees: the request, and every instance that could take it, with the numbers.
+"""What a routing policy sees: one request, and the predicted numbers of each instance that could take it. Read-only.
 
-Built once a decision from State; reading it changes nothing. Predicted TTFT counts from now:
-`(queue + prefill) * correction`, where `correction` is what the instance has taught us about our predictions.
+Predicted TTFT counts from now: `(queue + prefill) * correction`; `correction` is learned per instance.
 """
 
 from collections.abc import Collection
@@ -16,9 +15,8 @@ from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.state.latency_model import Correction
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import InstanceQueue, Request
+from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
 
-_EMPTY_LINE = InstanceQueue()
 _NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Tracker)
@@ -69,8 +67,8 @@ class PoolView:
         excluded: Collection[InstanceId] = (),
         transfer_seconds: Seconds | None = 0.0,
     ) -> None:
-        """`excluded`: instances that failed this request already. `transfer_seconds`: what handing it over to another
-        instance takes after its prefill, where one only prefills; None where nobody would take it."""
+        """`excluded`: instances that failed this request. `transfer_seconds`: of the hand-over after the prefill, on
+        instances that only prefill; None where no instance would decode it."""
         self.request = request
         self.now = now
         self._state = state
@@ -83,20 +81,19 @@ class PoolView:
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
         self.on_trial: tuple[InstanceId, ...] = ()
-        """Of those that could, the half-open ones: they take no part unless nobody else could."""
+        """Half-open instances that could; not candidates unless no other instance could."""
         if state.fleet.on_trial:
             self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
     def budget(self) -> Seconds:
-        """What is left of the TTFT objective; negative when it is missed already."""
+        """Seconds left of the TTFT SLO; negative once missed."""
         return self.request.deadline - self.now
 
     @property
     def staleness(self) -> Seconds:
-        """How long ago the newest event in this view happened. A leader that applies its own decisions at once has
-        just applied the arrival: 0. A view that lags behind is at least as old as its lag."""
+        """Age of the newest event in this view: 0 for a leader, which has just applied the arrival."""
         return max(0.0, self.now - self._state.last_at)
 
     @property
@@ -128,7 +125,7 @@ class PoolView:
 
     @cached_property
     def last_instance(self) -> InstanceId | None:
-        """Who served this conversation last."""
+        """The instance that served this conversation last."""
         request = self.request
         return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 
@@ -138,7 +135,7 @@ class PoolView:
 
     def line(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
-        return self._state.workload.queues.get(instance_id, _EMPTY_LINE)
+        return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""

@@ -1,4 +1,4 @@
-"""Policy settings as people write them: `KIND.NAME=VALUE`. Comes in as text, goes out by name; policies check the values."""
+"""Policy settings on command lines, `KIND.NAME=VALUE`: text in, values by name out. Policies check the values."""
 
 from collections.abc import Iterable, Mapping
 

@@ -60,7 +60,7 @@ def carried_out(dispatcher: Dispatcher, now: float, *moves: Migration) -> list[L
     return dispatcher.migrate(plan, now)
 
 
-def wish(request: str, source: str = "a", target: str = "b") -> Migration:
+def move_of(request: str, source: str = "a", target: str = "b") -> Migration:
     return Migration(RequestId(request), InstanceId(source), InstanceId(target), 1.0, "by hand", rebind=True)
 
 
@@ -149,14 +149,14 @@ def test_of_an_instance_that_does_not_answer_being_overdue_at_all_will_do() -> N
 )
 def test_the_leader_looks_again(why: str, reason: str) -> None:
     dispatcher, now = at_a(leader(prefill_window_tokens=700)), PREFILL + 60.0
-    state, move = dispatcher.state, wish("r1")
+    state, move = dispatcher.state, move_of("r1")
     match why:
         case "ended":
             state.apply(finished("r1", "a", at=1.0))
         case "first token":
             state.apply(first_token("r1", "a", at=1.0))
         case "from elsewhere":
-            move = wish("r1", "b", "a")
+            move = move_of("r1", "b", "a")
         case "target drains":
             state.apply(InstanceDraining(at=1.0, instance=B, epoch=Epoch(1)))
         case "target has failed it":
@@ -182,15 +182,15 @@ def test_once_is_enough_and_only_so_many_at_a_time() -> None:
     for number in range(1, REBOUND_MAX + 3):
         place(dispatcher, f"r{number}")
     dispatcher.state.apply(joined("b"))
-    moves = [wish(f"r{number}") for number in range(1, REBOUND_MAX + 2)]
-    events = carried_out(dispatcher, 100.0, *moves, wish("r1", "b", "a"))
+    moves = [move_of(f"r{number}") for number in range(1, REBOUND_MAX + 2)]
+    events = carried_out(dispatcher, 100.0, *moves, move_of("r1", "b", "a"))
 
     assert sum(isinstance(event, RequestMigrated) for event in events) == REBOUND_MAX
     assert refusals(events) == ["too_many_rebound", "rebound_before"]
     assert planned(dispatcher, 100.0) == []
     place(dispatcher, "r1", 101.0, attempt=2, excluded=[B])
     assert (known(dispatcher, "r1").instance, known(dispatcher, "r1").rebind) == (A, False)
-    assert refusals(carried_out(dispatcher, 200.0, wish("r1"))) == ["rebound_before"]
+    assert refusals(carried_out(dispatcher, 200.0, move_of("r1"))) == ["rebound_before"]
 
 
 def test_an_engine_that_was_left_counts_as_stalled_until_it_gives_a_first_token_or_some_time_is_over() -> None:
@@ -214,7 +214,7 @@ def test_nothing_is_said_or_done_about_it_where_nobody_asked_for_it() -> None:
     assert "rebind" not in dispatcher.policies.settings
     assert [event.rebind for event in events if isinstance(event, RequestGranted)] == [False]
     assert planned(dispatcher, 100.0) == []
-    assert refusals(carried_out(dispatcher, 100.0, wish("r1"))) == ["rebind_off"]
+    assert refusals(carried_out(dispatcher, 100.0, move_of("r1"))) == ["rebind_off"]
 
 
 def test_an_ingress_that_will_not_ask_is_let_be() -> None:
@@ -224,7 +224,7 @@ def test_an_ingress_that_will_not_ask_is_let_be() -> None:
 
     assert known(dispatcher, "r1").instance == B
     assert planned(dispatcher, 100.0) == []
-    assert refusals(carried_out(dispatcher, 100.0, wish("r1", "b", "a"))) == ["bound"]
+    assert refusals(carried_out(dispatcher, 100.0, move_of("r1", "b", "a"))) == ["bound"]
 
 
 @pytest.mark.parametrize("leader_first", [True, False])

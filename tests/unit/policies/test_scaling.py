@@ -1,4 +1,4 @@
-"""How large a pool should be: what each policy wishes and why, what the limits make of it, and the steps that follow."""
+"""How large a pool should be: what each policy asks for and why, what the limits make of it, and the steps that follow."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -59,27 +59,27 @@ class Pool:
             self.state.apply(finished(name, instance, at=self.now + 0.96))
             self.now += every
 
-    def wish(self, wanted: int | None = None) -> ScaleTarget:
+    def target(self, wanted: int | None = None) -> ScaleTarget:
         ready = len(self.state.fleet.ready)
-        return self.policy.wish(self.state, PoolSize(ready=ready, wanted=wanted or ready), self.now)
+        return self.policy.scale_target(self.state, PoolSize(ready=ready, wanted=wanted or ready), self.now)
 
 
 def test_a_pool_that_is_late_grows_by_what_its_work_needs() -> None:
     pool = Pool(SloAttainment(), engines=2)
 
     pool.serve(40, every=0.25, late=9.0)
-    wish = pool.wish()
+    target = pool.target()
 
-    assert wish.wanted == 6  # 4 s of work a second, engines prefilling 70% of their time
-    assert "0.0% of" in wish.reason
+    assert target.wanted == 6  # 4 s of work a second, engines prefilling 70% of their time
+    assert "0.0% of" in target.reason
 
 
 def test_a_pool_whose_new_instances_have_not_come_yet_waits_for_them() -> None:
     pool = Pool(SloAttainment(), engines=4)
     pool.serve(40, every=0.5, late=9.0)
 
-    assert pool.wish(wanted=6).wanted == 6
-    assert "2 of 6 are to come" in pool.wish(wanted=6).reason
+    assert pool.target(wanted=6).wanted == 6
+    assert "2 of 6 are to come" in pool.target(wanted=6).reason
 
 
 def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
@@ -94,8 +94,8 @@ def test_refusals_make_a_pool_grow_however_quick_the_others_are() -> None:
             )
         )  # fmt: skip
 
-    assert pool.wish().wanted == 3
-    assert "refused" in pool.wish().reason
+    assert pool.target().wanted == 3
+    assert "refused" in pool.target().reason
 
 
 def test_a_pool_shrinks_where_the_last_while_would_have_been_on_time_without_one() -> None:
@@ -104,45 +104,45 @@ def test_a_pool_shrinks_where_the_last_while_would_have_been_on_time_without_one
     idle.serve(90, every=1.5)
     busy.serve(90, every=0.36)  # 2.7 s of work a second: two cannot do it, and three just can
 
-    assert idle.wish().wanted == 2
-    assert "without one instance 100.0% would have been" in idle.wish().reason
-    assert busy.wish().wanted == 3
+    assert idle.target().wanted == 2
+    assert "without one instance 100.0% would have been" in idle.target().reason
+    assert busy.target().wanted == 3
 
 
 def test_a_pool_whose_requests_have_no_outcome_does_not_shrink() -> None:
     pool = Pool(SloAttainment(), engines=3)
     pool.serve(90, every=30.0)
 
-    assert pool.wish().wanted == 3
-    assert "too few" in pool.wish().reason
+    assert pool.target().wanted == 3
+    assert "too few" in pool.target().reason
 
 
 def test_a_pool_without_requests_sleeps_after_a_while_and_wakes_for_the_first_that_waits() -> None:
     pool = Pool(SloAttainment(idle_s=100.0), engines=1)
     pool.serve(10, every=5.0)
-    early = pool.wish()
+    early = pool.target()
     pool.now += 200
 
-    assert (early.wanted, pool.wish().wanted) == (1, 0)
+    assert (early.wanted, pool.target().wanted) == (1, 0)
 
     empty = Pool(SloAttainment(), engines=0)
     policies = PolicySet(routing=RoundRobin(), admission=AdmitAll(), ordering=FirstComeFirstServed(), hold_seconds=60.0)
     Dispatcher(empty.state, policies, term=Term(1)).route(route("first", [1]), 0.0)
 
-    assert empty.policy.wish(empty.state, PoolSize(ready=0, wanted=0), 1.0).wanted == 1
+    assert empty.policy.scale_target(empty.state, PoolSize(ready=0, wanted=0), 1.0).wanted == 1
 
 
 def test_utilisation_follows_the_busier_of_prefill_and_memory_within_a_tolerance() -> None:
     pool = Pool(TargetUtilisation(), engines=2)
     pool.serve(60, every=0.5)  # 2 s of work a second for two engines: 96%, 60% are wanted
 
-    assert pool.wish().wanted == 4
-    assert pool.wish(wanted=4).wanted == 4  # two are to come
+    assert pool.target().wanted == 4
+    assert pool.target(wanted=4).wanted == 4  # two are to come
 
     calm = Pool(TargetUtilisation(), engines=2)
     calm.serve(60, every=0.8)  # 60%
 
-    assert calm.wish().wanted == 2
+    assert calm.target().wanted == 2
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_a_schedule_counts_once_and_a_person_counts_until_the_next_entry() -> No
     state = State(PoolSettings())
     nine = datetime(2026, 11, 21, 9, tzinfo=UTC).timestamp()
 
-    assert policy.wish(state, PoolSize(ready=3, wanted=3), nine).wanted == 8
+    assert policy.scale_target(state, PoolSize(ready=3, wanted=3), nine).wanted == 8
 
     state.apply(decided(1, wanted=5, at=nine))
 
-    assert policy.wish(state, PoolSize(ready=5, wanted=5), nine + 60).wanted == 5
-    assert policy.wish(state, PoolSize(ready=5, wanted=5), nine + 12 * 3600).wanted == 2
+    assert policy.scale_target(state, PoolSize(ready=5, wanted=5), nine + 60).wanted == 5
+    assert policy.scale_target(state, PoolSize(ready=5, wanted=5), nine + 12 * 3600).wanted == 2
 
 
 def decided(number: int, *, wanted: int, at: Seconds = 0.0, current: int = 0) -> ScaleDecided:
@@ -191,8 +191,8 @@ def test_limits_let_a_pool_grow_fast_and_shrink_slowly() -> None:
     scaling.decide(decided(1, wanted=4, at=0.0, current=2))
 
     def allowed(wanted: int, now: Seconds, *, deliberate: bool = False) -> int | None:
-        wish = limited(ScaleTarget(wanted, "", deliberate), scaling, now, limits)
-        return wish.wanted if wish else None
+        target = limited(ScaleTarget(wanted, "", deliberate), scaling, now, limits)
+        return target.wanted if target else None
 
     assert [allowed(9, 29), allowed(9, 30), allowed(5, 30)] == [None, 6, 5]
     assert [allowed(1, 59), allowed(1, 60)] == [None, 3]

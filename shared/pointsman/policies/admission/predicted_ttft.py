@@ -22,7 +22,7 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
-"""What a client refused for TPOT is told to wait: some answer will have ended by then."""
+"""Retry-After for TPOT: some answer will have ended by then."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PredictedTtft(AdmissionPolicy):
 
 
 def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
-    """The seconds per token to expect there, if they exceed the objective; None if not, or nobody can tell."""
+    """Expected seconds per token there if they exceed the SLO; None otherwise, or where unknown."""
     if view.request.max_output_tokens <= 1:
         return None
     tpot = view.tracker(DecodeLoad).predicted_tpot(candidate.instance, view.now)
@@ -70,7 +70,7 @@ def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
 
 
 def too_slow(view: PoolView, candidate: ScoredInstance, tpot: Seconds) -> Refusal:
-    """The refusal of a request whose answer would come too slowly from this instance."""
+    """The refusal of a request that would miss its TPOT SLO there."""
     detail = (
         f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"

@@ -1,35 +1,22 @@
-"""Predicted TTFT with floors: nobody pays alone for the others being on time.
+"""Predicted TTFT with floors: no group of requests pays alone for the others being on time.
 
-Refusing what is predicted late means refusing long prompts: past saturation short ones are let in until the queue is
-as long as the objective allows *them*, and then no long one ever fits. Letting long ones in although they are late
-helps nobody. What helps is queues that stay short enough for them, so this policy keeps back those who are better off,
-and of those the ones whose refusal frees most.
+Rejecting what is predicted late rejects long prompts: past saturation, short ones are admitted until the queue is as
+long as *their* SLO allows, and then no long one fits. This policy keeps queues short enough for them by rejecting from
+the groups that are better off, first those requests whose rejection frees most.
 
-*Groups* are the tenths of prompts by length and the tenants (`trackers.attainment`). Each should have a share of its
-requests on time, and is *owed* what it lacks of that, counted from outcome to outcome:
+*Groups* are the tenths of prompts by length and the tenants (`trackers.attainment`). Each has a floor of requests on
+time and is *owed* what it lacks: a tenth `decile_floor` of the overall attainment, a tenant `tenant_floor` of its max-
+min fair share of the prompt tokens on time. Both are aimed at `margin` too high, since only a debt moves anything.
 
-- a tenth: `decile_floor` of the overall attainment;
-- a tenant: `tenant_floor` of its fair share. Fair is, of all prompt tokens on time, as many as it asked for, but no
-  more than any other has who asked for more than there is. Where that is all it asked for, the floor is that share of
-  its requests; where it is half, half of that.
+A request pays a *price*: behind a queue of more than `spare` of its SLO it needs `queue + price * prefill <= TTFT
+budget left`. The price is `e ** (gap / patience)`; the gap is how much less its tenth is owed than the tenth that is
+owed most, plus the same for its tenant. The group that is owed most pays 1, which is `predicted_ttft_global`. Debts
+settle where the floors are just kept; they are the multipliers of the floors in "most on time, floors kept". A short
+queue admits everything on time, so no engine is idle for a floor.
 
-Both are aimed at `margin` too high: it takes a debt to move anything, and debt is attainment not had.
-
-A request pays a *price*: behind a queue of more than `spare` of its objective it must fit in `price` times, that is
-`queue + price * prefill <= what is left of its objective`. The price is `e ** (gap / patience)`; the gap is how much
-less its tenth is owed than the tenth that is owed most, plus the same for its tenant. Who is owed most pays 1, and then
-this is `predicted_ttft_global`.
-
-So a prompt without work to do passes at any price, since refusing it frees nothing; the next longer ones make room
-first, which costs the fewest requests. Debts settle where the floors are just kept: while they grow, so does the price,
-and shorter queues let those in who are owed. In "most on time, floors kept" they are the multipliers of the floors. An
-instance with less of a queue takes everyone who meets the objective there, so no engine falls idle for a floor.
-
-Bias: some shorter prompts are refused in favour of fewer long ones, as the floors ask; `docs/research/policies.md` has what it
-costs. Limits: floors hold as far as capacity allows and in the long run, not over every minute; a debt is lasting, so
-a run of a few hundred requests ends somewhat below what it was aimed at; prompts that alone take longer than their
-objective have no floor, and those that take nearly as long need an instance that is nearly idle. What a prompt leaves in the cache for others does
-not count in its price: where a pool starts cold in an overload, refusing the uncached keeps it cold for longer.
+Bias: some shorter prompts are rejected in favour of fewer long ones (`docs/research/policies.md` has the cost). Limits:
+floors hold in the long run and as far as capacity allows; prompts that alone exceed their SLO have no floor; what a
+prompt leaves in the cache does not lower its price, so a pool that starts cold in an overload stays cold longer.
 """
 
 from collections.abc import Iterable
@@ -51,9 +38,8 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 
 @dataclass(frozen=True)
 class PredictedTtftFair(AdmissionPolicy):
-    """`patience`: requests owed that raise the price by a factor of e. With little of it the policy reacts fast and swings;
-    with much it is smooth, and stays further below its aim. `spare`: share of the objective up to which a queue is open
-    to all. It keeps engines busy, and must leave those who are owed enough of the objective for their prefill."""
+    """`patience`: requests owed that raise the price by a factor of e; less reacts faster and swings. `spare`: share of
+    the SLO up to which a queue is open to all; it keeps engines busy."""
 
     name: ClassVar[str] = "predicted_ttft_fair"
 
@@ -86,7 +72,7 @@ class PredictedTtftFair(AdmissionPolicy):
         return fair if isinstance(fair, Choice) else _keep_back(view, admitted.chosen, price)
 
     def price(self, view: PoolView) -> float:
-        """How many times its prefill this request must fit in: 1 where nobody is owed more than its own groups."""
+        """How many times its prefill this request must fit in: 1 where no group is owed more than its own."""
         seen = view.tracker(Attainment)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:

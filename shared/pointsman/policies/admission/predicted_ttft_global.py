@@ -23,7 +23,7 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 
 @dataclass(frozen=True)
 class PredictedTtftGlobal(AdmissionPolicy):
-    """`tpot_check`: whether the TPOT objective counts, where there is evidence."""
+    """`tpot_check`: whether the TPOT SLO counts, where there is evidence."""
 
     name: ClassVar[str] = "predicted_ttft_global"
 

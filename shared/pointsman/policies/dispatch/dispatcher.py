@@ -11,7 +11,7 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 
 class Dispatcher(LeaderTerm):
-    """Decides for one term of leadership. Each method's function says what it decides."""
+    """Decides for one term of leadership. The function behind each method documents it."""
 
     def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
         turn = Turn(self, now)
@@ -29,7 +29,7 @@ class Dispatcher(LeaderTerm):
         return turn.events
 
     def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
-        """`reason`: for people, where the cause's own sentence does not do."""
+        """`reason`: a sentence in place of the cause's own."""
         turn = Turn(self, now)
         granting.cancel_pending(turn, request, cause, reason)
         return turn.events

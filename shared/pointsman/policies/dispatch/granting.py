@@ -9,7 +9,7 @@ from pointsman.state.fleet import Status
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
-"""Instances whose pending requests are granted. On an ejected one only those wait that no other can serve."""
+"""Instances whose pending requests are granted. An ejected instance keeps only requests that no other can serve."""
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:

@@ -1,8 +1,5 @@
-"""Earliest deadline first: by arrival plus TTFT objective; equal deadlines keep their order.
-
-Source: Liu and Layland, 1973. Optimal while all deadlines can be met. Bias: past that it spends itself on requests
-that are late already.
-"""
+"""Earliest deadline first: by arrival plus TTFT SLO; equal deadlines keep their order. Source: Liu and Layland, 1973.
+Optimal while all deadlines can be met. Bias: under overload it spends itself on requests that are late already."""
 
 from dataclasses import dataclass
 from typing import ClassVar

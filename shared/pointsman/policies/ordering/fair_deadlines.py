@@ -1,28 +1,21 @@
-"""Fair deadlines, our default: the most urgent of those who can still be on time, tenants kept close together.
+"""Fair deadlines, our default: the most urgent request that can still be on time, with tenants kept close together.
 
-Three questions, each a narrower choice than the one before:
+- *Tenants*: those whose service from this instance (tokens computed plus weighted tokens generated;
+  `trackers.client_service`) is at most `lead_tokens_max` above the least of the waiting tenants.
+- *On time*: of their requests, those whose first token would meet its deadline if granted now, or miss it by so little
+  that the prediction may be wrong. The others come last, but get a share `late_share` of the work, oldest first
+  (`trackers.late_turns`), so that none starves.
+- *First*: the earliest deadline; within `tie_seconds` of it, the longest cached prefix that makes no overtaken request
+  late.
 
-1. *Whose turn may it be?* Tenants whose service from this instance (tokens computed, plus weighted tokens generated;
-   `trackers.client_service`) is at most `lead_tokens_max` above that of the waiting tenant with the least.
-2. *Who can still be on time?* Of their requests, those whose first token would come before its deadline if they went
-   now, or so little after it that the prediction may be wrong. The others come last, but a share `late_share` of the
-   work is theirs, oldest first (`trackers.late_turns`), so that none starves and none drags the rest past its deadline.
-3. *Who is first?* The earliest deadline. Of requests within `tie_seconds` of it, the longest prefix in the cache now
-   that makes nobody late whom it overtakes.
+Bound (Theorem 5.1 of Cao et al., the lead in place of the quantum): of two tenants that both wait all the time, neither
+gets more than 2(U + lead_tokens_max) more than the other; U = input_weight * (most tokens to compute at once) +
+output_weight * (output tokens of one tenant inside the engine). A larger lead keeps more deadlines at the cost of the
+tenants behind. The default, about two seconds of one engine's work, suits queues that admission keeps short; without
+admission, take a quarter of it.
 
-Bound, as in Theorem 5.1 of Cao et al. with the lead in the place of the quantum: of two tenants that both wait all the
-time, neither gets more than 2(U + lead_tokens_max) more than the other, U = input_weight * (most tokens to compute at
-once) + output_weight * (output tokens that one tenant has inside the engine at a time). For a tenant is granted only
-at a counter of at most `least + lead`, and no more than U is booked to it before its next grant; a newcomer starts
-between the least and that. So any two counters that wait differ by at most U + lead, before and after.
-
-The lead is freedom to keep deadlines, paid for by the tenants behind. The default, about two seconds of one engine's
-work, suits queues that admission keeps short: what was admitted was predicted in the order of arrival, and taking turns
-more often makes some of it late. Where nothing is refused and fairness comes first, take a quarter of it.
-
-Bias: one tenant alone is served by deadline, whatever its neighbours on other instances do: service is compared
-within a line. Sound under overload only together with admission or the shedding of question 2, since EDF alone is
-not. Limit: the bound is for charged tokens; a hundred new tenants are a hundred claims.
+Bias: service is compared within one instance's queue. Limits: under overload it needs admission or the shedding of late
+requests, as EDF does; the bound is for charged tokens.
 """
 
 from collections.abc import Collection, Iterator
@@ -90,7 +83,7 @@ class FairDeadlines(OrderingPolicy):
 
 
 def _may_go_first(ordered: list[Request], before: Seconds, now: Seconds, factor: float) -> Iterator[Request]:
-    """Those that can go first without making late whom they overtake. `ordered`: by deadline; the first always may."""
+    """Requests that can go first without making an overtaken one late. `ordered`: by deadline; the first always may."""
     spare = inf
     seconds = before
     for request in ordered:

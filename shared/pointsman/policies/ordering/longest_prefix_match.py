@@ -1,9 +1,8 @@
-"""Longest prefix match: the request with the most prompt tokens in the cache right now goes first.
+"""Longest prefix match: the request with the most prompt tokens in the cache now goes first.
 
-Source: SGLang (Zheng et al., NeurIPS'24, section 3), which sorts its waiting queue so, and thereby walks the radix
-tree depth first. Counts what the index says the engine holds, not what is promised: every waiting request has
-promised its own blocks. Bias: towards tenants with long shared prompts, who can keep others out; with `ageing_tokens`
-nobody is overtaken by a request that came more than (the difference of their hits) / `ageing_tokens` later.
+Source: SGLang (Zheng et al., NeurIPS'24, section 3). Counts what the index holds, not promised blocks: every pending
+request has promised its own. Bias: towards tenants with long shared prompts; with `ageing_tokens` no request is
+overtaken by one that came more than (difference of hits) / `ageing_tokens` later.
 """
 
 from collections.abc import Iterable

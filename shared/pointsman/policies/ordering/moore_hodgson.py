@@ -1,12 +1,10 @@
-"""Moore-Hodgson: as many first tokens on time as can be, of those who wait.
+"""Moore-Hodgson: as many first tokens on time as possible among the pending requests.
 
-Source: Moore, 1968 (1 || sum U_j). By deadline, take requests in; whenever the last one would be late, set aside the
-longest prefill taken in so far. What is left is the largest set that can be on time, and the earliest deadline of it
-goes first. Predicted seconds are corrected by what the instance taught.
+Source: Moore, 1968 (1 || sum U_j). Take requests in by deadline; whenever the last one would be late, set aside the
+longest prefill taken in so far. The earliest deadline of the rest goes first. Predicted seconds are corrected.
 
-Bias: it is long prompts that are set aside. They go when no other waits, and once they are late a share `late_share`
-of the work is theirs, oldest first (`trackers.late_turns` gives the bound), so that none starves. Limit: the best for
-who waits now; it does not know who comes next.
+Bias: long prompts are set aside; once late they get a share `late_share` of the work, oldest first
+(`trackers.late_turns`). Limit: does not know future arrivals.
 """
 
 from collections.abc import Iterable
@@ -48,10 +46,8 @@ class MooreHodgson(OrderingPolicy):
 
 
 def most_on_time(requests: Iterable[Request], now: Seconds, before: Seconds, factor: float) -> list[Request]:
-    """The largest set of requests that are all on time if they are granted in this order, that of their deadlines.
-
-    `before`: prefill seconds inside the engine; `factor` corrects all prefill seconds.
-    """
+    """The largest set that is on time if granted in the order of deadlines. `before`: prefill seconds inside the
+    engine; `factor` corrects all prefill seconds."""
     taken: list[tuple[Seconds, int, Request]] = []
     seconds = before
     for order, request in enumerate(sorted(requests, key=lambda request: request.deadline)):

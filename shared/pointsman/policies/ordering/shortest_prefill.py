@@ -1,9 +1,6 @@
-"""Shortest prefill first: the least work before a first token goes first, less what a request has waited for.
-
-Source: shortest job first on the predicted prefill of what is not cached, with linear ageing. Best mean waiting time;
-bias: against long and cold prompts, which wait until age makes up for their length. Nobody is overtaken by a request
-that came more than (the difference of their prefills) / `ageing` later, so nobody starves while `ageing` is positive.
-"""
+"""Shortest prefill first, with linear ageing. Source: shortest job first on the predicted uncached prefill; best mean
+waiting time. Bias: against long and cold prompts. No request is overtaken by one that came more than (difference of
+prefills) / `ageing` later."""
 
 from dataclasses import dataclass
 from typing import ClassVar

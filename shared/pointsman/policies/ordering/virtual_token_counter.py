@@ -1,11 +1,11 @@
-"""Virtual token counter: the waiting tenant that got the least service is served, its oldest request first.
+"""Virtual token counter: the waiting tenant with the least service goes first, its oldest request first.
 
 Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI'24, Algorithm 2, one counter per tenant and
-line. Bound: of two tenants that both wait all the time, neither gets more than 2U more than the other, where
-U = w_p * (longest prompt) + w_q * (output tokens that one tenant has inside the engine at a time; they are counted
-when the answer is whole). Bias: cached tokens cost the tenant what others cost, so locality earns nothing and is
-not sought. Limits: with endlessly new tenants, who each start at the least counter, an old one can wait for
-long; who is late already is not considered.
+queue. Bound: of two tenants that both wait all the time, neither gets more than 2U more than the other; U = w_p *
+(longest prompt) + w_q * (output tokens of one tenant inside the engine).
+
+Bias: cached tokens cost as much as others, so locality earns nothing. Limit: with endlessly new tenants an old one can
+wait long; lateness is not considered.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A plan of migrations is one immutable value; whoever carries it out checks each item against newer knowledge."""
+"""Plans of migrations: immutable values; the leader checks each move against newer knowledge."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
@@ -11,10 +11,8 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A pending request that should wait elsewhere. `benefit`: seconds of TTFT that the pool wins (Eq. 6).
-
-    `rebind`: it is in an engine already, and should be taken out of it (`rebinding`).
-    """
+    """A pending request that should wait at `target`; with `rebind`, one to take out of its engine. `benefit`: seconds
+    of TTFT won (Eq. 6)."""
 
     request: RequestId
     source: InstanceId
@@ -26,10 +24,8 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """Migrations by descending benefit, planned on the state as of a log sequence.
-
-    `id` and `policy`: where they were planned by a rebalancer, what the log says of them.
-    """
+    """Migrations by descending benefit, planned on the state as of a log sequence. `id`, `policy`: of a rebalancer's
+    plan, for the log."""
 
     as_of: Sequence
     migrations: tuple[Migration, ...] = ()

@@ -1,12 +1,10 @@
 """Within the pair: a request moves to the other instance that its prefix maps to.
 
-Source: DualMap's hotspot-aware rebalancing, Eq. 6 (see `relief` for the round itself). Where both candidates of a
-request are overloaded, neither takes it, but the queues of both shed requests whose other candidate has room: each
-prefix has a different pair, and that makes the place.
+Source: DualMap's hotspot-aware rebalancing, Eq. 6 (`migration_planner`). Where both candidates are overloaded neither
+takes it, but both shed other requests whose other candidate has room.
 
-Bias: keeps every prefix on two instances, so a hot prefix with both of them overloaded waits while a third is idle.
-Limit: moves little when placement saw fresh load; it earns its keep when load lags, engines slow down or stall, or a
-hot prefix arrives at once.
+Bias: a hot prefix with both instances overloaded waits while a third is idle. Limit: moves little when placement saw
+fresh load; it pays when load lags, engines slow down or stall, or a hot prefix arrives at once.
 """
 
 from dataclasses import dataclass
@@ -26,10 +24,8 @@ from pointsman.state.workload import Request
 
 @dataclass(frozen=True)
 class DualMapPair(RebalancingPolicy):
-    """`ttft_slo_threshold`: the share of its TTFT objective that a request may be predicted to take.
-
-    `stall_seconds`: T of the decode bottleneck, 0 leaves it out. `migrations_max`: moves in one round.
-    """
+    """`ttft_slo_threshold`: share of its TTFT SLO that a request may be predicted to take. `stall_seconds`: 0 ignores
+    stalls. `migrations_max`: in one round."""
 
     name: ClassVar[str] = "dualmap_pair"
 
@@ -44,10 +40,10 @@ class DualMapPair(RebalancingPolicy):
             stall_seconds=self.stall_seconds,
             migrations_max=self.migrations_max,
         )
-        return MigrationPlanner(state, now, bounds).plan(lambda relief: _within_the_pair(relief, state, now))
+        return MigrationPlanner(state, now, bounds).plan(lambda planner: _within_the_pair(planner, state, now))
 
 
-def _within_the_pair(relief: MigrationPlanner, state: State, now: Seconds) -> Targets:
+def _within_the_pair(planner: MigrationPlanner, state: State, now: Seconds) -> Targets:
     ready = state.fleet.ready
     known: dict[BlockKey, list[Target]] = {}
 
@@ -55,7 +51,7 @@ def _within_the_pair(relief: MigrationPlanner, state: State, now: Seconds) -> Ta
         key = PoolView(state, request, now).ring_key
         pair = known.get(key)
         if pair is None:
-            pair = [relief.targets[i] for i in candidate_pair(ready, key) if i in relief.targets]
+            pair = [planner.targets[i] for i in candidate_pair(ready, key) if i in planner.targets]
             known[key] = pair
         return pair
 

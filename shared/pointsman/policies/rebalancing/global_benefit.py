@@ -1,11 +1,10 @@
-"""Anywhere: a request moves to whichever ready instance gives it its first token soonest, lost affinity counted.
+"""Anywhere: a request moves to the ready instance with the soonest first token, lost affinity counted.
 
-Source: DualMap's Eq. 6 (see `relief`) without its pair, and our own charge for work that a move causes: a target
-that must compute more than the source would have is charged for the difference `waste_weight` times over, since
-everyone behind it pays.
+Source: DualMap's Eq. 6 (`migration_planner`) without its pair; our own: prefill that the source would not have had to
+compute counts `waste_weight` times more.
 
-Bias: fills idle instances, and spreads prefixes beyond their pairs while it does: later requests of that prefix do
-not find those copies unless routing looks beyond the pair too. Limit: with stale load, moves herd to one target.
+Bias: fills idle instances and spreads prefixes beyond their pairs, where routing may not find the copies. Limit: with
+stale load, moves herd to one target.
 """
 
 from dataclasses import dataclass
@@ -42,6 +41,6 @@ class GlobalBenefit(RebalancingPolicy):
         return MigrationPlanner(state, now, bounds).plan(_anywhere)
 
 
-def _anywhere(relief: MigrationPlanner) -> Targets:
-    by_queue = sorted(relief.targets.values(), key=lambda target: target.queue)
+def _anywhere(planner: MigrationPlanner) -> Targets:
+    by_queue = sorted(planner.targets.values(), key=lambda target: target.queue)
     return lambda _request: by_queue

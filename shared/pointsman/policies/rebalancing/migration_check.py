@@ -1,12 +1,8 @@
-"""The second look: whether a planned move still holds, on the newer state of who carries it out.
+"""Whether a planned move still holds on the leader's newer state.
 
-Whoever planned may have been behind, wrong, or an older version. So nothing is taken on trust but the wish: the request
-must still wait where the plan found it, the target must take it and give it its first token in time, and sooner than it
-would have it where it waits. The benefit that the plan names is not looked at: a policy may ask for more than this, never
-for less.
-
-Cost: one look-up in the index for each move, and one pass over the queue of each source. Limit: like planning, it
-estimates a queue as first come, first served.
+The request must still wait where the plan found it, and the target must take it and give it its first token in time and
+sooner than its source. The plan's own benefit is not trusted. Cost: one index look-up a move, one pass over the queue
+of each source. Limit: estimates queues as first come, first served.
 """
 
 from dataclasses import dataclass
@@ -80,9 +76,9 @@ class _Queue:
     """When each request of a queue is expected to have its first token, seconds from now."""
 
     def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
-        line, expected = state.workload.queues[source], state.latency.expected_seconds
-        self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in line.pending.values()}
-        begins = expected(source, *line.engine_left(now)) + stalled_seconds(line, now, after=0.0)
+        waiting, expected = state.workload.queues[source], state.latency.expected_seconds
+        self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in waiting.pending.values()}
+        begins = expected(source, *waiting.engine_left(now)) + stalled_seconds(waiting, now, after=0.0)
         if source not in state.fleet.ready:
             begins = NEVER
         ends = list(accumulate(self._work.values(), initial=begins))

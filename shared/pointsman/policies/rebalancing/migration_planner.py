@@ -1,20 +1,14 @@
-"""Relief: one round of migrations away from instances that are overloaded, towards some that are not.
+"""One round of migrations away from overloaded instances, shared by all rebalancing policies.
 
-What all rebalancing policies share, and Eq. 6 of DualMap: the benefit of moving a pending request is its predicted
-TTFT where it waits minus its predicted TTFT at the end of the target's queue, recomputing what the target does not
-hold included. A *source* is an instance with a pending request that is predicted to miss its objective, one that has
-finished no prefill for long (`policies.bottleneck`), or one that takes no requests any more. From its queue go, by
-descending benefit, requests that gain and are on time at their target, until the rest is expected to be on time; a
-source that is stalled or leaves gives whatever gains.
+Source: DualMap's Eq. 6: the benefit of a move is the predicted TTFT where the request waits minus that at the end of
+the target's queue, with the recomputation that it needs there. A *source* has a pending request predicted to miss its
+SLO, is stalled (`stall_detection`), or takes no requests any more. It gives requests by descending benefit that gain
+and are on time at their target, until the rest is expected to be on time; a stalled or leaving source gives whatever
+gains. A source takes nothing in the same round, so under FCFS a plan never lowers the number of requests predicted on
+time.
 
-Each move changes the estimates that the next one is judged by. A source takes nothing in the same round, so that
-nothing moves on, a target's queue only grows, and who is on time stays so: under first come, first served a plan
-never lowers the number of requests predicted on time.
-
-Planning is lazy, so that a thousand queued requests take a few milliseconds: a request is looked up in the index only
-when the bound on its benefit (a perfect hit at the shortest queue) comes up, and once. What is late whatever happens
-is no reason to move others. Limit: other orderings than first come, first served are estimated like it; and a request
-whose blocks those behind it count on takes them along.
+Cost: a request is looked up in the index only when the bound on its benefit (a perfect hit at the shortest queue) comes
+up, and once. Limit: estimates queues as FCFS, and ignores that pending requests share blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +36,7 @@ COLD_TARGETS_MAX = 8
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """An instance with room. `queue`: expected seconds before who joins it now, with what this round brought."""
+    """An instance with room. `queue`: expected seconds of work before a request that joins now, with this round's moves."""
 
     instance: Instance
     queue: Seconds
@@ -54,7 +48,7 @@ Targets = Callable[[Request], Sequence[Target]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a round may do. `slo_share`: how much of its TTFT objective a request may be predicted to take."""
+    """What a round may do. `slo_share`: share of its TTFT SLO that a request may be predicted to take."""
 
     slo_share: float
     stall_seconds: Seconds
@@ -73,10 +67,10 @@ class MigrationPlanner:
         self._bounds = bounds
         self._sources: list[_Source] = []
         for instance in state.fleet.ready:
-            self._sort_in(state.fleet[instance], now)
+            self._add_ready(state.fleet[instance], now)
         for instance_left in state.fleet.instances:
             if instance_left.status is not Status.READY:
-                self._sort_out(instance_left, now)
+                self._add_unready(instance_left, now)
 
     def plan(self, targets_for: Callable[["MigrationPlanner"], Targets]) -> MigrationPlan:
         """The moves, in the order in which they are to be made. `targets_for` is asked only where there is work."""
@@ -84,40 +78,40 @@ class MigrationPlanner:
             return MigrationPlan(self._state.sequence)
         return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
 
-    def _sort_in(self, instance: Instance, now: Seconds) -> None:
-        line = self._state.workload.queues.get(instance.id) or InstanceQueue()
+    def _add_ready(self, instance: Instance, now: Seconds) -> None:
+        queue = self._state.workload.queues.get(instance.id) or InstanceQueue()
         stall_after = self._bounds.stall_seconds
-        stalled = stalled_seconds(line, now, after=stall_after) if stall_after > 0 else 0.0
-        if line.pending:
-            source = _source(self._state, instance.id, line, stalled, now, self._bounds.slo_share)
+        stalled = stalled_seconds(queue, now, after=stall_after) if stall_after > 0 else 0.0
+        if queue.pending:
+            source = _source(self._state, instance.id, queue, stalled, now, self._bounds.slo_share)
             if source.overloaded:
                 self._sources.append(source)
                 return
         if not stalled and instance.id not in self._state.fleet.on_trial:
             self.targets[instance.id] = Target(
-                instance, self._state.latency.expected_seconds(instance.id, *line.work_ahead(now))
+                instance, self._state.latency.expected_seconds(instance.id, *queue.work_ahead(now))
             )
 
-    def _sort_out(self, instance: Instance, now: Seconds) -> None:
-        """One that takes no requests: nobody hears when it will go on, so its silence counts as a stall."""
-        line = self._state.workload.queues.get(instance.id)
-        if line is None or not line.pending:
+    def _add_unready(self, instance: Instance, now: Seconds) -> None:
+        """An instance that takes no requests: its silence counts as a stall."""
+        queue = self._state.workload.queues.get(instance.id)
+        if queue is None or not queue.pending:
             return
         silent = 0.0 if instance.status in (Status.DRAINING, Status.EJECTED) else max(0.0, now - instance.heard_at)
-        source = _source(self._state, instance.id, line, silent, now, self._bounds.slo_share, leaves=True)
+        source = _source(self._state, instance.id, queue, silent, now, self._bounds.slo_share, leaves=True)
         self._sources.append(source)
 
     def _moves(self, targets: Targets) -> list[Migration]:
         moves: list[Migration] = []
         look_ups_left = LOOK_UPS_PER_MIGRATION * self._bounds.migrations_max
-        heap = self._promising()
+        heap = self._by_potential()
         while heap and len(moves) < self._bounds.migrations_max:
             _, number, waiting = heappop(heap)
             if not waiting.source.overloaded:
                 continue
             known = waiting.hits is not None
             if not known:
-                if not look_ups_left or not self._may_go(waiting, targets):
+                if not look_ups_left or not self._find_targets(waiting, targets):
                     continue
                 look_ups_left -= 1
                 waiting.hits = self._state.hits(waiting.request.keys)
@@ -130,7 +124,7 @@ class MigrationPlanner:
                 heappush(heap, (-offer.benefit, number, waiting))
         return moves
 
-    def _promising(self) -> list[tuple[float, int, "_Waiting"]]:
+    def _by_potential(self) -> list[tuple[float, int, "_Waiting"]]:
         """Pending requests by what they could gain at most, as a heap."""
         shortest = min(target.queue for target in self.targets.values())
         heap: list[tuple[float, int, _Waiting]] = []
@@ -141,7 +135,7 @@ class MigrationPlanner:
         heapify(heap)
         return heap
 
-    def _may_go(self, waiting: "_Waiting", targets: Targets) -> bool:
+    def _find_targets(self, waiting: "_Waiting", targets: Targets) -> bool:
         """Find out where the request may go and whether a queue there is short enough for it."""
         limit = waiting.source.limits[waiting.place]
         request = waiting.request
@@ -240,21 +234,21 @@ class _Source:
 def _source(
     state: State,
     instance: InstanceId,
-    line: InstanceQueue,
+    queue: InstanceQueue,
     stalled: Seconds,
     now: Seconds,
     slo_share: float,
     *,
     leaves: bool = False,
 ) -> _Source:
-    requests = list(line.pending.values())
+    requests = list(queue.pending.values())
     expected = state.latency.expected_seconds
     work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
     limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]
     return _Source(
         id=instance,
         stalled=stalled,
-        before=expected(instance, *line.engine_left(now)) + stalled,
+        before=expected(instance, *queue.engine_left(now)) + stalled,
         requests=requests,
         work=work,
         limits=limits,

@@ -1,8 +1,5 @@
-"""Off: what was placed stays, until its instance takes no requests any more.
-
-Source: the `no-rebalance` ablation of DualMap, and every router here that only places. Bias: a bad placement, or one
-that turned bad, is paid for in full.
-"""
+"""Off: requests stay until their instance takes none any more. Source: DualMap's `no-rebalance` ablation. Bias: a bad
+placement is paid for in full."""
 
 from dataclasses import dataclass
 from typing import ClassVar

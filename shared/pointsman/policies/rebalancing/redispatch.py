@@ -1,19 +1,17 @@
-"""Re-binding: taking a request out of an engine before its first token, to start again at another instance.
+"""Redispatch (`--rebind`): abort a request in its engine before its first token, and start it again at another
+instance.
 
-Source: our own. DualMap moves only what waits outside of engines; what is inside is bound to where it is. Aborting it costs
-what the engine has computed for it so far, so this is asked for (`--rebind`), is done to a request once at most, and only to
-one that is overdue: its first token is later than predicted when it was granted, by `OVERDUE_SECONDS`, or at all where the
-instance does not answer any more.
+Source: our own; DualMap moves only pending requests. The prefill done so far is lost, so it is opt-in, once per
+request, and only for overdue ones: the first token is `OVERDUE_SECONDS` later than predicted at the grant, or late at
+all where the instance does not answer.
 
-What is left at the source is the work before the first token by the cost model, and as long again as the request is overdue
-already: nothing else is known of how long a stall will last. What it takes elsewhere is the queue there and the prefill of all
-that is not held there. The benefit is the difference, less the work that is lost, and must be at least `GAIN_SECONDS_MIN`. The
-target takes the request at once: it has room in its window and nobody waits there. No objective is asked for: who is overdue
-has mostly missed it.
+What is left at the source is the work before the first token by the cost model, plus as long again as the request is
+overdue. What it takes elsewhere is the queue and the uncached prefill there. The benefit is the difference less the
+work lost, at least `GAIN_SECONDS_MIN`. The target must have room in its window and no pending requests; it need not
+meet the SLO, which overdue requests have usually missed.
 
-Planning and the leader's second look are the same judgement, on an older and on a newer State. Limits: of a request that is
-not streamed nobody sees the first token, and it is let be once that is assumed; where prefill and decode are two instances,
-both are let be.
+Planning and the leader's check are the same judgement on an older and a newer State. Limits: requests that are not
+streamed leave it once their prefill is assumed over; split requests are left alone.
 """
 
 from collections.abc import Collection
@@ -37,7 +35,7 @@ REBOUND_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What an engine is given at once, as the leader is told (`PolicySet`)."""
+    """Bounds of an engine's window, as in `PolicySet`."""
 
     tokens: Tokens = 16_384
     running_max: int = 256
@@ -53,7 +51,7 @@ class Redispatch:
 
 
 class Redispatching:
-    """Who should be re-bound, on one State at one moment."""
+    """Which requests to redispatch, on one State at one moment."""
 
     def __init__(self, state: State, now: Seconds, window: Window) -> None:
         self._state = state
@@ -63,13 +61,13 @@ class Redispatching:
     def plan(self, *, busy: Collection[InstanceId] = ()) -> list[Migration]:
         """The moves, by descending benefit, one to a target. `busy`: instances that are no targets."""
         overdue = [request for request in self._in_engines() if self._overdue(request) is not None]
-        room = REBOUND_MAX - self._under_way() if overdue else 0
-        offers = [(request, rebound) for request in overdue if (rebound := self._best(request, busy)) is not None]
+        room = REBOUND_MAX - self._in_flight() if overdue else 0
+        offers = [(request, redispatch) for request in overdue if (redispatch := self._best(request, busy)) is not None]
         offers.sort(key=lambda offer: (-offer[1].benefit, offer[0].id))
         moves: dict[InstanceId, Migration] = {}
-        for request, rebound in offers:
+        for request, redispatch in offers:
             if len(moves) < room:
-                moves.setdefault(rebound.candidate.instance, self._move(request, rebound))
+                moves.setdefault(redispatch.candidate.instance, self._move(request, redispatch))
         return list(moves.values())
 
     def judge(self, migration: Migration) -> Redispatch | Veto:
@@ -83,38 +81,41 @@ class Redispatching:
             return Veto(MoveRefusal.NOT_WAITING, f"it is {request.stage} at {request.instance}")
         if request.instance != migration.source:
             return Veto(MoveRefusal.ELSEWHERE, f"it is in {request.instance}")
-        if not _may_go(request):
+        if not _may_leave(request):
             return Veto(MoveRefusal.BOUND, "its ingress does not ask where it is to go")
         return self._judge_target(request, migration.target)
 
     def _judge_target(self, request: Request, target: InstanceId) -> Redispatch | Veto:
-        if self._under_way() >= REBOUND_MAX:
+        if self._in_flight() >= REBOUND_MAX:
             return Veto(MoveRefusal.TOO_MANY_REBOUND, f"{REBOUND_MAX} are under way")
         if not self._takes(request, target):
             return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{target} does not take it")
         candidate = PoolView(self._state, request, self._now).candidate(target)
         if not self._has_room(candidate):
             return Veto(MoveRefusal.TARGET_FULL, f"{target} could not begin it at once")
-        rebound = self._compare(request, candidate)
-        if rebound is None:
+        redispatch = self._compare(request, candidate)
+        if redispatch is None:
             return Veto(MoveRefusal.NOT_OVERDUE, "its first token is not overdue")
-        if rebound.benefit < GAIN_SECONDS_MIN:
+        if redispatch.benefit < GAIN_SECONDS_MIN:
             return Veto(
-                MoveRefusal.NO_GAIN, f"{rebound.benefit:.2f} s sooner, {rebound.wasted:.2f} s of work lost counted"
+                MoveRefusal.NO_GAIN,
+                f"{redispatch.benefit:.2f} s sooner, {redispatch.wasted:.2f} s of work lost counted",
             )
-        return rebound
+        return redispatch
 
     def _in_engines(self) -> list[Request]:
         """Requests that may be re-bound at all."""
         return [
             request
-            for line in self._state.workload.queues.values()
-            for request in line.prefill.values()
-            if _may_go(request)
+            for queue in self._state.workload.queues.values()
+            for request in queue.prefill.values()
+            if _may_leave(request)
         ]
 
-    def _under_way(self) -> int:
-        return sum(bool(r.rebound_from) for line in self._state.workload.queues.values() for r in line.prefill.values())
+    def _in_flight(self) -> int:
+        return sum(
+            bool(r.rebound_from) for queue in self._state.workload.queues.values() for r in queue.prefill.values()
+        )
 
     def _best(self, request: Request, busy: Collection[InstanceId]) -> Redispatch | None:
         view = PoolView(self._state, request, self._now)
@@ -123,9 +124,9 @@ class Redispatching:
             if instance in busy or not self._takes(request, instance):
                 continue
             candidate = view.candidate(instance)
-            rebound = self._compare(request, candidate) if self._has_room(candidate) else None
-            if rebound is not None and rebound.benefit >= (best.benefit if best else GAIN_SECONDS_MIN):
-                best = rebound if best is None or rebound.benefit > best.benefit else best
+            redispatch = self._compare(request, candidate) if self._has_room(candidate) else None
+            if redispatch is not None and redispatch.benefit >= (best.benefit if best else GAIN_SECONDS_MIN):
+                best = redispatch if best is None or redispatch.benefit > best.benefit else best
         return best
 
     def _takes(self, request: Request, target: InstanceId) -> bool:
@@ -137,11 +138,11 @@ class Redispatching:
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
     def _has_room(self, candidate: ScoredInstance) -> bool:
-        line, window = self._state.workload.queues.get(candidate.instance), self._window
-        if line is None:
+        queue, window = self._state.workload.queues.get(candidate.instance), self._window
+        if queue is None:
             return True
-        room = line.has_room(candidate.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
-        return room and not line.pending
+        room = queue.has_room(candidate.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
+        return room and not queue.pending
 
     def _compare(self, request: Request, candidate: ScoredInstance) -> Redispatch | None:
         """What starting again at `candidate` gives; None where the request is not overdue."""
@@ -149,8 +150,8 @@ class Redispatching:
         if overdue is None:
             return None
         left, wasted = self._at_source(request)
-        line = self._state.workload.queues.get(candidate.instance)
-        there = candidate.predicted_ttft + (stalled_seconds(line, self._now, after=0.0) if line else 0.0)
+        queue = self._state.workload.queues.get(candidate.instance)
+        there = candidate.predicted_ttft + (stalled_seconds(queue, self._now, after=0.0) if queue else 0.0)
         return Redispatch(candidate, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> Seconds | None:
@@ -164,16 +165,16 @@ class Redispatching:
     def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
         """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
         state, source = self._state, request.instance
-        line = state.workload.queues[source]
-        seconds, tokens = _up_to(line, request)
-        first = next(iter(line.prefill.values()))
-        done = min(first.prefill_seconds, max(0.0, self._now - line.working_since))
+        queue = state.workload.queues[source]
+        seconds, tokens = _up_to(queue, request)
+        first = next(iter(queue.prefill.values()))
+        done = min(first.prefill_seconds, max(0.0, self._now - queue.working_since))
         done_tokens = int(first.uncached_tokens * (done / first.prefill_seconds)) if first.prefill_seconds else 0
         left = state.latency.expected_seconds(source, max(0.0, seconds - done), tokens - done_tokens)
         return left, state.latency.expected_seconds(source, done, done_tokens) if first is request else 0.0
 
-    def _move(self, request: Request, rebound: Redispatch) -> Migration:
-        target, benefit = rebound.candidate.instance, rebound.benefit
+    def _move(self, request: Request, redispatch: Redispatch) -> Migration:
+        target, benefit = redispatch.candidate.instance, redispatch.benefit
         return Migration(
             request=request.id,
             source=request.instance,
@@ -184,15 +185,15 @@ class Redispatching:
         )
 
 
-def _may_go(request: Request) -> bool:
+def _may_leave(request: Request) -> bool:
     """Whether its ingress would follow, and one instance does all of it."""
     return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
 
 
-def _up_to(line: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
+def _up_to(queue: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
     """Prefill work inside the engine before the first token of this request, uncorrected, and its uncached tokens."""
     seconds, tokens = 0.0, 0
-    for known in line.prefill.values():
+    for known in queue.prefill.values():
         seconds += known.prefill_seconds
         tokens += known.uncached_tokens
         if known is request:

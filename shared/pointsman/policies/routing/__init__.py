@@ -1,8 +1,5 @@
-"""Routing policies: where a request goes.
-
-One file a policy; its docstring gives source, bias and limits. All see the same `PoolView` and answer with a
-`Choice` and its reason; deciding changes nothing.
-"""
+"""Routing policies: where a request goes. Each maps a `PoolView` to a `Choice` with its reason; its docstring gives
+source, bias and limits."""
 
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.base import Choice, NoInstance, RoutingPolicy

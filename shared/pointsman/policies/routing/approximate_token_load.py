@@ -1,10 +1,9 @@
-"""Approximate token load: stay with a holder of most of the prompt until it is saturated, else the least token load.
+"""Approximate token load: a holder of most of the prompt until it is saturated, else the least token load.
 
-Source: llm-d's router, its prefix-cache affinity filter before its token-load scorer: instances that hold at least
-`hit_share_min` of the prompt are kept, unless the soonest of them is predicted more than `penalty_s` later than
-the soonest of all; of those left, the one with the fewest tokens to prefill. Bias: a prompt that is half cached counts
-like one that is not cached at all, so growing conversations scatter whenever a turn adds more than a fifth. Limit:
-`penalty_s` is one number for short and long prompts; llm-d's presets have 5 s and 18 s.
+Source: llm-d's router, prefix-cache affinity filter before the token-load scorer: keep instances that hold at least
+`hit_share_min` of the prompt, unless the soonest of them is more than `penalty_s` later than the soonest of all; then
+the fewest tokens to prefill. Bias: growing conversations scatter whenever a turn adds more than a fifth. Limit: one
+`penalty_s` for all prompt lengths; llm-d's presets have 5 s and 18 s.
 """
 
 from dataclasses import dataclass

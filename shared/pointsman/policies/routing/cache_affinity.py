@@ -1,9 +1,8 @@
 """Cache affinity: each prefix belongs to one instance, whatever the load.
 
-Source: consistent hashing (Karger et al., 1997) of the prefix, as DualMap's baseline of the same name: the first of
-its two rings alone. Which blocks count as the prefix adapts to traffic (`state.hotness`). Bias: the best hit rate a
-single home can give, and no eye for load. Limit: one hot prefix overloads its home until it is hot enough to be
-split; prompts shorter than one block have no prefix and are spread by request id.
+Source: consistent hashing (Karger et al., 1997), as DualMap's baseline: the first of its two rings; the prefix length
+adapts (`state.hotness`). Bias: the best hit rate of a single home, blind to load. Limit: a hot prefix overloads its
+home until it is split; prompts shorter than a block are spread by request id.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,14 @@
-"""D2LPM: the longest prefix among the instances where the client has something left to spend.
+"""D2LPM: the longest prefix among the instances where the client has quantum left.
 
-Source: "Locality-aware Fair Scheduling in LLM Serving" (2025), Algorithm 2. Each client has a deficit counter on each
-instance, charged with the tokens to compute at dispatch and `output_weight` times the answer's tokens at its end. The
-longest hit among the positive ones wins; where none is positive, all of the client's get quanta of `quantum_tokens`
-until one is. So a client's work spreads over instances as evenly as the quantum is small. Of equal hits, which the
-paper leaves open, the least loaded instance wins: clients whose counters are alike would else move from instance to
-instance in step, and the pool would serve one line at a time.
+Source: "Locality-aware Fair Scheduling in LLM Serving" (2025), Algorithm 2. Each client has a deficit counter per
+instance, charged with the tokens to compute at dispatch and `output_weight` times the generated ones at the end. The
+longest hit among positive counters wins; where none is positive, all of the client's get quanta of `quantum_tokens`
+until one is. Equal hits, which the paper leaves open, go to the least loaded instance, so that clients do not move in
+step.
 
-The quantum decides how fair the pool is, whatever the order within a line: a client that stays on one instance gets a
-share of that one, while who sends more gets the other lines for itself. The default is about the work of one or two
-prompts, so that the work of a client is on several lines at a time.
-
-Bias: evens out what each client costs each instance, not what instances have to do; meant to run with `dlpm` order,
-which is fair between clients. Limits: deaf to queues and to speed; a placement that another policy made (migration,
-admission elsewhere) may refill early; who calls itself by many names is many clients.
+Bias: evens out what each client costs each instance, not the load; meant for `dlpm` order. The default quantum is the
+work of one or two prompts. Limits: ignores queues and speed; a placement by another policy may refill early; a client
+with many names is many clients.
 """
 
 from dataclasses import dataclass
@@ -29,8 +24,8 @@ from pointsman.state.trackers.deficits import Deficits
 
 @dataclass(frozen=True)
 class D2Lpm(RoutingPolicy):
-    """`quantum_tokens`: small spreads, large keeps prefixes together. `output_weight`: what an answer's token costs,
-    counted in prompt tokens."""
+    """`quantum_tokens`: small spreads, large keeps prefixes together. `output_weight`: cost of a generated token in
+    prompt tokens."""
 
     name: ClassVar[str] = "d2lpm"
 

@@ -1,19 +1,16 @@
 """DualMap: each prefix belongs to two instances; affinity decides between them until the SLO is at risk.
 
-Source: DualMap (ICLR 2026): dual hash rings with distinct candidates (Eq. 5), the prefix length that decides adapts
-to traffic (hotness tree, see `state.hotness`), and SLO-aware choice: the candidate with the longer hit, unless its
-predicted TTFT exceeds the threshold and the other's does not; equal hits go to the less loaded. An instance that
-finishes no prefill for 3 s counts as that much busier (decode bottleneck, see `policies.bottleneck`). What was placed
-badly moves later: `policies.rebalancing.dualmap_pair`; `no-rebalance` of the paper is this policy with that one `off`.
+Source: DualMap (ICLR 2026): dual hash rings with distinct candidates (Eq. 5), a prefix length that adapts to traffic
+(`state.hotness`), and the candidate with the longer hit unless its predicted TTFT exceeds the threshold and the other's
+does not; equal hits go to the less loaded. An instance that finishes no prefill for 3 s counts as that much busier
+(`stall_detection`). Bad placements move later (`rebalancing.dualmap_pair`).
 
-Defaults differ from the paper in two places, each of which measured better in an independent simulation:
-where both candidates exceed the threshold, stay with the longer hit (`both_over=affine`; the paper goes to the less
-loaded: `least_loaded`; conversation 91.5 against 83.5% of requests on time, tool-and-agent 92.2 against 76.6), and the
-tree extends above 1/n and shortens below 0.5/n of the traffic (pool settings `hot_share`, `cold_share`; the paper
-writes 2 and 1). The paper to the letter is `both_over=least_loaded` with `hot_share=2`, `cold_share=1`.
+Two defaults differ from the paper and measured better: where both candidates exceed the threshold, keep the longer hit
+(`both_over=affine`; paper: `least_loaded`), and the tree extends above 1/n and shortens below 0.5/n of the traffic
+(`hot_share`, `cold_share`; paper: 2 and 1).
 
-Bias: never looks beyond two instances, so it wastes idle ones, and keeps its head when load information is old.
-Limit: prompts shorter than one block have no prefix; they are spread by request id.
+Bias: never looks beyond two instances, so it wastes idle ones and is robust against stale load. Limit: prompts shorter
+than a block are spread by request id.
 """
 
 from dataclasses import dataclass
@@ -34,11 +31,8 @@ ABLATIONS = ("", "cache-affinity", "least-loaded", "min-ttft")
 
 @dataclass(frozen=True)
 class DualMap(RoutingPolicy):
-    """`ttft_slo_threshold`: the share of the TTFT budget above which a candidate counts as overloaded.
-
-    `ablation`: decide between the two by one thing only, as the paper's ablations do. `stall_seconds`: T of the
-    decode bottleneck; 0 leaves the correction out.
-    """
+    """`ttft_slo_threshold`: share of the TTFT budget above which a candidate is overloaded. `ablation`: decide by one
+    criterion only, as in the paper. `stall_seconds`: 0 ignores stalls."""
 
     name: ClassVar[str] = "dualmap"
 

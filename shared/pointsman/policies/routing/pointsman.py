@@ -140,7 +140,7 @@ def _queue(candidate: ScoredInstance) -> float:
 
 
 def _spread(view: PoolView, equals: list[ScoredInstance]) -> ScoredInstance:
-    """Of equals: who served this conversation last, else where the prefix belongs."""
+    """Of equals: the instance that served this conversation last, else the prefix's home."""
     if len(equals) == 1:
         return equals[0]
     known = next((candidate for candidate in equals if candidate.instance == view.last_instance), None)

@@ -34,7 +34,7 @@ class ScalingPolicy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         """Reads `state`, changes nothing."""
 
     def trackers(self) -> tuple[Tracker, ...]:

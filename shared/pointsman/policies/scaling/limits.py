@@ -20,23 +20,23 @@ class Limits:
     pause_down_s: Seconds = 60.0
 
 
-def limited(wish: ScaleTarget, scaling: Scaling, now: Seconds, limits: Limits) -> ScaleTarget | None:
-    """What to decide now: the wish as far as the limits let it, or None where nothing changes."""
+def limited(target: ScaleTarget, scaling: Scaling, now: Seconds, limits: Limits) -> ScaleTarget | None:
+    """The target as far as the limits allow, or None where nothing changes."""
     before = scaling.wanted
-    bounded = min(max(wish.wanted, limits.lowest), limits.highest)
+    bounded = min(max(target.wanted, limits.lowest), limits.highest)
     if before is None:
-        return ScaleTarget(bounded, wish.reason, wish.deliberate)
+        return ScaleTarget(bounded, target.reason, target.deliberate)
     outside = min(max(before, limits.lowest), limits.highest)
     if outside != before:
         return ScaleTarget(outside, f"{before} is outside {limits.lowest} to {limits.highest}", deliberate=True)
     if bounded == before:
         return None
-    if wish.deliberate:
-        return ScaleTarget(bounded, wish.reason, deliberate=True)
+    if target.deliberate:
+        return ScaleTarget(bounded, target.reason, deliberate=True)
     if bounded > before:
         if now - scaling.up_at < limits.pause_up_s:
             return None
-        return ScaleTarget(min(bounded, before + limits.step_up), wish.reason)
+        return ScaleTarget(min(bounded, before + limits.step_up), target.reason)
     if now - max(scaling.up_at, scaling.down_at) < limits.pause_down_s:
         return None
-    return ScaleTarget(max(bounded, before - limits.step_down), wish.reason)
+    return ScaleTarget(max(bounded, before - limits.step_down), target.reason)

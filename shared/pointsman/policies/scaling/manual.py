@@ -15,5 +15,5 @@ class Manual(ScalingPolicy):
     name: ClassVar[str] = "manual"
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         return ScaleTarget(size.wanted, "as asked for", deliberate=True)

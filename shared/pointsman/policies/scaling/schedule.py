@@ -72,7 +72,7 @@ class Schedule(ScalingPolicy):
         parse_table(self.times)
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         fired = [(at, wanted, time.text) for time, wanted in parse_table(self.times) if (at := time.last_firing(now))]
         decided = state.scaling.decided
         if not fired:

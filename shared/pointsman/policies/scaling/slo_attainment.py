@@ -48,7 +48,7 @@ class SloAttainment(ScalingPolicy):
     refused_max: float = 0.03
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         window = state.tracker(ServiceWindow)
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)

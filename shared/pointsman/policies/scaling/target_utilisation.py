@@ -32,7 +32,7 @@ class TargetUtilisation(ScalingPolicy):
     tolerance: float = 0.1
 
     @override
-    def wish(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         if not size.ready:
             return ScaleTarget(max(size.wanted, 1), "no instance is ready")
         prefills = state.tracker(ServiceWindow).prefills(now - self.window_s)

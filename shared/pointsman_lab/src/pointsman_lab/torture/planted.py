@@ -178,8 +178,8 @@ DEFECTS = (
     ),
     Defect(
         "any share may be ejected",
-        "        return unwell + 1 <= self._settings.max_ejection_share * (unwell + len(self._whole))\n",
-        "        return unwell >= 0\n",
+        "        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._whole))\n",
+        "        return ejected >= 0\n",
     ),
     Defect(
         "an ejection ends a second early",
