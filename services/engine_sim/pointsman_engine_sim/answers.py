@@ -24,14 +24,12 @@ class Heading:
     model: str
 
 
-def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens | None) -> dict[str, Any]:
-    """`cached` None where prompt token details are off."""
-    details = None if cached is None else {"cached_tokens": cached}
+def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": details,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

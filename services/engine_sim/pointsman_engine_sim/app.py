@@ -130,7 +130,6 @@ class EngineApp(Generator):
         )
 
     def _anthropic(self, handler: Handler) -> Handler:
-        """The same, but what is refused is told in Anthropic's shape."""
 
         async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             try:

@@ -1,8 +1,6 @@
-"""The engine model, driven in real time.
+"""The engine model, driven in real time by one task that sleeps until each step's end.
 
-One task runs the steps: it sleeps until a step's end and hands out what the step brought. When it wakes late, the next
-step still begins at the scheduled end of the last one, so that lateness does not add up; steps that are overdue run one
-after the other, and a request's tokens of all of them leave in one chunk.
+When it wakes late, the next step still begins at the scheduled end of the last one, so that lateness does not add up.
 """
 
 import asyncio
@@ -243,7 +241,6 @@ class SimulatedEngine:
 
 
 def _nothing(_start: int, _stop: int) -> list[int]:
-    """What a prompt is followed by that is only looked up."""
     return []
 
 

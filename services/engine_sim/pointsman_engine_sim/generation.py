@@ -36,7 +36,6 @@ class ServedModel:
     name: str
     max_model_len: Tokens
     stream_interval: Tokens = 1
-    prompt_tokens_details: bool = True
     api_key: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters that are there from the start: path by name."""
@@ -158,8 +157,7 @@ class Generator:
 
     def _usage(self, answer: Answer) -> dict[str, object]:
         generation = answer.generation
-        cached = generation.cached_tokens if self._served.prompt_tokens_details else None
-        return answer.usage(prompt=answer.prompt_tokens, completion=generation.tokens, cached=cached)
+        return answer.usage(prompt=answer.prompt_tokens, completion=generation.tokens, cached=generation.cached_tokens)
 
     async def _fail(self, send: Send, answer: Answer, error: ApiError) -> None:
         if answer.stream:

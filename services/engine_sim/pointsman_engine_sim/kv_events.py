@@ -1,11 +1,7 @@
 """KV events on ZMQ, as vLLM 0.24 and later send them.
 
-PUB: three frames `[topic, sequence (8 bytes, big-endian), msgpack payload]`, payload `[ts, [event maps], rank]`. Replay:
-a ROUTER that is asked `[empty, first sequence]` and answers `[empty, sequence, payload]` for each batch it still has,
-then sequence -1. Sequences start at 0 with the process.
-
-Nothing here waits for a subscriber: a PUB socket drops what a slow one has no room for, which is what the replay
-socket is for. The faults drop batches on purpose, so that tests can see others notice.
+PUB: `[topic, sequence (8 bytes, big-endian), msgpack [ts, [event maps], rank]]`. Replay: a ROUTER, asked `[empty, first sequence]`,
+answers `[empty, sequence, payload]` for each batch it still has, then sequence -1. Nothing here waits for a subscriber.
 """
 
 import asyncio
@@ -232,7 +228,6 @@ class KvEventPublisher:
 
 
 def _address(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> str:
-    """The endpoint in use, with a host that can be dialled."""
     endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return endpoint.replace("://0.0.0.0:", "://127.0.0.1:")
 

@@ -1,13 +1,8 @@
-"""Handing the KV cache of a prompt from one simulated engine to another, spoken as vLLM speaks it.
+"""Handing the KV cache of a prompt from one simulated engine to another, as vLLM's `kv_transfer_params` ask for it.
 
-A request with `kv_transfer_params` {"do_remote_decode": true} is prefilled for somebody else: its answer carries other
-parameters, which say where the blocks are, and the blocks stay until they were fetched or `kv_hold_seconds` have passed.
-A request that brings those parameters ("do_remote_prefill": true) has its prompt fetched instead of computed: that takes
-its bytes over `kv_transfer_gb_per_s`, less what is cached here already, and then a step for the last token.
-
-What vLLM's connectors say to each other over a side channel is one path here, `/kv_transfer` on the engine's own port.
-Where the blocks are gone the request fails with 500, as with vLLM's `kv_load_failure_policy` "fail". Limits: transfers do
-not slow each other, and the blocks that will receive one are taken only when it is over.
+{"do_remote_decode": true}: prefill only; the answer says where the blocks are, which are kept until fetched or for
+`kv_hold_seconds`. {"do_remote_prefill": true}: fetch instead of compute, at `kv_transfer_gb_per_s`; 500 where the blocks are gone.
+Connectors talk over `/kv_transfer` on the engine's own port. Limit: transfers do not slow each other.
 """
 
 import asyncio

@@ -35,9 +35,8 @@ def chat_of(body: MessagesBody) -> ChatBody:
     return ChatBody(messages=messages, tools=functions, chat_template_kwargs=body.chat_template_kwargs)
 
 
-def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens | None) -> dict[str, Any]:
-    read = {} if cached is None else {"cache_read_input_tokens": cached}
-    return {"input_tokens": prompt - (cached or 0), "output_tokens": completion, **read}
+def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens) -> dict[str, Any]:
+    return {"input_tokens": prompt - cached, "output_tokens": completion, "cache_read_input_tokens": cached}
 
 
 def counted(prompt: Tokens) -> bytes:

@@ -1,8 +1,5 @@
-"""How a simulated engine fails on demand while its health and its metrics stay well.
-
-`POST /sim/misbehave` takes `{"kind": "errors" | "hang" | "slow", "factor": 10}`, and `{"kind": ""}` ends it. The
-application behind it knows nothing of that: inference requests are answered or kept here, before it sees them. The
-streams that have begun go on.
+"""A wrapper that makes an engine fail on demand while its health and metrics stay well: `POST /sim/misbehave` with
+`{"kind": "errors" | "hang" | "slow" | "", "factor": 10}`. Streams that have begun go on.
 """
 
 from collections.abc import Callable
@@ -75,7 +72,6 @@ class MisbehavingApp:
 
 
 async def _read(receive: Receive) -> bytes:
-    """The body, cut after BODY_BYTES_MAX."""
     body, more = b"", True
     while more and len(body) <= BODY_BYTES_MAX:
         message = await receive()
@@ -85,6 +81,5 @@ async def _read(receive: Receive) -> bytes:
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass

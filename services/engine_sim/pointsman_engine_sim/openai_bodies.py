@@ -1,7 +1,5 @@
-"""Request bodies, decoded and checked as vLLM checks them; refusals in vLLM's words.
-
-Unknown fields are ignored, as vLLM ignores them. What a simulation cannot do (several choices, echo) is refused
-instead of being done wrong; sampling parameters are checked and have no further effect.
+"""Request bodies, decoded and checked as vLLM does, with vLLM's error messages. Unknown fields are ignored; several choices and
+echo are rejected; sampling parameters are checked and have no effect.
 """
 
 from typing import Any, TypeVar
@@ -212,7 +210,6 @@ def decoded(data: bytes, kind: type[Body]) -> Body:
 
 
 def _only(raw: msgspec.Raw) -> str | list[int]:
-    """The only one of a list of prompts."""
     prompts: list[str] | list[list[int]]
     try:
         prompts = _several_texts.decode(raw)

@@ -44,10 +44,10 @@ def tools_of(body: ResponseBody) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": function} for function in rest] or None
 
 
-def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens | None) -> dict[str, Any]:
+def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens) -> dict[str, Any]:
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached or 0},
+        "input_tokens_details": {"cached_tokens": cached},
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + completion,
@@ -136,7 +136,6 @@ def _response(
 
 
 def _item(heading: Heading, text: str | None) -> dict[str, Any]:
-    """The one message; without a text it has only begun."""
     content = [] if text is None else [_part(text)]
     status = "in_progress" if text is None else "completed"
     return {"id": _item_id(heading), "type": "message", "role": "assistant", "status": status, "content": content}

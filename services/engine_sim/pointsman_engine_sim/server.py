@@ -89,7 +89,6 @@ def engine_model(settings: EngineSimSettings) -> EngineModel:
             block_size=settings.block_size,
             num_gpu_blocks=settings.num_gpu_blocks_override,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_num_seqs=settings.max_num_seqs,
             seed=settings.seed,
         ),
     )
@@ -149,7 +148,6 @@ def _served(settings: EngineSimSettings, model: EngineModel) -> ServedModel:
         name=settings.model,
         max_model_len=_max_model_len(settings.max_model_len, model),
         stream_interval=max(1, settings.stream_interval),
-        prompt_tokens_details=settings.enable_prompt_tokens_details,
         api_key=settings.api_key,
         adapters=_adapters(settings),
     )
@@ -165,7 +163,6 @@ def _adapters(settings: EngineSimSettings) -> dict[str, str]:
 
 
 def _max_model_len(wanted: Tokens, model: EngineModel) -> Tokens:
-    """A request as long as this fits the cache when it is alone."""
     capacity = model.cache.blocks_max * model.settings.block_size
     if wanted > capacity:
         log.info("max_model_len_lowered", wanted=wanted, capacity=capacity)

@@ -20,7 +20,6 @@ class EngineSimSettings(ProcessSettings):
     max_model_len: int = setting(131_072, "Longest prompt and output together; lowered to what the cache holds.")
     num_gpu_blocks_override: int = setting(0, "Blocks of KV cache; 0 takes what the engine model's memory holds.")
     max_num_batched_tokens: int = setting(8192, "Most tokens in one step; longer prefills come in chunks.")
-    max_num_seqs: int = setting(256, "Most requests that run at once.")
     stream_interval: int = setting(1, "Tokens in a streamed chunk; the first and the last come at once.")
     kv_events_config: str = setting(
         "",
@@ -36,7 +35,6 @@ class EngineSimSettings(ProcessSettings):
     kv_hold_seconds: float = setting(
         30.0, "Engine seconds for which a KV cache is kept for another engine to fetch, as by vLLM's NIXL connector."
     )
-    enable_prompt_tokens_details: bool = setting(True, "Report cached tokens in `usage`.")
     api_key: str = setting("", "When set, /v1 needs it as bearer token.", secret=True)
     tokenizer: str = setting("", "Directory with tokenizer.json and its chat template; the built-in one if empty.")
     seed: int = setting(0, "Seed of block hashes and generated text.")

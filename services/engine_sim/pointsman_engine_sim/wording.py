@@ -1,8 +1,4 @@
-"""What the simulated model says: words of the tokenizer's vocabulary, in sentences, drawn from a seed.
-
-Each token is a word (or ends a sentence) whose text encodes to that very token again, alone and in a sentence, so that
-an answer sent back in the next turn has the token ids under which the engine cached it.
-"""
+"""Text of the simulated model: words whose text encodes to the same token again, drawn from a seed."""
 
 import json
 import re
@@ -70,7 +66,6 @@ class Wording:
         return self._known(vocabulary, list(islice(found, count_max)))
 
     def _anything(self, vocabulary: Vocabulary) -> list[int]:
-        """Of a vocabulary without whole words: whatever can be printed."""
         printable = (
             token
             for token in range(vocabulary.vocab_size)
@@ -111,7 +106,6 @@ class Passage:
         return self._wording.json_text(self.ids(start, stop))
 
     def _continue(self) -> None:
-        """To the end of a sentence, and the first word of the next."""
         wording = self._wording
         self._ids += self._random.choices(wording.words, k=self._random.randint(*SENTENCE_WORDS))
         self._ids += wording.stops

@@ -1,9 +1,4 @@
-"""`pointsman bench`: replays a workload over HTTP and says how well it was served.
-
-`command` reads what was asked for, `load` sends (open loop: arrivals do not wait for answers), `answer` reads a
-stream without disturbing what it measures, `report` turns outcomes into numbers and tables, `comparison` starts a
-fresh fleet for each policy.
-"""
+"""`pointsman bench`: replays a workload over HTTP (open loop) and reports how well it was served."""
 
 from pointsman_cli.bench.command import bench_command
 

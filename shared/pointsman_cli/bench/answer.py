@@ -1,9 +1,4 @@
-"""Reads one streamed answer with as little work as possible.
-
-A busy fleet sends tens of thousands of chunks a second, and the bench shares its machine: so chunks are not parsed.
-It is enough to see when the first data came and to keep the last few kilobytes, where usage, errors and the end
-mark are.
-"""
+"""Reads one streamed answer without parsing its chunks: when data came, and the last kilobytes with usage, errors and end mark."""
 
 from typing import Any
 
@@ -44,7 +39,7 @@ class StreamedAnswer:
         """
         usage: dict[str, Any] = {}
         ended = False
-        for event in reversed([*events_in(self._tail)]):
+        for event in reversed(list(events_in(self._tail))):
             if event == END_MARK:
                 ended = True
                 continue

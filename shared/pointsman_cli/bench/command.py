@@ -76,7 +76,6 @@ class BenchOptions:
 
 
 def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
-    """A callback that reads names between commas."""
 
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",")) if value else ()
@@ -303,7 +302,6 @@ class _Bench:
         return report
 
     async def _moves(self, server: Server) -> Moves | None:
-        """What rebalancing did, where the log holds this run alone."""
         if server.log is None:
             return None
         log = server.log
@@ -314,7 +312,6 @@ class _Bench:
             return None
 
     def _warn_of_long_prompts(self, requests: Sequence[WorkloadRequest], context: int | None) -> None:
-        """Requests longer than the model's context will be refused."""
         cap = self._options.output_tokens_max or sys.maxsize
         shrink = self._options.shrink
         lengths = [r.input_length // shrink + min(r.output_tokens // shrink, cap) for r in requests]

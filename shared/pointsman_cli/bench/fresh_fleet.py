@@ -95,7 +95,6 @@ async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, s
 
 
 async def _stopped(process: "subprocess.Popen[bytes]") -> None:
-    """Stop the fleet; kill it when that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + STOP_SECONDS_MAX

@@ -1,7 +1,5 @@
-"""Sends a workload at its own times, whether or not earlier answers have come (open loop), and collects outcomes.
-
-Bodies are made ahead of time, so that a burst goes out as a burst. How late a request was really sent is measured
-and reported: on a small machine the bench shares the processor with what it measures.
+"""Sends a workload at its own times (open loop), and collects outcomes. Bodies are made ahead; how late a request was sent is
+measured.
 """
 
 import asyncio
@@ -157,7 +155,6 @@ class LoadGenerator:
         tick()
 
     def _ended(self, task: asyncio.Task[None], in_flight: set[asyncio.Task[None]]) -> None:
-        """A fault of our own, unlike one of the server, ends the run."""
         in_flight.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._failure = self._failure or failure
@@ -229,7 +226,6 @@ class LoadGenerator:
 async def _outcome(
     session: aiohttp.ClientSession, prepared: _Prepared, sent_at: float, *, late: float, speed: float
 ) -> Outcome:
-    """How the request ended, whatever happens to it."""
     late_s = max(0.0, late) * speed
     instance = ""
     try:

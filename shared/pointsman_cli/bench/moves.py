@@ -1,8 +1,4 @@
-"""What rebalancing did in one run, read from the fleet's log afterwards: who moved, and what became of affinity.
-
-The hit of a request is what the scheduler predicted of its prompt to be cached, where it was placed first and where it was
-moved to last; the engines' own count says what was found. Requests that only had to leave an instance are not counted.
-"""
+"""What rebalancing did in one run, from the fleet's log: moved requests, and their hits as placed, as moved and as found."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
-"""From the outcomes of single requests to the numbers of a run, as a table, as JSON and side by side.
-
-All latencies are engine time: what the wall clock said times the fleet's speed, so a run at speed 20 reads like one
-at speed 1. Effective request capacity is the share of all requests sent whose time to first token met the
-objective; rejected and failed ones count as missed. The hit rate is the engines' own: cached over prompt tokens.
+"""From outcomes of requests to the numbers of a run, as tables and JSON. Latencies are engine time. Effective request capacity: share
+of all requests whose TTFT met the SLO; rejected and failed ones count as missed. Hit rate: the engines' cached over prompt tokens.
 """
 
 from collections import Counter
@@ -209,7 +206,6 @@ def _per_instance(completed: Sequence[Outcome]) -> dict[str, InstanceShare]:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """engine-2 before engine-10."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0)
 

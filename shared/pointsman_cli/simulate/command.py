@@ -5,15 +5,13 @@ Options have the simulator's own defaults, so that `simulate` without any of the
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from pointsman.policies.policy_set import UnknownPolicyError
@@ -23,6 +21,7 @@ from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import TraceError, mean_rate
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, comma_list, out_option, rates
 from pointsman_cli.output_file import write_file
+from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import (
     Cell,
     CellResult,
@@ -216,7 +215,6 @@ class _Simulate:
         return INTERRUPTED_EXIT_CODE if self._interrupted else 0
 
     def _cells(self) -> list[Cell]:
-        """Every run of the sweep: seeds within rates within variants."""
         options = self._options
         try:
             requests = requests_of(self._source, FIRST_SEED)
@@ -252,14 +250,17 @@ class _Simulate:
         goodputs: dict[tuple[str, int], Goodput] = {}
         searches = len(self._variants) * self._options.seeds if self._options.goodput else 0
         try:
-            with _progress(self._console, len(cells) + searches) as done:
+            total = len(cells) + searches
+            with progress_bar(self._console, total) as update:
                 for result in run_all(run_cell, cells, self._options.jobs):
                     results.append(result)
-                    done(_summary(result))
+                    update(len(results), _summary(result))
                 if searches:
                     for search, goodput in run_all(run_search, goodput_searches(results), self._options.jobs):
                         goodputs[search_key(search.cell)] = goodput
-                        done(f"{search.cell.variant.policy}: goodput {goodput.qps:.2f}/s")
+                        update(
+                            len(results) + len(goodputs), f"{search.cell.variant.policy}: goodput {goodput.qps:.2f}/s"
+                        )
         except KeyboardInterrupt:
             self._interrupted = True
         except BrokenProcessPool as error:
@@ -324,25 +325,6 @@ def _summary(result: CellResult) -> str:
     cell, capacity = result.cell, result.report.effective_capacity
     shown = "-" if capacity is None else f"{capacity:.3f}"
     return f"{cell.variant.policy} at {cell.qps:g}/s, seed {cell.scenario.seed}: {shown}"
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, a line for each finished run elsewhere. Gives what to call when one is done."""
-    if not console.is_terminal:
-        finished = iter(range(1, total + 1))
-        yield lambda text: console.print(f"[{next(finished)}/{total}] {text}", markup=False)
-        return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("simulating", total=total)
-        yield lambda text: progress.update(task, advance=1, description=text)
 
 
 Plots = Callable[[Sequence[CellResult], Path], list[Path]]

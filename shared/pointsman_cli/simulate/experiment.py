@@ -1,8 +1,4 @@
-"""One cell of an experiment, and how many of them share the cores.
-
-A cell is a variant at a rate with a seed. It is a plain value, so that a process of a pool can run it: each process
-reads the workload for itself and keeps it. Cells know nothing of each other, so their order changes no number.
-"""
+"""One cell of an experiment (a variant at a rate with a seed), and how many of them share the cores. A cell is a plain value."""
 
 import multiprocessing
 import random
@@ -205,7 +201,6 @@ def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:
 
 
 def _slower_after(requests: Sequence[WorkloadRequest], number: int) -> list[WorkloadRequest]:
-    """The same arrivals at half the pace from this one on."""
     turn = requests[number].arrival_s
     return [replace(r, arrival_s=r.arrival_s + max(0.0, r.arrival_s - turn)) for r in requests]
 

@@ -1,7 +1,5 @@
-"""Pictures of an experiment, for a report. Importing this needs matplotlib (`pip install 'pointsman[plots]'`).
-
-Figures are made without pyplot: no window, no global state. Colours are Okabe and Ito's, told apart by colour-blind
-readers too; line style and marker differ as well, so that prints in grey still work. Every axis names its unit.
+"""Pictures of an experiment. Importing this needs matplotlib (`pip install 'pointsman[plots]'`). Colours are Okabe and Ito's; line
+style and marker differ as well.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -257,7 +255,6 @@ def _rates(results: Results) -> list[float]:
 
 
 def _some(rates: Sequence[float]) -> list[float]:
-    """As many as there is room for, from the lowest to the highest."""
     if len(rates) <= PANELS_MAX:
         return list(rates)
     return [rates[round(place * (len(rates) - 1) / (PANELS_MAX - 1))] for place in range(PANELS_MAX)]
@@ -309,7 +306,6 @@ def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
 
 
 def _looks(results: Results) -> dict[str, _Look]:
-    """By variant key, in the order of the command line."""
     looks = {}
     colours, markers = cycle(COLOURS), cycle(MARKERS)
     others = 0
@@ -362,7 +358,6 @@ def _subtitle(results: Results) -> str:
 
 
 def _left_label(panels: Sequence[Axes], text: str) -> None:
-    """What the shared vertical axis shows, once a row."""
     for axes in panels:
         place = axes.get_subplotspec()
         if place is None or place.is_first_col():
@@ -370,7 +365,6 @@ def _left_label(panels: Sequence[Axes], text: str) -> None:
 
 
 def _shares(axes: Axes) -> None:
-    """From nothing to all, as percentages."""
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 

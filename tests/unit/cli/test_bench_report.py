@@ -307,7 +307,7 @@ async def test_shrunk_prompts_are_shorter_and_share_what_they_shared() -> None:
         (["--trace", "a", "--workload", "chat"], "not both"),
         (["--policy", "dualmap,best"], "unknown policy best; there are: "),
         (["--policy", "dualmap", "--rebalance", "x"], "unknown policy x; there are: dualmap_pair, "),
-        (["--policy", "dualmap", "--url", "http://x"], "leave --url away"),
+        (["--policy", "dualmap", "--url", "http://x"], "leave --url and --from out"),
         (["--rebalance", "off"], "for the fleets that --policy starts"),
         (["--engine", "vllm"], "for the fleets that --policy starts"),
         (["--policy", "dualmap", "--engine", "vllm", "--speed", "2"], "leave --speed away"),

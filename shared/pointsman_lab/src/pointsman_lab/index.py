@@ -1,8 +1,7 @@
-"""`pointsman-lab index`: what the prefix index costs, beside the Rust `RadixTree` of NVIDIA Dynamo, in one run.
+"""`pointsman-lab index`: speed and memory of the prefix index, beside the Rust `RadixTree` of NVIDIA Dynamo, in one run.
 
-Both take in the same holdings and answer the same prompts; the answers are compared before anything is timed.
-Times are medians over rounds in which both take turns, so that a noisy machine disturbs both alike. The tree takes
-its events as JSON, as its interface has it; ours are timed with the decoding of our own wire format included.
+Both hold the same and their answers are compared first. Times are medians over alternating rounds. The tree takes JSON, as
+its interface has it; ours are timed with the decoding of our wire format.
 """
 
 import json

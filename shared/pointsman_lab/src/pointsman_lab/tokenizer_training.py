@@ -1,10 +1,6 @@
-"""Trains the builtin tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens.
+"""Trains the built-in tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens, from a word list and a seed.
 
-The simulated engines need a tokenizer that behaves like a model's (words become few tokens, anything can be
-encoded, chats have a template) but may be shipped by us. So it is trained on text made up here, from a word list
-and a seed; the result is the same on every run. To make the shipped files again:
-
-    python -m pointsman_lab.tokenizer_training
+python -m pointsman_lab.tokenizer_training
 """
 
 import json

@@ -58,7 +58,6 @@ class Deficits:
         return 0 if balance > 0 else int(-balance // self._quantum) + 1
 
     def _forget_somebody(self, waiting: Collection[str]) -> None:
-        """Whoever was admitted longest ago and does not wait."""
         stranger = next((known for known in self._balances if known not in waiting), None)
         if stranger is not None:
             del self._balances[stranger]

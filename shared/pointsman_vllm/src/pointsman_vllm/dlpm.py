@@ -80,7 +80,6 @@ class SyncDlpmScheduler(Scheduler):
         return blocks * int(self.block_size)
 
     def _exact_match(self, request: Request) -> int:
-        """The same as vLLM will find it, in O(blocks)."""
         tokens: int = self.kv_cache_manager.get_computed_blocks(request)[1]
         return tokens
 

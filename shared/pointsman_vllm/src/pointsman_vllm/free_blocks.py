@@ -136,7 +136,6 @@ class RandomisedFreeBlocks(Generic[B]):
         return iter(rest[1:] if rest else free)
 
     def _plant(self, blocks: Sequence[B], before: int) -> None:
-        """Put consecutive blocks that are cached into the tree, as held."""
         nodes = [filling + block.block_id for filling, block in zip(self._fillings, blocks, strict=False)]
         for node, block in zip(nodes, blocks, strict=True):
             self._nodes[block.block_id] = node

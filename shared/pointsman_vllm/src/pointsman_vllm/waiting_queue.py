@@ -151,7 +151,6 @@ class WaitingQueue(Generic[R]):
         return len(self._places)
 
     def __iter__(self) -> Iterator[R]:
-        """Those who come before everybody, then by arrival."""
         return chain(tuple(self._returned), sorted(chain(*self._lines.values()), key=self._place))
 
     def _choose(self) -> R:
@@ -162,7 +161,6 @@ class WaitingQueue(Generic[R]):
         return max((r for client in clients for r in self._lines[client][:looks]), key=self._merit)
 
     def _merit(self, request: R) -> tuple[float, int]:
-        """The higher, the sooner; of equals the oldest."""
         name = request.request_id
         if name not in self._matches:
             self._matches[name] = self._cached_tokens(request)
@@ -184,7 +182,6 @@ class WaitingQueue(Generic[R]):
             insort(self._lines.setdefault(client_of(request), []), request, key=self._place)
 
     def _take_out(self, request: R) -> int:
-        """Returns the place that it had."""
         self._next = None
         if request.num_preemptions:
             self._returned.remove(request)

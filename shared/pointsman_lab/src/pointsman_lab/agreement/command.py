@@ -4,8 +4,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import click
 import uvloop
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -22,9 +20,9 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 from pointsman.simulation.workload import WorkloadRequest, at_rate
-from pointsman_cli.bench.load import Tally
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, POSITIVE, comma_list, out_option, rates
 from pointsman_cli.output_file import write_json
+from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.agreement.runner import Pace, Pool, pace, run_live, run_simulated
 from pointsman_lab.agreement.verdict import Agreement, AgreementReport, Number, Verdict, numbers, verdict
@@ -184,8 +182,16 @@ class _Comparison:
         text = f"{turn} {policy} at {rate:g}/s: a fleet of {pool.engines} engines at speed {speed:g}, {seconds:.0f} s"
         simulated = run_simulated(pool, requests, speed=speed, warmup=WARMUP)
         started = time.monotonic()
-        with _progress(self._console, len(requests), text) as tick:
-            live, machine = runner.run(run_live(pool, requests, speed=speed, warmup=WARMUP, tick=tick))
+        with progress_bar(self._console, len(requests), text) as update:
+            live, machine = runner.run(
+                run_live(
+                    pool,
+                    requests,
+                    speed=speed,
+                    warmup=WARMUP,
+                    tick=lambda tally: update(sum(tally.counts.values()), ""),
+                )
+            )
         compared = numbers(live, simulated, TOLERANCE)
         return Agreement(
             policy=policy,
@@ -234,7 +240,6 @@ def exit_code(found: Sequence[Agreement]) -> int:
 
 
 def _requests(options: AgreementOptions) -> list[WorkloadRequest]:
-    """What both worlds get, with prompts and answers cut."""
     found = workload_requests(
         options.trace, options.workload, requests=options.requests, seed=SEED, input_tokens_max=DEFAULT_INPUT_CAP
     )
@@ -243,19 +248,6 @@ def _requests(options: AgreementOptions) -> list[WorkloadRequest]:
         raise click.UsageError(msg)
     most = options.output_tokens_max
     return [replace(request, output_tokens=max(1, min(request.output_tokens, most))) for request in found]
-
-
-@contextmanager
-def _progress(console: Console, total: int, text: str) -> Iterator[Callable[[Tally], None]]:
-    """A bar on a terminal, a line elsewhere. Gives what to call while a fleet serves."""
-    if not console.is_terminal:
-        console.print(text, markup=False, soft_wrap=True)
-        yield lambda _tally: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(text.replace("[", r"\["), total=total)
-        yield lambda tally: progress.update(task, completed=sum(tally.counts.values()))
 
 
 # --- Tables ---
@@ -274,7 +266,6 @@ LABELS: dict[str, tuple[str, str]] = {
 
 
 def _table(compared: Agreement, tolerance: float) -> Table:
-    """A row for each figure; those that are judged say how it went."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"{compared.policy} at {compared.qps:g}/s, {compared.requests} requests")
     for heading in ("live", "simulated", "least", "most", "ratio", f"within {tolerance:.0%}"):

@@ -1,9 +1,7 @@
 """Whether this machine kept engine time while a fleet ran on it.
 
-A request passes through several processes, and wall time spent on the way counts `speed` times in engine time. What
-that way costs on an idle machine belongs to the fleet. How long processes that could run wait for a core does not: it
-says what else the machine does. The kernel counts it for each thread (`/proc/PID/task/*/schedstat`). It does not know of
-a host that takes its cores away for a while; a heartbeat does.
+Measured are the seconds that the processes of the fleet waited for a core (`/proc/PID/task/*/schedstat`), how late requests were
+sent, and, by a heartbeat, how long nothing ran at all.
 """
 
 import asyncio

@@ -209,7 +209,6 @@ class _Bench:
         return load
 
     async def _settled_timeline(self, fleet: FleetFile) -> Timeline:
-        """The timeline once nobody drains any more, or after a while."""
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while True:
             timeline = await asyncio.to_thread(self._read, fleet)

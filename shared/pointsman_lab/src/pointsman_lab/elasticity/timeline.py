@@ -1,7 +1,6 @@
-"""A run's log, read as a timeline: how many instances there were, who was on time, what moved, and at what cost.
+"""A log, read as a timeline: instances in service, requests on time, remapped prefixes, drains.
 
-An instance counts from its first report to the moment when it drains, goes down or leaves. A request counts in the
-stretch of time in which it arrived; on time is a first token within the objective, and everything else that ended is not.
+An instance counts from its first report until it drains, goes down or leaves; a request counts in the stretch in which it arrived.
 """
 
 from collections.abc import Iterable
@@ -112,7 +111,6 @@ class TimelineReader:
         )
 
     def _before(self, entry: LogEntry) -> None:
-        """What must be looked at while the request is still known."""
         event = entry.event
         if isinstance(event, RequestFailed):
             if stretch := self._stretch_of(event.request):

@@ -1,8 +1,4 @@
-"""What an engine that misbehaves did to others: how many requests it touched, who called it bad, and when it was back.
-
-A request is touched when it was sent to the engine: while it answers errors or hangs every attempt there fails, and
-while it is slow every attempt there is slow.
-"""
+"""What a misbehaving engine did to others: how many requests were sent to it, which commands named it, and when it was back."""
 
 import asyncio
 import os
@@ -78,7 +74,6 @@ class EngineWatch:
         return [event.request for event in (failed, placed) if event is not None]
 
     async def _said(self, *command: str) -> str:
-        """What a command prints; empty where it takes too long."""
         process = await asyncio.create_subprocess_exec(
             str(console_script("pointsman")),
             *command,
@@ -122,7 +117,6 @@ def count_touched(
 
 
 def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, list[str]]:
-    """The requests that were sent to it, and how they failed there."""
     sent: dict[str, list[str]] = {}
     for entry in entries:
         event = entry.event

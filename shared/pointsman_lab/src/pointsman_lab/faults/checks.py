@@ -1,8 +1,4 @@
-"""What must hold after every run. Each check gives its findings as sentences; none means that all is well.
-
-`pointsman-lab torture` judges the same of a fleet whose inner parts it can see; here there is only what a fleet says: to
-its clients, in its log, and when it is asked.
-"""
+"""What must hold after every run, from clients, log, archive and engines. Each check gives its findings as sentences."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

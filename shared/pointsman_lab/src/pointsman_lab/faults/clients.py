@@ -1,8 +1,7 @@
-"""The clients: each sends one request at its own time, takes the answer as it comes, and says what it was told.
+"""Clients: each sends one request at its own time and judges its answer.
 
-An answer is right when it is whole (as many tokens as were asked for, one end mark), or when it says clearly that there
-is none: a refusal before it began, or an error event that ends a stream. A connection that breaks because its ingress was
-killed says so, too. Everything else is a request that was lost. Where no ingress listens, a client asks again.
+Right is a whole answer (as many tokens as asked for, one end mark), an HTTP error, or an error event that ends a stream. A
+connection that breaks because its ingress was killed is right too. Where no ingress listens, a client asks again.
 """
 
 import asyncio
@@ -178,7 +177,6 @@ class Clients:
     async def _connected(
         self, session: aiohttp.ClientSession, body: bytes, headers: dict[str, str]
     ) -> aiohttp.ClientResponse:
-        """The head of the answer, of the first ingress that listens."""
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while True:
             try:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,7 +17,6 @@ import click
 import uvloop
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.routing import DEFAULT_ROUTING
@@ -29,6 +28,7 @@ from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.bench.open_files import raise_open_files_limit
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
@@ -234,10 +234,10 @@ async def _struck(
     """Serve and strike; the clients once all of them know what became of their requests."""
     if balancer is None:
         clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
-        with _progress(console, len(requests)) as tick:
+        with progress_bar(console, len(requests), "requests") as update:
             async with asyncio.TaskGroup() as group:
                 group.create_task(striker.run(faults))
-                group.create_task(clients.run(lambda: tick(len(clients.exchanges))))
+                group.create_task(clients.run(lambda: update(len(clients.exchanges), "")))
         return clients
     steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.steady_rate)
     async with asyncio.TaskGroup() as group:
@@ -310,7 +310,6 @@ def _note_service(evidence: Evidence, clients: Clients) -> None:
 
 
 def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
-    """What those were told who were answered meanwhile."""
     strike.answered = len(exchanges)
     strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
     strike.failed = sum(unserved(e) for e in exchanges)
@@ -365,15 +364,3 @@ def _data_dir(asked: Path | None) -> Iterator[_Kept]:
     finally:
         if not kept.keep:
             shutil.rmtree(kept.path, ignore_errors=True)
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    if not console.is_terminal:
-        yield lambda _sent: None
-        return
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda sent: progress.update(task, completed=sent)

@@ -1,8 +1,4 @@
-"""What an engine really holds, asked of the engine itself and folded as plainly as can be.
-
-The replay socket gives every batch of KV events since the engine's start; the fold is a dictionary from the engine's
-own block hashes to our keys, chained slowly from the token ids. Nothing of the worker or the fold of the log is used.
-"""
+"""What an engine really holds: its replay socket gives all KV events since its start, folded by code of its own into our keys."""
 
 from pathlib import Path
 from typing import Any

@@ -185,7 +185,6 @@ class Injector:
         return chosen.name, chosen.pid
 
     async def _leading_pid(self) -> int:
-        """As soon as somebody leads."""
         async with asyncio.timeout(LEADER_SECONDS_MAX):
             while (leader := await self.leader()) is None:  # noqa: ASYNC110 - asking is how one knows
                 await asyncio.sleep(0.05)
@@ -221,7 +220,6 @@ async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
 
 
 async def _frozen(pid: int, seconds: Seconds) -> None:
-    """Stop a process for so long; it may die meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         try:

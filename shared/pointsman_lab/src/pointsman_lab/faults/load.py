@@ -1,8 +1,4 @@
-"""A steady load for as long as a run takes: some streams that are always under way, and short requests at a fixed rate.
-
-Sizes are such that two cores carry the fleet, the balancer and these clients at the engines' own speed: what a client
-notices then is what was done to the fleet, not a machine that is short of cores.
-"""
+"""A steady load: some long streams and short requests at a fixed rate, small enough for two cores."""
 
 import asyncio
 import random
@@ -48,7 +44,6 @@ class BusyShare:
 
 
 def _ticks() -> tuple[int, int]:
-    """Idle ones and all."""
     try:
         counted = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -91,7 +86,6 @@ class SteadyClients(Clients):
                 await asyncio.sleep(max(0.0, started + asked / self._rate - time.monotonic()))
 
     async def _lane(self, session: aiohttp.ClientSession, begin: float) -> None:
-        """One stream after the other."""
         await asyncio.sleep(begin)
         while not self._stopped.is_set():
             tokens = STREAM_TOKENS - self._chance.randrange(STREAM_TOKENS // 4)

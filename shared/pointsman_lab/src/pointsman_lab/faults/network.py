@@ -1,8 +1,5 @@
-"""A TCP proxy before the nats-server, through which a whole fleet talks to it, and the ways in which it fails.
-
-*Cut*: every connection is closed and none is taken. *Delay*: what goes through is held for a moment, each way. *Drop*:
-for about half of the connections nothing goes through, neither way and without a word, and then they are closed: what
-was sent meanwhile is gone, as when a link between two machines is down for longer than TCP tries.
+"""A TCP proxy before the nats-server. *Cut*: every connection is closed and none is accepted. *Delay*: each direction is delayed.
+*Drop*: about half of the connections pass nothing and are then closed, as when a link fails for longer than TCP retries.
 """
 
 import asyncio

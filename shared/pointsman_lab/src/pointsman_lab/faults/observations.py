@@ -1,7 +1,6 @@
-"""What is known at the end of a run: what clients were told, the log, the leader, the engines and the archive.
+"""What is known at the end of a run: answers, the log, the leader, the engines and the archive.
 
-Gathered once everything is quiet: nobody waits, nothing is under way, and the log, the leader, the engines and the
-archive have come to agree. Where they do not within a bound, the evidence is taken as it is, for the checks to judge.
+Gathered once the log, the leader, the engines and the archive agree; after QUIET_SECONDS_MAX it is taken as it is.
 """
 
 import asyncio
@@ -81,7 +80,6 @@ async def gathered(
 
 
 async def _settled(link: Link, evidence: Evidence) -> bool:
-    """The cheap part of it."""
     if evidence.leader is None or evidence.state.workload.requests:
         return False
     try:

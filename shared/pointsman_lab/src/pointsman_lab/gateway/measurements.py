@@ -106,7 +106,6 @@ async def measure(setup: Setup, console: Console | None = None) -> Figures:
 
 
 async def _added(setup: Setup, ask: Ask) -> Added:
-    """Direct and gateway in turn, and who goes first in turn too."""
     engine = await _same_engine(setup, ask)
     expected = ""
     direct: list[float] = []

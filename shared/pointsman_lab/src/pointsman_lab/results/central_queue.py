@@ -1,17 +1,8 @@
-"""A bound that no router can reach: one queue for all engines, and one cache that all of them share.
+"""A bound that no router can reach: one queue for all engines and one cache that all of them share. Prefill only.
 
-Each engine takes its next request only when it is free, and every prefix that any of them has computed is at hand.
-Prefill only. The orders are `fcfs` and `most_on_time`: Moore and Hodgson's rule (1968) over the waiting requests, with
-the engines taken for one machine that is as fast as all of them, and what can no longer be on time dropped. The
-rule is exact for one machine, all released; here it is a strong heuristic, so the "bound" is one in name for it.
-
-With a `decile_floor`, `most_on_time` keeps it for the tenths of all prompts by length: what is set aside is the most work
-for its weight, and requests of a tenth that lacks some of its floor weigh more; as long ones must begin early, they
-stand in the order by when they must. The lengths of all prompts are known beforehand.
-
-Prefills are batched as generously as can be thought of: a step reads the weights and has its overhead once for up to
-`max_num_batched_tokens`, takes in whoever comes while it runs, and gives each first token as soon as that request's
-own share of the computing is done. Real engines decide what is in a step when it begins, and all wait for its end.
+Orders: `fcfs`, and `most_on_time`: Moore and Hodgson's rule (1968), with the engines taken for one machine; a strong
+heuristic. A `decile_floor` keeps attainment of each tenth of the prompts by length. Steps are batched more generously
+than real engines can: a request may join a running step, and its first token comes when its own share is computed.
 """
 
 from collections import OrderedDict
@@ -171,11 +162,9 @@ class _Central:
         return deadline - self._seconds(row) * (1 - 1 / self._scenario.instances)
 
     def _seconds(self, row: RequestRow) -> Seconds:
-        """Its prefill, alone on an engine."""
         return prefill_seconds(self._cost, row.prompt_tokens, self._cached(row))
 
     def _work(self, row: RequestRow) -> Seconds:
-        """What it adds to a step that is not full."""
         if row.prompt_tokens - self._cached(row) > self._scenario.max_num_batched_tokens:
             return self._seconds(row)
         return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))

@@ -1,8 +1,4 @@
-"""The numbers of the studies, as `results.json` holds them: all that the page may say.
-
-Text and tables are made from these alone, so what a sentence says of them can be no other than what was measured.
-Shares of one are rounded to four places and everything else to four digits: nobody needs more, and the file stays small.
-"""
+"""The numbers of the studies, as results.json has them. Shares are rounded to four places, everything else to four digits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean

@@ -3,19 +3,17 @@
 A run that several studies ask for is made once. Goodput searches begin with what the sweeps have found.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import effective_capacity
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import at_rate
+from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import (
     Cell,
     CellResult,
@@ -40,9 +38,6 @@ NEAR_SHARE = 0.7
 
 SAMPLES_SKIPPED = 10
 """Of the load samples of a run that is not drawn, one in so many is kept."""
-
-LINE_SECONDS = 20.0
-"""How often progress is told where there is no terminal."""
 
 Advance = Callable[[float], None]
 
@@ -88,7 +83,14 @@ def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: 
     )
     runs = Runs()
     total = sum(map(cost, once.values())) + searching
-    with _progress(console, total, f"{len(once)} runs of {len(chosen)} studies") as advance:
+    completed = 0.0
+    with progress_bar(console, total, f"{len(once)} runs of {len(chosen)} studies", counts=False) as update:
+
+        def advance(done: float) -> None:
+            nonlocal completed
+            completed += done
+            update(completed, "")
+
         by_mark = _simulated([(cell, mark in in_full) for mark, cell in once.items()], jobs, advance)
         for study in chosen:
             # The run may have been made for another study, where its row has another name.
@@ -117,7 +119,6 @@ def cost(cell: Cell) -> float:
 
 
 def _mark(cell: Cell) -> str:
-    """What makes two cells the same run, whatever they are called."""
     return repr((cell.source, cell.scenario, cell.qps, cell.warmup))
 
 
@@ -197,31 +198,3 @@ def _with_bounds(numbers: StudyNumbers, bounds: Sequence[Bound]) -> StudyNumbers
             numbers.bounds[name] = [round(fmean(at_one_rate), 4) for at_one_rate in shares]
             numbers.bound_goodput[name] = [round(bound.goodput.qps, 3) for bound in own if bound.goodput]
     return numbers
-
-
-# --- Progress ---
-
-
-@contextmanager
-def _progress(console: Console, total: float, what: str) -> Iterator[Advance]:
-    """A bar with the time left on a terminal, a line every so often elsewhere."""
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task(what, total=total)
-            yield lambda done: progress.advance(task, done)
-        return
-    console.print(what)
-    started = told = time.monotonic()
-    sum_done = 0.0
-
-    def advance(done: float) -> None:
-        nonlocal told, sum_done
-        sum_done += done
-        now = time.monotonic()
-        if now - told >= LINE_SECONDS:
-            told = now
-            left = (now - started) * max(0.0, total / sum_done - 1)
-            console.print(f"{min(1.0, sum_done / total):.0%} after {now - started:.0f} s, about {left:.0f} s to go")
-
-    yield advance

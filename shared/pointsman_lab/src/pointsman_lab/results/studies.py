@@ -1,8 +1,4 @@
-"""What is studied, as plain data: each study is a table of rows against request rates.
-
-A row is a combination of policies, named in full, so that no table depends on what is the default elsewhere; it may
-bring conditions of its own. Nothing is tuned per trace or workload: a row has the same settings wherever it stands.
-"""
+"""The studies, as plain data. Rows name their policies in full; nothing is tuned per trace or workload."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -83,7 +79,6 @@ def _as_written(
 
 
 def _everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
-    """All routing policies, and DualMap to the letter."""
     return [*_rows(sorted(ROUTING_POLICIES), ordering, admission), _as_written(ordering=ordering, admission=admission)]
 
 

@@ -84,7 +84,6 @@ class _Term(DecisionRules):
         self._touch(event)
 
     def _read(self, stored: Stored) -> Iterator[str]:
-        """The leader grants at once what an entry made room for."""
         yield from self._conclude_turn(f"before entry {stored.sequence}, in term {self._term}")
         if stored.stamp is None or stored.stamp.term != self._term:
             if (self._leader, stored.sequence) not in self._lapses:

@@ -1,8 +1,7 @@
 """What must hold after every run, whatever was done to the fleet.
 
-Safety is judged on the whole history: everything that ever came into the log, and what each client was told.
-Agreement is judged once the faults have ended and everything is quiet: then the leader, the log and the engines must
-know the same. A checker gives its findings as sentences; none means that all is well.
+Safety is judged on the whole history and on what each client got; agreement once the faults have ended and all is quiet. A
+checker gives its findings as sentences.
 """
 
 from collections import defaultdict
@@ -58,7 +57,6 @@ def one_end_a_request(world: Cluster) -> Iterator[str]:
 
 
 def _counted(world: Cluster) -> Iterator[Stored]:
-    """The log without what deposed leaders decided."""
     newest = 0
     for stored in world.network.history:
         if isinstance(stored.event, LeaderElected):

@@ -1,8 +1,4 @@
-"""Clients: prompts that share prefixes, some that hang up, and an account of what each of them got.
-
-A client knows what it must be told: the simulated engines say the same after the same prompt, so a token that is
-missing or comes twice shows in the text.
-"""
+"""Clients: prompts that share prefixes, some that hang up, and a record of what each got. The expected text is known."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -57,7 +53,6 @@ class ClientRequest:
     status: int = 0
     code: str = ""
     instance: str = ""
-    ingress_life: int = 0
     problem: str = ""
     """What is wrong with the answer."""
     exchange: Exchange | None = None
@@ -168,7 +163,6 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
 
 
 def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
-    """What kind of answer it is, and whether it is a right one."""
     if order.status != 200:
         order.outcome = "refused"
         order.code = str(_decoded(body).get("error", {}).get("code", ""))
@@ -200,12 +194,12 @@ def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     for data in events_in(body):
         if data == b"[DONE]":
             done = True
-        else:
-            event = _decoded(data)
-            if "error" in event:
-                outcome = "broken off"
-                order.code = str(event["error"].get("code", ""))
-            parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
+            continue
+        event = _decoded(data)
+        if "error" in event:
+            outcome = "broken off"
+            order.code = str(event["error"].get("code", ""))
+        parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
     if not done and outcome == "answered":
         order.problem = f"a stream without an end: {body[-100:]!r}"
     return "".join(parts), outcome

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.progress_bar import progress_bar
 from pointsman_lab.torture.run import Verdict, run_seed
 
 DEFAULT_SEEDS = 100
@@ -62,23 +62,15 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
 def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
     """The verdicts, in the order of the seeds, up to the first that fails."""
     chosen = list(seeds)
-    columns = (
-        TextColumn("torture"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[rate]}"),
-    )
     started, entries, steps = time.monotonic(), 0, 0
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("torture", total=len(chosen), rate="")
-        for verdict in _verdicts(chosen, jobs):
+    with progress_bar(console, len(chosen), "torture") as update:
+        for number, verdict in enumerate(_verdicts(chosen, jobs), 1):
             yield verdict
             entries += verdict.entries
             steps += verdict.steps
             seconds = time.monotonic() - started
             rate = f"{steps / seconds:,.0f} steps/s, {entries / seconds:,.0f} log events/s"
-            progress.update(task, advance=1, rate=rate)
+            update(number, rate if console.is_terminal else "")
             if verdict.problems and not keep_going:
                 return
 

@@ -104,7 +104,6 @@ class DecisionRules(PlacementRules):
                 pass
 
     def _life(self, event: FleetEvent) -> str:
-        """What is wrong with whom it is about, or nothing."""
         known = self._model.instances.get(event.instance)
         return "" if known is not None and known.epoch == event.epoch else f"{event.instance} has no life {event.epoch}"
 
@@ -153,7 +152,6 @@ class DecisionRules(PlacementRules):
             yield f"it is overdue by {overdue} s only"
 
     def _moved(self, event: RequestMigrated, request: BookedRequest) -> Iterator[str]:
-        """What holds for either kind of move."""
         model = self._model
         if event.source == event.instance:
             yield f"it moves from {event.source} to {event.instance}"
@@ -174,7 +172,6 @@ class DecisionRules(PlacementRules):
             yield f"its first token is predicted in {event.predicted_ttft} s, not {ttft}"
 
     def _move_refused(self, event: MigrationRefused) -> Iterator[str]:
-        """Why a move was not made must be so."""
         model = self._model
         request = model.requests.get(event.request)
         stage = PREFILL if event.rebind else PENDING
@@ -233,7 +230,6 @@ class DecisionRules(PlacementRules):
             yield f"{event.request} is {request.stage}"
 
     def _assumed(self, event: PrefillFinished) -> Iterator[str]:
-        """A first token that nobody can see comes when it is predicted."""
         request = self._model.requests.get(event.request)
         if request is None or (request.stage, request.instance) != (PREFILL, event.instance):
             yield f"{event.request} is not in prefill at {event.instance}"
@@ -253,5 +249,4 @@ class DecisionRules(PlacementRules):
                 yield f"{event.instance} was silent for {silent} s, not {after}"
 
     def _in_flight(self) -> int:
-        """Re-bound requests without a first token."""
         return sum(r.rebound_from != NOBODY and r.stage == PREFILL for r in self._model.requests.values())

@@ -1,8 +1,7 @@
-"""What the log says for and against each instance, and whether an ejection or a return is justified by it.
+"""Whether an ejection or a return is justified by the log: a part of the pool model, written from docs/policies.md.
 
-A part of the pool's model (`pool_model`), written a second time from docs/policies.md: every attempt is kept, and each sum is
-computed anew. Where the leader may wait for more evidence, or had less, the rules here are the wider ones: what is
-not enough for them is enough for nobody. Seconds are engine seconds.
+Every attempt is kept and each sum computed anew. Where the leader may wait for more evidence, the rules here are wider.
+Seconds are engine seconds.
 """
 
 from collections.abc import Iterator

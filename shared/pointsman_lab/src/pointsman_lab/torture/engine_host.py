@@ -211,7 +211,6 @@ class MemoryLiveSocket(LiveSocket):
         self._arrived.clear()
 
     def _in_order(self, reach: Callable[..., None], *said: object) -> None:
-        """Behind everything that is on its way."""
         loop = self._host.loop
         now = loop.time()
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))

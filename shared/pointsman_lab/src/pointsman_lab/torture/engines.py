@@ -110,7 +110,6 @@ class Truth:
         return found
 
     def _path(self, block: BlockHash) -> list[BlockHash]:
-        """The block and its ancestors, first block first."""
         path: list[BlockHash] = []
         at: BlockHash | None = block
         while at is not None:
@@ -288,7 +287,6 @@ class BadApp(EngineApp):
             await super().__call__(scope, receive, send)
 
     def _reset(self, send: Send) -> Send:
-        """A way for an answer that breaks off before its end."""
         left = self.chance.randrange(PIECES_BEFORE_RESET_MAX)
 
         async def send_some(message: MutableMapping[str, Any]) -> None:

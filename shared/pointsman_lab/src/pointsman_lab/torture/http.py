@@ -1,7 +1,6 @@
 """HTTP without sockets: an ASGI application in one process, its client in another, and what can break in between.
 
-`serve` starts one exchange. The application's side sees plain ASGI. The client's side is an `Exchange`, which has
-the few methods of aiohttp's response that the ingress uses, so that its own proxy runs over it unchanged.
+The client's side is an `Exchange`, which has the methods of aiohttp's response that the ingress uses.
 """
 
 import asyncio
@@ -132,7 +131,6 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """Pieces keep their order."""
         self.messages.append(message["type"] if message.get("more_body", True) else "end")
         now = self._loop.time()
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._chance.expovariate(1 / HOP_SECONDS))

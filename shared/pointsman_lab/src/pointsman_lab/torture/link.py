@@ -246,7 +246,6 @@ class _Window:
                 self._arrives = link.network.carry(link.conditions, self._store, write, not_before=self._arrives)
 
     def _store(self, write: _Write) -> None:
-        """At the server."""
         link = self._link
         network = link.network
         if not network.broker.available or link.cut:

@@ -1,9 +1,7 @@
-"""An event loop without a wait: when nothing is ready, time jumps to the next timer.
+"""An event loop on virtual time: when nothing is ready, time jumps to the next timer.
 
-Everything else about it serves determinism or faults. There are no sockets, threads or signals; work for an executor
-runs in place. Timers are a little late, by a seed, so that what falls due together runs in an order that the
-seed chooses. Every callback belongs to the process in whose context it was made, so that a process can be stopped
-between any two of its steps: killed as SIGKILL does it, where not even a `finally` runs, or paused as SIGSTOP does.
+No sockets, threads or signals; work for an executor runs in place. The seed orders what falls due together. A callback belongs to
+the process in whose context it was made, so that a process can be killed or paused between any two of its steps.
 """
 
 import asyncio
@@ -246,7 +244,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _told(handle: asyncio.Handle) -> str:
-    """Whose callback this is, for people."""
     callback = cast(Any, handle)._callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):

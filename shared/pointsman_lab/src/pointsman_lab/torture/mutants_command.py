@@ -55,7 +55,6 @@ def _outcomes(root: Path, sample: int, seed: int, only: str) -> Iterator[Outcome
 
 
 def _planted_outcomes(root: Path, only: str) -> Iterator[Outcome]:
-    """Two of each: by unit tests alone, and by seeds alone."""
     for mutant in planted_mutants(root, only):
         yield judge(mutant, root, ())
         yield judge(mutant, root, SEEDS, with_tests=False)

@@ -180,7 +180,6 @@ class PlacementRules:
     def _pair(
         self, instance: InstanceId, decode: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
-        """Who only prefills needs somebody else who decodes."""
         known = self._model.instances.get(instance)
         if known is not None and known.role == "prefill" and decode == NOBODY:
             yield f"{instance} only prefills, and nobody decodes"
@@ -200,7 +199,6 @@ class PlacementRules:
     def _candidates(
         self, candidates: list[Candidate], request: BookedRequest, now: Seconds, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
-        """Who was weighed, and by which numbers."""
         model = self._model
         able = model.ready(request, excluded)
         for candidate in candidates:
@@ -229,7 +227,6 @@ class PlacementRules:
                 yield f"{instance} was weighed with {candidate.predicted_ttft} s, which is not {queue + prefill}"
 
     def _first(self, instance: InstanceId) -> BookedRequest | None:
-        """Who is to be granted next there."""
         waiting = self._model.at(instance, PENDING)
         if not waiting:
             return None

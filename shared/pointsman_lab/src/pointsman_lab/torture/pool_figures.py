@@ -147,7 +147,6 @@ class PoolFigures:
         return sorted(name for name, known in decoders.items() if known.status == self._taking(decoders))
 
     def _taking(self, instances: dict[InstanceId, ModelledInstance]) -> str:
-        """In which status they take requests."""
         return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
 
     def on_trial(self, instance: InstanceId) -> bool:

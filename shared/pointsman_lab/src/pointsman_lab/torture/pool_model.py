@@ -169,7 +169,6 @@ class PoolModel(PoolRequests):
             known.misfit = known.model != longest[0][-1]
 
     def _forget(self, instance: InstanceId) -> None:
-        """What an earlier life held, would hold and taught."""
         self._promises = [promise for promise in self._promises if promise.instance != instance]
         self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)

@@ -57,7 +57,6 @@ class PoolRequests(PoolFigures):
             self._promises.remove(promise)
 
     def _confirm(self, request: BookedRequest, at: Seconds) -> None:
-        """It is computed: the engine's events shall say so soon."""
         promise, request.promise = request.promise, None
         if promise is not None:
             promise.until = at + CONFIRMED_SECONDS * self.speed
@@ -71,7 +70,6 @@ class PoolRequests(PoolFigures):
             self._delivered.pop(0)
 
     def _evict(self, event: CacheEvent) -> None:
-        """A computed prompt that lost a block is promised no longer."""
         if isinstance(event, CacheCleared):
             self._delivered = [told for told in self._delivered if told.instance != event.instance]
             lost = [p for p in self._confirming if p.instance == event.instance]
@@ -146,7 +144,6 @@ class PoolRequests(PoolFigures):
         self._promise(request)
 
     def _withdraw(self, request: BookedRequest) -> None:
-        """Out of where it is: it will be computed elsewhere."""
         if request.stage == ARRIVED:
             return
         if request.stage != DECODING:
@@ -255,7 +252,6 @@ class PoolRequests(PoolFigures):
             self._release(request.promise)
 
     def _deliver(self, request: BookedRequest, event: RequestFinished) -> None:
-        """The engine says what it had of the prompt."""
         known = self.instances.get(event.instance)
         if known is not None and event.cached_tokens >= 0:
             until = event.at + DELIVERED_SECONDS * self.speed

@@ -92,7 +92,6 @@ def _look_for_end(
 
 
 def _restart_next(injector: Injector, process: Process, rest: list[Process], pause: Seconds, patience: Seconds) -> None:
-    """When the one before is ready, or has had time enough."""
     ready = process.life is not None and process.life.board.ready
     if ready or patience < 0:
         _restart(injector, rest, pause)

@@ -130,7 +130,6 @@ class Process(ABC):
             self._ended(life)
 
     def _ended(self, life: Life) -> None:
-        """It has come to its end by itself."""
         if self.life is life:
             self.life = None
             self.died()

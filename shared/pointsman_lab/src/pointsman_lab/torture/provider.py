@@ -1,8 +1,4 @@
-"""Where a simulated scaler has its engines from: hosts that stand empty, each with its worker beside it.
-
-Like an orchestrator it outlives whoever asks it, starts again what it runs and what dies, and is sometimes not to be
-reached, or has done what was asked and says that it has not.
-"""
+"""The instance provider of a simulated scaler: empty hosts, each with a worker. Its calls can fail before or after their effect."""
 
 import asyncio
 from random import Random

@@ -1,7 +1,6 @@
-"""State beside a model of the pool in plain arithmetic (`pool_model`), folded from the same entries and compared after each.
+"""Folds the log into State and into the pool model, and compares them after each entry.
 
-A fleet heals: whatever the index has wrong, a digest tells within a second and a snapshot puts right. A defect of the fold
-would hide behind that at the end of a run, so it is looked for entry by entry.
+A snapshot repairs a wrong index within a second, so a defect of the fold would not show at the end of a run.
 """
 
 from collections.abc import Iterator
@@ -63,7 +62,6 @@ class ReferenceModel:
                 yield from self._compare_line(instance, event.at)
 
     def _where(self, event: LogEvent | None) -> InstanceId | None:
-        """Where the request of this event is."""
         request = self._model.requests.get(event.request) if isinstance(event, RequestEvent) else None
         return request.instance if request is not None else None
 

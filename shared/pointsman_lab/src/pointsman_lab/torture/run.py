@@ -1,7 +1,5 @@
-"""One seed from its beginning to its verdict.
-
-Three acts: the fleet starts and serves while faults strike; all faults end and everything must come to agree within a
-bound; clients ask once more and all of them must be served. Then the checkers judge.
+"""One seed from start to verdict: the fleet serves under faults; the faults end and all must agree within a bound; clients ask once
+more and must be served; the checkers judge.
 """
 
 import asyncio

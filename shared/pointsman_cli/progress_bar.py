@@ -1,0 +1,48 @@
+"""How far a long command is: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINE_WALL_SECONDS = 20.0
+"""Between two lines without a terminal, where a step has no text of its own."""
+
+Update = Callable[[float, str], None]
+"""Takes what is completed, of `total`, and what to say of the newest step."""
+
+
+@contextmanager
+def progress_bar(console: Console, total: float, text: str = "", *, counts: bool = True) -> Iterator[Update]:
+    """`counts`: whether completed and total are numbers of things, and worth showing."""
+    if not console.is_terminal:
+        if text:
+            console.print(text, markup=False, soft_wrap=True)
+        yield _line_printer(console, total)
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *([MofNCompleteColumn()] if counts else []))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(text, total=total)
+
+        def update(completed: float, step: str) -> None:
+            progress.update(task, completed=completed, description=step or text)
+
+        yield update
+
+
+def _line_printer(console: Console, total: float) -> Update:
+    started = shown = time.monotonic()
+
+    def update(completed: float, step: str) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if step:
+            console.print(f"[{completed:g}/{total:g}] {step}", markup=False)
+        elif now - shown >= LINE_WALL_SECONDS and completed:
+            shown = now
+            left = (now - started) * max(0.0, total / completed - 1)
+            console.print(f"{min(1.0, completed / total):.0%} after {now - started:.0f} s, about {left:.0f} s to go")
+
+    return update
