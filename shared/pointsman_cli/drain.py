@@ -21,13 +21,10 @@ REASON = "pointsman drain"
 @click.command("drain", context_settings=CONTEXT)
 @click.argument("instance")
 @click.option("--undo", is_flag=True, help="Let it take requests again.")
-@click.option("--reason", default=REASON, show_default=True, help="Why, for the log.")
 @click.option("--wait", is_flag=True, help="Return when it has no request left.")
 @from_options
 @json_switch
-def drain_command(
-    instance: str, undo: bool, reason: str, wait: bool, place: str | None, pool: str | None, as_json: bool
-) -> None:
+def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """Take INSTANCE out of service: it gets no new requests, its queue moves elsewhere, and what it runs finishes.
 
     It stays in the fleet and keeps its cache until it is stopped or taken back. A scaler counts it as missing and
@@ -38,7 +35,7 @@ def drain_command(
       pointsman drain engine-2 --undo      take it back
     """
     settings, name = fleet_settings(place, pool), InstanceId(instance)
-    command = UndrainInstance(instance=name) if undo else DrainInstance(instance=name, reason=reason)
+    command = UndrainInstance(instance=name) if undo else DrainInstance(instance=name, reason=REASON)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
 

@@ -57,30 +57,6 @@ def until_option(command: Command) -> Command:
     return click.option("--until", metavar="MOMENT", help=f"End there: {MOMENT_HELP}.")(command)
 
 
-def workload_size(*, requests: int, warmup: int) -> Callable[[Command], Command]:
-    """Adds --requests, --warmup and --input-tokens-max."""
-    return with_all(
-        click.option("--requests", type=COUNT, metavar="N", default=requests, show_default=True, help="At most."),
-        click.option(
-            "--warmup",
-            type=click.IntRange(min=0),
-            metavar="N",
-            default=warmup,
-            show_default=True,
-            help="The first N requests fill the caches and are not counted.",
-        ),
-        click.option(
-            "--input-tokens-max",
-            "input_cap",
-            type=COUNT,
-            metavar="N",
-            default=DEFAULT_INPUT_CAP,
-            show_default=True,
-            help="Cut longer prompts after N tokens.",
-        ),
-    )
-
-
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
     """Names between commas, each once, in the order given."""
     names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))

@@ -83,7 +83,7 @@ class StagedWire(Connection):
 
     @override
     def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
-        self._watchers.append(hear)
+        self._watchers.append(on_change)
         return lambda: None
 
     def change(self, *, up: bool) -> None:

@@ -22,7 +22,7 @@ async def test_the_cost_model_of_a_simulated_engine_is_found(tmp_path: Path) -> 
     async with running_engine(speed=SPEED, block_size=32) as engine:
         arguments = [
             engine.url,
-            "--longest",
+            "--input-tokens-max",
             "1024",
             "--repeat",
             "5",

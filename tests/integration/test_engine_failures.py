@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -367,12 +368,8 @@ async def test_a_request_has_its_place_in_the_budget_until_its_first_output(monk
 def test_the_budget_is_a_share_of_what_is_live_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_budget, "RETRIES_MIN", 1)
     budget = RetryBudget(0.5)
-    open_tickets = [budget.open() for _ in range(6)]
-    for ticket in open_tickets:
-        ticket.__enter__()
-    of_six = [ticket.claim() for ticket in open_tickets]
-    for ticket in open_tickets:
-        ticket.__exit__(None, None, None)
+    with ExitStack() as stack:
+        of_six = [ticket.claim() for ticket in [stack.enter_context(budget.open()) for _ in range(6)]]
     with budget.open() as one, budget.open() as other:
         of_two = [one.claim(), one.claim(), other.claim()]
 

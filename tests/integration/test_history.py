@@ -45,7 +45,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 
 def _serve_requests(up: RunningUp) -> None:
-    asked = ("--data", str(up.data), "--workload", "chat", "--requests", "40", "--rate", "4")
+    asked = ("--from", str(up.data), "--workload", "chat", "--requests", "40", "--rate", "4")
     subprocess.run([POINTSMAN, "bench", *asked], capture_output=True, timeout=60, check=True)
 
 

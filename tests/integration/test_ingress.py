@@ -28,8 +28,8 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe
 from pointsman_ingress.placement import scheduler_client
-from pointsman_lab.gateway import measurements
 from pointsman_lab.gateway.connection import Target
+from pointsman_lab.gateway.measurements import Setup, measure
 from tests.support.events import joined, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import (
@@ -778,7 +778,7 @@ async def _events_after(world: World, condition: Callable[[Any], bool]) -> list[
 
 
 async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> None:
-    setup = measurements.Setup(
+    setup = Setup(
         gateway=Target.of(world.url),
         engines={ONE: Target.of(world.one.url)},
         pids={"ingress": os.getpid()},
@@ -789,7 +789,7 @@ async def test_bench_gateway_measures_what_the_gateway_adds(world: World) -> Non
     for instance in (ONE, TWO):
         await world.log.append(joined(instance, at=ScaledClock().now(), epoch=2, url=world.one.url, max_model_len=0))
     await eventually(lambda: world.board.whole)
-    figures = await measurements.measure(setup)
+    figures = await measure(setup)
 
     assert set(figures.added) == {"small", "token_ids_40kb"}
     assert all(added.requests == 10 and added.elsewhere == 0 for added in figures.added.values())

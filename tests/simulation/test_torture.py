@@ -174,7 +174,7 @@ _hear_election = SchedulerClient._on_election
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
-        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "weather")),
+        (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
         (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
@@ -284,7 +284,7 @@ def test_a_killed_process_does_not_even_run_its_finally_and_a_paused_one_goes_on
 def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop: VirtualLoop) -> None:
     network = Network(PoolName("test"), loop, Random(2))
     link = open_link(network, SkewedClock(loop, speed=1.0), name="writer", window_max=1000, on_failure=_fail)
-    link.weather = LinkConditions(delay=0.05, loss=0.2, doubling=0.2)
+    link.conditions = LinkConditions(delay=0.05, loss=0.2, duplication=0.2)
 
     async def write() -> None:
         for epoch in range(100):

@@ -22,12 +22,9 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
 
 
-_body = msgspec.json.Decoder(EmbeddingsBody)
-
-
 def parse_embeddings(data: bytes) -> EmbeddingsBody:
     """Raises ApiError."""
-    body: EmbeddingsBody = decoded(_body, data)
+    body = decoded(data, EmbeddingsBody)
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
     return body

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
-
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import Heading, encode
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, Generate, check_sampling, decoded
@@ -20,12 +18,9 @@ class MessagesBody(Generate, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_body = msgspec.json.Decoder(MessagesBody)
-
-
 def parse_messages(data: bytes) -> MessagesBody:
     """Raises ApiError."""
-    body: MessagesBody = decoded(_body, data)
+    body = decoded(data, MessagesBody)
     check_sampling(body)
     return body
 

@@ -4,11 +4,13 @@ Unknown fields are ignored, as vLLM ignores them. What a simulation cannot do (s
 instead of being done wrong; sampling parameters are checked and have no further effect.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pointsman.primitives import Tokens
+
+Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's, and vLLM's."""
@@ -122,12 +124,6 @@ class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
     remote_port: int | str | None = None
 
 
-_completion = msgspec.json.Decoder(CompletionBody)
-_chat = msgspec.json.Decoder(ChatBody)
-_tokenize = msgspec.json.Decoder(TokenizeBody)
-_detokenize = msgspec.json.Decoder(DetokenizeBody)
-_fetch = msgspec.json.Decoder(FetchBody)
-_adapter = msgspec.json.Decoder(AdapterBody)
 _one_prompt: msgspec.json.Decoder[str | list[int] | None] = msgspec.json.Decoder(str | list[int] | None)
 _several_texts = msgspec.json.Decoder(list[str])
 _several_token_prompts = msgspec.json.Decoder(list[list[int]])
@@ -135,7 +131,7 @@ _several_token_prompts = msgspec.json.Decoder(list[list[int]])
 
 def parse_completion(body: bytes) -> CompletionBody:
     """Raises ApiError."""
-    parsed: CompletionBody = decoded(_completion, body)
+    parsed = decoded(body, CompletionBody)
     check_sampling(parsed)
     if parsed.echo:
         raise ApiError(400, "echo is not supported by the simulated engine", param="echo")
@@ -144,7 +140,7 @@ def parse_completion(body: bytes) -> CompletionBody:
 
 def parse_chat(body: bytes) -> ChatBody:
     """Raises ApiError."""
-    parsed: ChatBody = decoded(_chat, body)
+    parsed = decoded(body, ChatBody)
     check_sampling(parsed)
     if parsed.max_completion_tokens is not None:
         _check_at_least_one("max_completion_tokens", parsed.max_completion_tokens)
@@ -153,27 +149,9 @@ def parse_chat(body: bytes) -> ChatBody:
 
 def parse_tokenize(body: bytes) -> TokenizeBody:
     """Raises ApiError."""
-    parsed: TokenizeBody = decoded(_tokenize, body)
+    parsed = decoded(body, TokenizeBody)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise ApiError(400, "give either prompt or messages", kind="Bad Request")
-    return parsed
-
-
-def parse_detokenize(body: bytes) -> DetokenizeBody:
-    """Raises ApiError."""
-    parsed: DetokenizeBody = decoded(_detokenize, body)
-    return parsed
-
-
-def parse_adapter(body: bytes) -> AdapterBody:
-    """Raises ApiError."""
-    parsed: AdapterBody = decoded(_adapter, body)
-    return parsed
-
-
-def parse_fetch(body: bytes) -> FetchBody:
-    """Raises ApiError."""
-    parsed: FetchBody = decoded(_fetch, body)
     return parsed
 
 
@@ -225,10 +203,10 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model `{name}` does not exist.", kind="NotFoundError", param="model")
 
 
-def decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """The body. Raises ApiError."""
+def decoded(data: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, str(error), kind="Bad Request") from error
 

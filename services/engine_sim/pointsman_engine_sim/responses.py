@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import Heading, encode
 from pointsman_engine_sim.openai_bodies import ApiError, Generate, check_sampling, decoded
@@ -20,12 +18,9 @@ class ResponseBody(Generate, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_body = msgspec.json.Decoder(ResponseBody)
-
-
 def parse_response(data: bytes) -> ResponseBody:
     """Raises ApiError."""
-    body: ResponseBody = decoded(_body, data)
+    body = decoded(data, ResponseBody)
     check_sampling(body)
     if body.previous_response_id:
         message = f"Response with id '{body.previous_response_id}' not found."

@@ -7,7 +7,6 @@ import msgspec
 
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import Heading, encode
-from pointsman_engine_sim.openai_bodies import decoded
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,22 +24,6 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def documents(self) -> list[str]:
         return [self.text_2] if isinstance(self.text_2, str) else self.text_2
-
-
-_rerank = msgspec.json.Decoder(RerankBody)
-_score = msgspec.json.Decoder(ScoreBody)
-
-
-def parse_rerank(data: bytes) -> RerankBody:
-    """Raises ApiError."""
-    body: RerankBody = decoded(_rerank, data)
-    return body
-
-
-def parse_score(data: bytes) -> ScoreBody:
-    """Raises ApiError."""
-    body: ScoreBody = decoded(_score, data)
-    return body
 
 
 def scores(query: str, documents: list[str]) -> list[float]:

@@ -15,8 +15,9 @@ from pointsman.runtime.health import HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_engine_sim.app import EngineApp, ServedModel
+from pointsman_engine_sim.app import EngineApp
 from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.generation import ServedModel
 from pointsman_engine_sim.kv_events import EventFaults, KvEventPublisher, parse_kv_events_config
 from pointsman_engine_sim.kv_transfer import KvTransfer, parse_kv_transfer_config
 from pointsman_engine_sim.metrics import EngineMetrics

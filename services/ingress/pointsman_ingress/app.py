@@ -63,11 +63,9 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
     @app.get("/metrics", tags=["operations"])
     async def operations(request: Request) -> Response:
         """Whether the process runs, whether to send it traffic and what is missing, and its Prometheus metrics."""
-        status, content_type, body = board.answer(request.scope["path"], query_of(request.scope)) or (
-            404,
-            "text/plain",
-            b"",
-        )
+        answer = board.answer(request.scope["path"], query_of(request.scope))
+        assert answer is not None, "the board knows these paths"
+        status, content_type, body = answer
         return Response(body, status, media_type=content_type)
 
     app.add_exception_handler(ApiError, _api_error)

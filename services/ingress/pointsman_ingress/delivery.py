@@ -69,11 +69,10 @@ class Delivery:
         self._clock = clock
         self._settings = settings
         self._ids = ids
-        self._ticket = context.pool.retry_budget.open()
 
     async def run(self) -> None:
         """Raises ApiError if the client gets no answer from an engine."""
-        with self._ticket:
+        with self._pool.retry_budget.open() as self._ticket:
             while True:
                 grant = await self._place()
                 try:

@@ -7,7 +7,6 @@ token ids tells which half differs: the tokens, or everything from the engine's 
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -22,7 +21,7 @@ from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
 from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
-from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS, Endpoint
+from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.pools import Pool
@@ -40,21 +39,12 @@ REPEAT_WALL_SECONDS_MAX: Seconds = 600.0
 """Waits before an engine whose keys differ, or that did not answer, is probed again; they double."""
 
 
+Subject = tuple[InstanceId, Epoch, Tokens]
+"""What a verdict is about: a new leader may change the size of the pool's keys."""
+
+
 class NoVerdictError(Exception):
     """The engine or the log could not be asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    parity: bool
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    endpoint: Endpoint
-    body: bytes
-    tokens: Sequence[int]
 
 
 class KeyProber:
@@ -71,59 +61,58 @@ class KeyProber:
         self._clock = clock
         self._supervisor = supervisor
         self._chance = chance
-        self._probed: set[tuple[InstanceId, Epoch, Tokens]] = set()
+        self._probed: set[Subject] = set()
 
     async def run(self) -> None:
         """Runs forever, with a task per instance: one that differs takes long."""
         while True:
             await self._fleet.changed()
             for instance in self._fleet.instances:
-                if self._is_due(instance):
-                    self._probed.add(self._subject(instance))
-                    self._supervisor.start(self._probe(instance), name=f"probe-{instance.id}")
+                subject = self._subject(instance)
+                due = instance.status is Status.READY and instance.cache != "no_events" and not self._agrees(instance)
+                if due and subject not in self._probed and self._fleet.fresh(instance):
+                    self._probed.add(subject)
+                    self._supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
 
-    def _is_due(self, instance: Instance) -> bool:
-        return (
-            instance.status is Status.READY
-            and instance.cache != "no_events"
-            and (not instance.parity or self._sizes_differ(instance))
-            and self._subject(instance) not in self._probed
-            and self._fleet.fresh(instance)
-        )
-
-    def _subject(self, instance: Instance) -> tuple[InstanceId, Epoch, Tokens]:
-        """What a verdict is about. A new leader may change the size of the pool's keys."""
+    def _subject(self, instance: Instance) -> Subject:
         return instance.id, instance.epoch, self._keys.block_tokens
 
-    def _sizes_differ(self, instance: Instance) -> bool:
-        return instance.block_tokens != self._keys.block_tokens
+    def _agrees(self, instance: Instance) -> bool:
+        return bool(instance.parity) and instance.block_tokens == self._keys.block_tokens
 
-    async def _probe(self, instance: Instance) -> None:
-        """Until keys are found to agree, here or by another ingress, or the epoch is over."""
-        subject, backoff = self._subject(instance), Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
+    async def _probe(self, instance: Instance, subject: Subject) -> None:
+        """Until keys are found to agree, here or by another ingress, or the subject is gone."""
+        backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
                 verdict = await self._attempts(instance)
                 present = self._present(subject)
                 if present is None:
                     return
-                if verdict is not None and verdict.parity is not present.parity:
-                    self._announce(present, verdict)
-                if verdict is not None and verdict.parity:
+                if verdict is not None and verdict[0] is not present.parity:
+                    self._announce(present, parity=verdict[0], detail=verdict[1])
+                if verdict is not None and verdict[0]:
                     return
                 await self._clock.sleep_wall(backoff.next_wait())
                 present = self._present(subject)
-                if present is None or (present.parity and not self._sizes_differ(present)):
+                if present is None or self._agrees(present):
                     return
                 instance = present
 
-    def _present(self, subject: tuple[InstanceId, Epoch, Tokens]) -> Instance | None:
-        """The instance as it is now; None if the subject has changed."""
+    def _present(self, subject: Subject) -> Instance | None:
+        """The instance as it is now; None if the subject is gone."""
         present = self._fleet.get(subject[0], subject[1])
         return present if present is not None and self._subject(present) == subject else None
 
-    async def _attempts(self, instance: Instance) -> _Verdict | None:
-        """None if the engine or the log could not be asked."""
+    def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
+        (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
+        now = self._clock.now()
+        self._events.append_soon(
+            InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
+        )
+
+    async def _attempts(self, instance: Instance) -> tuple[bool, str] | None:
+        """Parity and its detail; None if the engine or the log could not be asked."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._verdict(instance)
@@ -134,56 +123,43 @@ class KeyProber:
                     break
         return None
 
-    def _announce(self, instance: Instance, verdict: _Verdict) -> None:
-        parity, detail = verdict.parity, verdict.detail
-        (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
-        now = self._clock.now()
-        self._events.append_soon(
-            InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
-        )
-
-    async def _verdict(self, instance: Instance) -> _Verdict:
-        """Raises NoVerdictError."""
-        if self._sizes_differ(instance):
-            own, pool = instance.block_tokens, self._keys.block_tokens
-            detail = f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
-            return _Verdict(parity=False, detail=detail)
+    async def _verdict(self, instance: Instance) -> tuple[bool, str]:
+        """Parity and its detail. Raises NoVerdictError."""
+        own, pool = instance.block_tokens, self._keys.block_tokens
+        if own != pool:
+            return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
         try:
-            chat, exact = await self._chat_trial(instance)
-            problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
+            body, tokens, exact = await self._chat(instance)
         except ApiError as error:
-            chat, exact, problem = None, False, f"a chat cannot be tokenised: {error.message}"
-        if chat is not None and exact and await self._matches(instance, chat):
-            return _Verdict(parity=True, detail="the keys of a chat agree")
-        if await self._matches(instance, self._token_trial(instance)):
-            detail = f"{problem}, those of token ids agree: check the tokenizer and the chat template"
+            problem = f"a chat cannot be tokenised: {error.message}"
         else:
-            detail = f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
-        return _Verdict(parity=False, detail=detail)
+            if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens):
+                return True, "the keys of a chat agree"
+            problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
+        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # small ones, which every vocabulary has
+        body = msgspec.json.encode({"model": instance.model, "prompt": ids, "max_tokens": 1})
+        if await self._matches(instance, COMPLETIONS.path, body, ids):
+            return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
+        return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
 
-    async def _chat_trial(self, instance: Instance) -> tuple[_Trial, bool]:
-        """A chat of at least two blocks, whatever the tokenizer, that is unlike any other from its start."""
+    async def _chat(self, instance: Instance) -> tuple[bytes, Sequence[int], bool]:
+        """A chat of at least two blocks, whatever the tokenizer, that is unlike any other from its start; its tokens, and
+        whether they are exact."""
         words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
         message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
         context = TokenizeContext({}, self._request_id())
         tokens = await self._tokenizer.tokens(CHAT_COMPLETIONS.read(body, {}), context)
-        return _Trial(CHAT_COMPLETIONS, body, tokens.prompts[0]), tokens.exact
+        return body, tokens.prompts[0], tokens.exact
 
-    def _token_trial(self, instance: Instance) -> _Trial:
-        """Small ids, which every vocabulary has."""
-        tokens = [self._chance.randrange(100, 200) for _ in range(2 * self._keys.block_tokens)]
-        body = msgspec.json.encode({"model": instance.model, "prompt": tokens, "max_tokens": 1})
-        return _Trial(COMPLETIONS, body, tokens)
-
-    async def _matches(self, instance: Instance, trial: _Trial) -> bool:
-        """Whether the engine's events show the trial's last whole block in time. Raises NoVerdictError."""
-        key = self._keys.last(instance.model, trial.tokens)
+    async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
+        """Whether the engine's events show the prompt's last whole block in time. Raises NoVerdictError."""
+        key = self._keys.last(instance.model, tokens)
         if not key:
             return False
         try:
             start = (await self._events.extent()).last + 1
-            await self._send(instance, trial)
+            await self._send(instance, path, body)
             async with asyncio.timeout(EVENTS_WALL_SECONDS_MAX):
                 return await self._appears(instance, key, start)
         except TimeoutError:
@@ -191,17 +167,17 @@ class KeyProber:
         except (EngineFailedError, LogUnavailableError, LogMissingError) as error:
             raise NoVerdictError(str(error)) from error
 
-    async def _send(self, instance: Instance, trial: _Trial) -> None:
+    async def _send(self, instance: Instance, path: str, body: bytes) -> None:
         """Raises EngineFailedError, also if the answer takes too long."""
-        request = EngineRequest(instance.url, trial.endpoint.path, trial.body, {}, self._request_id(), instance.dp_rank)
+        request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(ANSWER_WALL_SECONDS_MAX), await self._engines.send(request) as answer:
-                body = await answer.whole()
+                said = await answer.whole()
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
             raise EngineFailedError(msg) from error
         if answer.status >= 400:
-            msg = f"status {answer.status}: {body[:200].decode(errors='replace')}"
+            msg = f"status {answer.status}: {said[:200].decode(errors='replace')}"
             raise EngineFailedError(msg)
 
     def _request_id(self) -> str:
@@ -210,11 +186,9 @@ class KeyProber:
     async def _appears(self, instance: Instance, key: bytes, start: int) -> bool:
         async for entry in self._events.read(start, kinds=(f"kv.{instance.id}",)):
             event = entry.event if isinstance(entry, LogEntry) else None
-            if (
-                isinstance(event, BlocksStored | CacheSnapshot)
-                and event.epoch == instance.epoch
-                and any(_holds(run.keys, key) for run in event.runs)
-            ):
+            if not isinstance(event, BlocksStored | CacheSnapshot) or event.epoch != instance.epoch:
+                continue
+            if any(_holds(run.keys, key) for run in event.runs):
                 return True
         return False
 

@@ -57,6 +57,7 @@ class BenchOptions:
     """The command line. None: not given."""
 
     url: str | None
+    place: str | None
     trace: Path | None
     workload: str | None
     requests: int | None
@@ -88,7 +89,10 @@ def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
 
 
 @click.command("bench", context_settings=CONTEXT)
-@click.option("--url", metavar="URL", help="Where to send requests. Default: the fleet that runs on this machine.")
+@click.option("--url", metavar="URL", help="Any OpenAI-compatible server. Default: the fleet of --from.")
+@click.option(
+    "--from", "place", metavar="WHERE", help="A data directory or nats://HOST:PORT. Default: the fleet running here."
+)
 @workload_options
 @click.option(
     "--requests",
@@ -170,8 +174,8 @@ def _check(options: BenchOptions) -> None:
     """Raises click.UsageError for options that contradict each other."""
     if options.trace and options.workload:
         msg = "give --trace or --workload, not both"
-    elif options.policies and options.url:
-        msg = "--policy starts fleets of its own; leave --url away"
+    elif options.policies and (options.url or options.place):
+        msg = "--policy starts fleets of its own; leave --url and --from out"
     elif options.rebalancing and not options.policies:
         msg = "--rebalance is for the fleets that --policy starts"
     elif options.engine != SIMULATED and not options.policies:
@@ -239,7 +243,7 @@ class _Bench:
         """What to run against, one after the other; each exists while its context is open."""
         options = self._options
         if not options.policies:
-            return [contextlib.nullcontext(running_server(options.url, options.speed))]
+            return [contextlib.nullcontext(running_server(options.url, options.place, options.speed))]
         real = options.engine != SIMULATED
         return [
             self._fresh(
@@ -302,9 +306,9 @@ class _Bench:
         """What rebalancing did, where the log holds this run alone."""
         if server.log is None:
             return None
-        history = LiveHistory(server.log)
+        log = server.log
         try:
-            return await asyncio.to_thread(lambda: moves_in(history.entries()))
+            return await asyncio.to_thread(lambda: moves_in(LiveHistory(log).entries()))
         except HistoryError as error:
             self._console.print(Text(f"migrations are unknown: {error}", style="yellow"), soft_wrap=True)
             return None

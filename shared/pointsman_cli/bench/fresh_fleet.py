@@ -1,7 +1,7 @@
 """A fresh fleet by `pointsman up`, for as long as a context is open; its data goes with it."""
 
 import asyncio
-import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -33,15 +33,16 @@ class FleetStartError(click.ClickException):
 class FreshFleet:
     """What is started.
 
-    `settings`: of each service, by its name; of all under "". `arguments`: further ones of `pointsman up`.
-    `directory`: where data and output stay; by default they are temporary.
+    `settings`: SERVICE.NAME=VALUE each. `arguments`: further ones of `pointsman up`. `directory`: where data and output
+    stay; by default they are temporary.
     """
 
     policy: str
-    instances: int
+    instances: int | str
     speed: float
     rebalance: str = ""
-    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     start_seconds_max: float = START_SECONDS_MAX
     directory: Path | None = None
@@ -51,7 +52,7 @@ class FreshFleet:
         """From ready to stopped. Raises FleetStartError."""
         with self._place() as directory:
             data, output = directory / "data", directory / "up.log"
-            process = self._start(directory, data, output)
+            process = self._start(data, output)
             try:
                 yield await _ready(process, data, output, self.start_seconds_max)
             finally:
@@ -65,24 +66,17 @@ class FreshFleet:
         with tempfile.TemporaryDirectory(prefix="pointsman-fleet-", ignore_cleanup_errors=True) as directory:
             yield Path(directory)
 
-    def _start(self, directory: Path, data: Path, output: Path) -> "subprocess.Popen[bytes]":
-        flags: dict[str, object] = {"policy": self.policy, "engines": self.instances, "speed": self.speed, "port": 0}
-        flags |= {"data": data} | ({"rebalance": self.rebalance} if self.rebalance else {})
-        if self.settings:
-            flags["config"] = directory / "pointsman.toml"
-            (directory / "pointsman.toml").write_text(_toml(self.settings))
+    def _start(self, data: Path, output: Path) -> "subprocess.Popen[bytes]":
+        flags = {"policy": self.policy, "instances": self.instances, "speed": self.speed, "port": 0, "data": data}
         arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+        rebalance = [f"rebalancer.rebalance={self.rebalance}"] if self.rebalance else []
+        arguments += [text for setting in (*rebalance, *self.settings) for text in ("--set", setting)]
         output.unlink(missing_ok=True)
-        return spawn([str(console_script("pointsman")), "up", *arguments, *self.arguments], output=output)
-
-
-def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
-    """Values of JSON's simple types are written alike in TOML."""
-    lines = []
-    for service, values in sorted(settings.items()):
-        lines += [f"[{service}]"] if service else []
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "\n".join(lines) + "\n"
+        return spawn(
+            [str(console_script("pointsman")), "up", *arguments, *self.arguments],
+            output=output,
+            environment={**os.environ, **self.environment},
+        )
 
 
 async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:

@@ -7,7 +7,7 @@ import aiohttp
 import click
 
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.discovery import FleetFile, find_fleet, running_fleets
+from pointsman_cli.discovery import FleetFile, fleet_at, running_fleets
 
 DEFAULT_SLO_TTFT_S = 5.0
 CHECK_WALL_SECONDS = 5.0
@@ -35,10 +35,10 @@ def server_of(fleet: FleetFile, speed: float | None = None) -> Server:
     )
 
 
-def running_server(url: str | None, speed: float | None) -> Server:
-    """The server at the URL, or the fleet that runs on this machine. Raises NoFleetError."""
+def running_server(url: str | None, place: str | None, speed: float | None) -> Server:
+    """The server at the URL, or the fleet that `--from` names. Raises NoFleetError, SeveralFleetsError."""
     if url is None:
-        return server_of(find_fleet(), speed)
+        return server_of(fleet_at(place), speed)
     url = url.rstrip("/").removesuffix("/v1")
     known = next((fleet for fleet in running_fleets() if fleet.ingress.rstrip("/") == url), None)
     if known is not None:

@@ -1,4 +1,4 @@
-"""`pointsman calibrate URL`: measure one engine, show how well the cost model fits it, write it down for its worker."""
+"""`pointsman calibrate URL`: measures one engine, fits the cost model, and writes the calibration for its worker."""
 
 import asyncio
 import re
@@ -13,9 +13,6 @@ from typing import TextIO
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from pointsman.adapters.calibration_file import Calibration, Measurement, write_calibration
 from pointsman.contracts.fleet import DecodeCost
@@ -23,16 +20,18 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
-from pointsman_cli.options import POSITIVE
-from pointsman_cli.output_file import OUTPUT_FILE
+from pointsman_cli.options import CONTEXT, POSITIVE, json_switch
+from pointsman_cli.output_file import OUTPUT_FILE, print_json
+from pointsman_cli.terminal import output_console, table
 
 LONGEST_DEFAULT: Tokens = 8192
 WARMING_PROMPTS = 2
+MEASURING_SECONDS_MAX = 180.0
 
 
 @dataclass
 class _Samples:
-    """All times of one prompt's kind; `cached` is what the engine said, so that it is in the key."""
+    """Times by (total, cached) tokens; `cached` as the engine reported it."""
 
     seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
     token_seconds: list[Seconds] = field(default_factory=list)
@@ -44,58 +43,37 @@ class _Samples:
         ]
 
 
-@click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command("calibrate", context_settings=CONTEXT)
 @click.argument("url")
-@click.option("--model", default="", help="Which of the engine's models; by default the first it lists.")
-@click.option(
-    "--out",
-    type=OUTPUT_FILE,
-    help="Where to write the calibration; by default MODEL.calibration.json here.",
-)
+@click.option("--model", default="", help="One of the engine's models. Default: the first.")
+@click.option("--out", type=OUTPUT_FILE, help="The calibration. Default: MODEL.calibration.json here.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")
 @click.option(
-    "--longest",
+    "--input-tokens-max",
+    "longest",
     type=click.IntRange(2 * SHORTEST),
     default=LONGEST_DEFAULT,
     show_default=True,
-    help="Longest prompt in tokens; lowered to what the model takes.",
+    help="Longest prompt; at most what the model takes.",
 )
-@click.option(
-    "--seconds-max",
-    type=click.FloatRange(1),
-    default=180.0,
-    show_default=True,
-    help="Begin no prompt after so many seconds. Every length was measured once by then, or the longest are left out.",
-)
-@click.option(
-    "--speed",
-    type=POSITIVE,
-    default=1.0,
-    show_default=True,
-    help="Of a simulated engine.",
-)
-@click.option(
-    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="Key that the engine asks for.", show_envvar=True
-)
-@click.option("--seed", default=0, show_default=True, help="What the prompts are drawn from.")
-@click.option("--json", "as_json", is_flag=True, help="Print the calibration as JSON; progress goes to standard error.")
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Of a simulated engine.")
+@click.option("--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="The engine's key.", show_envvar=True)
+@json_switch
 def calibrate_command(
     url: str,
     model: str,
     out: Path | None,
     repeat: int,
     longest: int,
-    seconds_max: float,
     speed: float,
     api_key: str,
-    seed: int,
     as_json: bool,
 ) -> None:
-    """Measure how long prefills take on the engine at URL, and write down the cost model that predicts them.
+    """Measure prefill times of the engine at URL, and write down the cost model that predicts them.
 
-    Sends prompts of several lengths, cold and with parts of them cached, one at a time, and fits
-    seconds = fixed + max(floor, a * new tokens + b * (total² - cached²)). The engine should have nothing else to do, and
-    what it has cached may be evicted. What its worker learns from live traffic corrects the model later.
+    Sends prompts of several lengths, cold and partly cached, one at a time, for at most 3 minutes, and fits
+    seconds = fixed + max(floor, a * new tokens + b * (total² - cached²)). The engine should be idle; its cache may be
+    evicted. Later its worker corrects the model by live traffic.
 
     \b
       pointsman calibrate http://gpu-1:8000
@@ -104,18 +82,8 @@ def calibrate_command(
     """
     tell = _teller(sys.stderr if as_json else sys.stdout)
     try:
-        target, samples = asyncio.run(
-            _measure(
-                url,
-                model,
-                api_key=api_key,
-                seed=seed,
-                repeat=repeat,
-                longest=longest,
-                seconds_max=seconds_max,
-                tell=tell,
-            )
-        )
+        measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, tell=tell)
+        target, samples = asyncio.run(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -126,29 +94,21 @@ def calibrate_command(
         message = f"cannot write {path}: {error.strerror or error}"
         raise click.ClickException(message) from error
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(calibration), indent=2).decode())
+        print_json(calibration)
     else:
         _show(calibration, path)
 
 
 async def _measure(
-    url: str,
-    model: str,
-    *,
-    api_key: str,
-    seed: int,
-    repeat: int,
-    longest: Tokens,
-    seconds_max: Seconds,
-    tell: Callable[[str], None],
+    url: str, model: str, *, api_key: str, repeat: int, longest: Tokens, tell: Callable[[str], None]
 ) -> tuple[Target, _Samples]:
-    """Every round `repeat` times, shorter prompts first, as far as the time allows."""
+    """Every round `repeat` times, short prompts first, for at most MEASURING_SECONDS_MAX."""
     samples = _Samples()
-    async with Engine(url, api_key=api_key, seed=seed) as engine:
+    async with Engine(url, api_key=api_key) as engine:
         target = await engine.describe(model)
         tell(f"{target.model} at {target.url}, blocks of {target.block_tokens} tokens")
         if target.busy:
-            tell(f"it has {target.busy} requests to do already: what is measured is too slow")
+            tell(f"it is busy with {target.busy} requests: measured times are too long")
         bound = min(longest, target.max_model_len - DECODED) if target.max_model_len else longest
         if bound < 2 * SHORTEST:
             msg = f"the model takes {target.max_model_len} tokens, too few to measure anything"
@@ -156,13 +116,12 @@ async def _measure(
         planned = list(rounds(bound, target.block_tokens))
         for _ in range(WARMING_PROMPTS):
             await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=1)
-        deadline = time.monotonic() + seconds_max
+        deadline = time.monotonic() + MEASURING_SECONDS_MAX
         for turn in range(repeat):
             for plans in planned:
                 if time.monotonic() > deadline:
-                    tell(
-                        f"{seconds_max:g} s are over: round {turn + 1} of {repeat} ends before {plans[0].total} tokens"
-                    )
+                    done = f"round {turn + 1} of {repeat} ends before {plans[0].total} tokens"
+                    tell(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
                     return target, samples
                 await _take_round(engine, target, plans, samples, turn, tell)
             taken = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
@@ -181,7 +140,7 @@ async def _take_round(
 
 
 def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
-    """The fit, in engine seconds. Raises ValueError where there is too little to fit."""
+    """The fit, in engine seconds. Raises ValueError with too few points."""
     points = [msgspec.structs.replace(point, seconds=point.seconds * speed) for point in samples.measurements()]
     cost = fitted(points)
     tokens = samples.token_seconds
@@ -198,19 +157,17 @@ def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
 
 
 def _show(calibration: Calibration, path: Path) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("tokens", "cached", "measured", "fitted", "off by"):
-        table.add_column(column, justify="right")
+    rows = table(">tokens", ">cached", ">measured", ">fitted", ">off by")
     for point in calibration.measurements:
         expected = prefill_seconds(calibration.prefill, point.total, point.cached)
-        table.add_row(
+        rows.add_row(
             f"{point.total:,}",
             f"{point.cached:,}",
             f"{point.seconds:.4f} s",
             f"{expected:.4f} s",
             f"{expected / point.seconds - 1:+.1%}",
         )
-    Console(highlight=False).print(table)
+    output_console().print(rows)
     cost = calibration.prefill
     print(
         f"seconds = {cost.fixed_s:.4g} + max({cost.floor_s:.4g}, {cost.per_token_s:.4g} * new"

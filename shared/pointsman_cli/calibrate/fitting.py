@@ -1,9 +1,7 @@
-"""Mooncake's polynomial through measured points, no coefficient below zero, errors counted as shares.
+"""Fits Mooncake's polynomial to measured points: non-negative coefficients, relative errors.
 
-A tenth of a second too much matters for a short prompt and not for a long one; so each point is divided by its time.
-With three coefficients, least squares without negative ones needs no solver: of every subset of them the best fit is
-a small linear system, and the best of those that are not negative is it. The floor (a prefill of few tokens takes as
-long as reading the weights) makes the polynomial bend: every place where it may, between two points, is tried.
+Non-negative least squares with three coefficients: the best non-negative fit over all subsets of them. The floor (short
+prefills take as long as reading the weights) is tried between every two points.
 """
 
 from collections.abc import Sequence
@@ -15,16 +13,16 @@ from pointsman.contracts.fleet import PrefillCost
 from pointsman.state.engine_profiles import prefill_seconds
 
 FLOOR_GAIN_MIN = 0.1
-"""A floor must take away so much of the squared error, or it is no floor but noise."""
+"""Share of the squared error that a floor must remove."""
 
 EXACT = 1e-8
-"""Mean squared error, below which nothing is left to be explained by a floor."""
+"""Mean squared error below which no floor is tried."""
 
 NEARLY_ZERO = 1e-12
 
 
 def fitted(points: Sequence[Measurement]) -> PrefillCost:
-    """The cost that explains the points best. Raises ValueError with fewer than three."""
+    """The best fit. Raises ValueError with fewer than three points."""
     if len(points) < 3:
         msg = f"{len(points)} measurements are too few to fit three coefficients"
         raise ValueError(msg)
@@ -42,7 +40,7 @@ def fitted(points: Sequence[Measurement]) -> PrefillCost:
 
 
 def relative_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
-    """Median absolute error, as a share of what was measured."""
+    """Median absolute relative error."""
     return median(abs(_residual(cost, point)) for point in points)
 
 
@@ -53,7 +51,7 @@ def _polynomial(points: Sequence[Measurement]) -> PrefillCost:
 
 
 def _with_floor(few: Sequence[Measurement], many: Sequence[Measurement]) -> PrefillCost:
-    """The polynomial through `many` tokens' points, and for `few` a constant, whatever their number."""
+    """The polynomial through the points of `many` tokens, a constant for those of `few`."""
     cost = _polynomial(many)
     weights = [1 / point.seconds for point in few]
     constant = sum(weights) / sum(weight * weight for weight in weights)
@@ -74,13 +72,13 @@ def _squared_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
 
 
 def _row(point: Measurement) -> tuple[float, float, float]:
-    """What each coefficient is multiplied by, for a point to come out as 1."""
+    """Factors of the coefficients, scaled so that the point's time is 1."""
     total, cached = point.total, point.cached
     return 1 / point.seconds, (total - cached) / point.seconds, (total * total - cached * cached) / point.seconds
 
 
 def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """The coefficients, none negative, with which the rows come nearest to 1."""
+    """The non-negative coefficients with which the rows are nearest to 1."""
     best, lowest = (0.0, 0.0, 0.0), float(len(rows))
     for size in (1, 2, 3):
         for chosen in combinations(range(3), size):
@@ -97,7 +95,7 @@ def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tu
 
 
 def _least_squares(rows: Sequence[tuple[float, float, float]], chosen: Sequence[int]) -> list[float] | None:
-    """By the normal equations, columns scaled to like size; None where they do not tell the columns apart."""
+    """By scaled normal equations; None if they are singular."""
     scale = [max(abs(row[column]) for row in rows) or 1.0 for column in chosen]
     scaled = [[row[column] / by for column, by in zip(chosen, scale, strict=True)] for row in rows]
     size = len(chosen)

@@ -1,8 +1,7 @@
-"""Prompts to one engine, one at a time, and how long their first tokens took.
+"""Sends prompts to one engine, one at a time, and times their first tokens.
 
-Every round sends a prompt that nobody has seen, then others that begin like it, so that a part of them is cached. Token
-ids go as they are: no tokenizer is needed, and lengths are exact. How much was cached is what the engine says; where it
-does not say, what it must be if it caches whole blocks.
+A round sends a new prompt, then others with the same beginning, so that a part of them is cached. Prompts are token ids: no
+tokenizer, exact lengths. The cached part is what the engine reports, else whole blocks.
 """
 
 import time
@@ -14,15 +13,16 @@ import aiohttp
 import msgspec
 
 from pointsman.adapters.http_engine import EngineAwayError, HttpEngine
+from pointsman.adapters.sse import event_data
 from pointsman.primitives import Seconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
-"""Every vocabulary has them, and few of them are special."""
+"""In every vocabulary, and rarely special."""
 
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
 BLOCK_TOKENS: Tokens = 16
-"""vLLM's own choice, where an engine does not say."""
+"""vLLM's default."""
 QUESTION_WALL_SECONDS_MAX = 10.0
 ANSWER_WALL_SECONDS_MAX = 300.0
 
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one prompt took: wall seconds to the first token. `token_seconds`: between two of those that followed."""
+    """Wall seconds to the first token; `token_seconds` between later ones."""
 
     total: Tokens
     cached: Tokens
@@ -51,7 +51,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The engine to measure, as far as its own pages say."""
+    """The engine to measure."""
 
     url: str
     model: str
@@ -59,7 +59,7 @@ class Target:
     max_model_len: Tokens
     block_tokens: Tokens
     busy: int
-    """Requests that it has to do already."""
+    """Its requests in flight."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -79,7 +79,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
-    """What to measure, a length a round: the whole prompt, then with half of it cached, then with nearly all."""
+    """A round for each length: the whole prompt, then with half of it cached, then with nearly all."""
     lengths, length = [], SHORTEST
     while length < longest:
         lengths.append(length)
@@ -94,10 +94,10 @@ def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
 class Engine:
     """One engine over HTTP. Open it as a context."""
 
-    def __init__(self, url: str, *, api_key: str, seed: int) -> None:
+    def __init__(self, url: str, *, api_key: str) -> None:
         self._url = url.rstrip("/")
         self._api_key = api_key
-        self._chance = Random(seed)
+        self._chance = Random(0)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_WALL_SECONDS_MAX)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
@@ -109,7 +109,7 @@ class Engine:
         await self._session.close()
 
     async def describe(self, model: str) -> Target:
-        """What is there to be measured. Raises EngineError."""
+        """Raises EngineError."""
         try:
             async with HttpEngine(self._url, api_key=self._api_key, seconds_max=QUESTION_WALL_SECONDS_MAX) as engine:
                 facts, load = await engine.describe(), await engine.load()
@@ -137,7 +137,7 @@ class Engine:
             yield await self.time(target, prompt, expected_cached=plan.cached, output=1)
 
     async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Taken:
-        """Send one prompt and take its times. Raises EngineError."""
+        """Sends one prompt. Raises EngineError."""
         body = {
             "model": target.model,
             "prompt": prompt,
@@ -157,9 +157,10 @@ class Engine:
                     msg = f"{self._url} answered {answer.status}: {(await answer.text())[:300]}"
                     raise EngineError(msg)
                 async for line in answer.content:
-                    if not line.startswith(b"data: {"):
+                    data = event_data(line)
+                    if not data.startswith(b"{"):
                         continue
-                    usage = _chunk.decode(line[6:]).usage
+                    usage = _chunk.decode(data).usage
                     if usage is None:
                         last = time.perf_counter()
                         first = first or last
@@ -175,5 +176,4 @@ class Engine:
         return Taken(len(prompt), cached, first - begun, between)
 
     def fresh_prompt(self, count: Tokens) -> list[int]:
-        """So many tokens that the engine has not seen."""
         return self._chance.choices(TOKEN_IDS, k=count)

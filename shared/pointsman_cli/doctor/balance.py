@@ -1,7 +1,4 @@
-"""Balance: does work wait at one instance while another has nothing to do?
-
-Seconds, not shares: one request more here than there is no imbalance, and costs nobody anything.
-"""
+"""Balance: does work wait on one instance while another is idle? Measured in seconds of queue."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,13 +14,13 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
 SAMPLE_SECONDS = 1.0
-"""Engine seconds between two looks."""
+"""Engine seconds between two samples."""
 
 LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
 LOOKS_MIN = 30
-_NO_LINE = InstanceQueue()
+_EMPTY_QUEUE = InstanceQueue()
 
 
 class Balance(Examiner):
@@ -51,7 +48,7 @@ class Balance(Examiner):
     def _look(self, now: Seconds, state: State) -> None:
         lines = state.workload.queues
         queues = {
-            name: state.latency.expected_seconds(name, *lines.get(name, _NO_LINE).work_ahead(now))
+            name: state.latency.expected_seconds(name, *lines.get(name, _EMPTY_QUEUE).work_ahead(now))
             for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):

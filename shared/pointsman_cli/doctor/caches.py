@@ -1,5 +1,4 @@
-"""Caches: is what the index says of each engine's cache right, how long was it in doubt, what was lost for good, and did that
-heal?"""
+"""Caches: is the index right about each engine's cache, how long was it in doubt, and what was lost for good?"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,22 +18,22 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 HEALED_WALL_SECONDS = 5.0
 """A doubt should not last longer."""
 DECAYED_WALL_SECONDS = 60.0
-"""By then nothing is believed any more that was stored before a loss and not confirmed since."""
+"""After that, blocks stored before a loss are confirmed or given up."""
 
 
 @dataclass(slots=True)
 class _Loss:
-    """What one instance has lost of its engine's events since its cache was last known."""
+    """Events of one instance's engine lost since its cache was last known."""
 
     at: Seconds
-    """When it last did."""
+    """Of the last loss."""
     gaps: int = 0
     missed: int = 0
     reason: str = ""
 
 
 class Caches(Examiner):
-    """Losses, doubts and how they ended, resyncs, failed probes, engine events that nobody understood."""
+    """Losses, doubts, resyncs, failed probes, undecodable engine events."""
 
     area = "caches"
 
@@ -84,7 +83,7 @@ class Caches(Examiner):
         self._watch_doubt(event.instance, event.at, state)
 
     def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
-        """A verdict on a life that is over says nothing."""
+        """Verdicts on an earlier epoch do not count."""
         if present is None or present.epoch != event.epoch:
             return
         if event.parity:
@@ -109,7 +108,7 @@ class Caches(Examiner):
     def _heal(self, name: InstanceId, at: Seconds, how: str) -> None:
         loss = self._lost.pop(name, None)
         if loss is not None:
-            self._healed.append(f"{name}: {_told(loss)}; known again after {self.wall(at - loss.at):.1f} s: {how}")
+            self._healed.append(f"{name}: {_described(loss)}; known again after {self.wall(at - loss.at):.1f} s: {how}")
 
     def _watch_doubt(self, name: InstanceId, at: Seconds, state: State) -> None:
         instance = state.fleet.get(name)
@@ -179,7 +178,7 @@ class Caches(Examiner):
             )
 
     def _not_known(self, state: State) -> Iterator[Finding]:
-        """Caches of which at the end more or less is believed than there is, or may be."""
+        """Caches that are not known exactly at the end."""
         uncertain = [
             instance
             for instance in sorted(state.fleet.instances, key=lambda instance: instance.id)
@@ -205,12 +204,11 @@ class Caches(Examiner):
         if not instance.certain:
             return f"{said}; every block is given up that nothing confirms for 45 s"
         if self.wall(state.last_at - loss.at) > DECAYED_WALL_SECONDS:
-            return f"{said}; {_told(loss)}: what was believed before is confirmed or given up, the engine may hold more"
-        return f"{said}; {_told(loss)}: not healed yet"
+            return f"{said}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
+        return f"{said}; {_described(loss)}: not healed yet"
 
 
-def _told(loss: _Loss) -> str:
-    """How much is lost."""
+def _described(loss: _Loss) -> str:
     if not loss.gaps:
         return loss.reason
     return f"{number(loss.gaps, 'gap')}, {loss.missed:,} missed: {loss.reason}"

@@ -1,9 +1,5 @@
-"""Clocks: do the processes agree on what time it is, and do events come when they happen?
-
-Entries carry the time of who wrote them, and stand in the order in which they were stored. So what stands between two
-entries of the scheduler was written between them: how far its time is from the middle of theirs is how far the clocks
-are apart, give or take half the time between the two. The median of many is the skew.
-"""
+"""Clocks: do the processes agree on the time, and do events reach the log soon? A writer is compared with the scheduler's
+entries before and after its own."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +24,7 @@ SKEW_SERIOUS_WALL_SECONDS = 1.5
 
 BRACKETS_MIN = 10
 BRACKET_WALL_SECONDS_MAX = 1.0
-"""Between two entries of the scheduler; what stands between others tells nothing."""
+"""Between two entries of the scheduler; longer brackets are not used."""
 
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
@@ -38,7 +34,7 @@ LEADER = "scheduler"
 
 
 class Clocks(Examiner):
-    """Every process against the scheduler, which is told most often; and events that stand behind much later ones."""
+    """Skew of every process against the scheduler, and events that come after much later ones."""
 
     area = "clocks"
 
@@ -47,7 +43,7 @@ class Clocks(Examiner):
         self._ingress_of: dict[RequestId, str] = {}
         self._leader_at: Seconds | None = None
         self._open: dict[str, Seconds] = {}
-        """Who has written since the scheduler last did, and at what time of theirs."""
+        """Writers since the scheduler's last entry, and their time."""
         self._skews: dict[str, Sample[Seconds]] = {}
         self._newest: Seconds = 0.0
         self._late: Counter[str] = Counter()
@@ -85,7 +81,7 @@ class Clocks(Examiner):
                 self._skews.setdefault(writer, Sample(512)).add(self.wall(at - (before + now) / 2))
 
     def _writer(self, event: LogEvent) -> str | None:
-        """Which process wrote it; None where that cannot be told."""
+        """The process that wrote it; None if unknown."""
         if event.stamp is not None or isinstance(event, LeaderElected | RequestRejected):
             if isinstance(event, RequestArrived):
                 self._ingress_of[event.request] = event.ingress

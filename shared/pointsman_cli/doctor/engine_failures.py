@@ -1,4 +1,4 @@
-"""Engines: which failed requests or were ejected, how, and is each whole again?"""
+"""Engines: which failed requests or were ejected, how, and has each recovered?"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
-"""Of a pool's requests: more that one engine has failed are serious."""
+"""Share of a pool's requests that one engine failed; more is serious."""
 REQUESTS_MAX = 10_000
-"""Requests under way whose failed attempts are remembered."""
+"""Requests in flight whose failed attempts are remembered."""
 SHOWN_MAX = 8
 
 
@@ -37,7 +37,7 @@ class _Engine:
 
 
 class EngineFailures(Examiner):
-    """Failed attempts and ejections, by engine; requests that failed wherever they went."""
+    """Failed attempts and ejections by engine; requests that failed on every engine."""
 
     area = "engines"
 
@@ -46,7 +46,7 @@ class EngineFailures(Examiner):
         self._engines: dict[InstanceId, _Engine] = {}
         self._granted = 0
         self._failed_at: dict[RequestId, list[tuple[InstanceId, str]]] = {}
-        """Where and how requests that have no end yet have failed."""
+        """Failed attempts of requests without an end."""
         self._deadly = 0
         self._deadly_examples: list[str] = []
 

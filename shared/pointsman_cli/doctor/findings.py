@@ -1,12 +1,11 @@
-"""What an examiner says: how bad, about what, the evidence, and what to do."""
+"""The result of an examiner: severity, subject, evidence, advice."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`serious`: requests or knowledge are lost, or most are late. `warning`: worse than it should be. `note`: worth
-    knowing, nothing to be done."""
+    """`serious`: requests or knowledge are lost, or most requests late. `note`: nothing to be done."""
 
     SERIOUS = "serious"
     WARNING = "warning"
@@ -38,5 +37,5 @@ def times(count: int) -> str:
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    """Worst first, and as they were found within a severity."""
+    """Worst first."""
     return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity))

@@ -1,5 +1,4 @@
-"""Instances: who was silent, left, started again or went up and down, did not fit the pool, or reports without having
-joined."""
+"""Instances: silent, gone, restarted, flapping, of another model, or reporting without a join."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pointsman_cli.history.restarts import Restarts
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
-"""An instance flaps when it goes away so often within that time."""
+"""An instance flaps if it goes away FLAPS_MIN times within that time."""
 
 
 class FleetHealth(Examiner):
@@ -32,7 +31,7 @@ class FleetHealth(Examiner):
         self._silent_for: dict[InstanceId, Seconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
-        """Whose worker said goodbye itself: stopped on purpose."""
+        """Stopped on purpose: the worker announced it."""
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
@@ -41,7 +40,7 @@ class FleetHealth(Examiner):
         self._serving: dict[InstanceId, bool] = {}
         self._blind = False
         self._unschedulable: dict[InstanceId, str] = {}
-        """Who did not fit the pool, and why."""
+        """Of another model than the pool's, with the reason."""
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:

@@ -1,4 +1,4 @@
-"""The log itself: is all of it there, can it be read, who led, and did everybody's writes arrive?"""
+"""The log itself: is it complete and readable, which schedulers led, and were writes lost?"""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Predictions: was the time to first token, and what the cache would have, what was predicted at placement?"""
+"""Predictions: were TTFT and cache hits as predicted at placement?"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ BIAS_SHARE_MAX = 0.3
 
 BIAS_WALL_SECONDS_MIN = 0.05
 SLOW_FACTOR = 1.5
-"""An instance is slow whose prefills, over what its cost model says, take so many times what those of the others do."""
+"""Of a slow instance: its pace over that of the others."""
 
 SLOW_SERIOUS_FACTOR = 2.5
 SPELL_PREFILLS_MIN = 3
 SPELL_FACTOR = 3.0
 SPELL_SHARE_OF_OBJECTIVE = 0.1
-"""A slow spell: so many prefills in a row that each took so many times what the cost model says, and longer by so much.
-Policies avoid a slow engine, so few may be all there are."""
+"""A slow spell: that many prefills in a row, each that many times slower than its cost model, and by that share of the SLO.
+Few, since policies avoid a slow engine."""
 
 SPELL_GAP_WALL_SECONDS = 5.0
-"""Two spells with less between them are one."""
+"""Spells closer than this are one."""
 
 SPELLS_MAX = 100
 SPELL_PACES_MAX = 1000
@@ -43,7 +43,7 @@ MISPREDICTED_SHARE_MAX = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A prefill that took much longer than it should, and was over at `at`."""
+    """A prefill that took far too long and ended at `at`."""
 
     at: Seconds
     pace: float
@@ -53,7 +53,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Spell:
-    """Slow prefills in a row. `paces` of them, of many the first ones; which of them took `longest`."""
+    """Slow prefills in a row; `paces` of the first ones."""
 
     begun: Seconds
     ended: Seconds
@@ -64,13 +64,13 @@ class _Spell:
 
 @dataclass(slots=True)
 class _Record:
-    """What one instance was predicted and what it did. Seconds are engine seconds."""
+    """Of one instance. Engine seconds."""
 
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
     in_a_row: list[_Held] = field(default_factory=list)
-    """The slow prefills since the last one that was not."""
+    """Slow prefills since the last normal one."""
     spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
@@ -111,7 +111,7 @@ class Predictions(Examiner):
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
 
     def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
-        """Whether it was held up, which nobody could have predicted, and which says nothing of predictions."""
+        """The prefill, if it was held up: that says nothing about predictions."""
         took = at - request.granted_at
         pace = took / request.engine_seconds
         record.paces.add(pace)

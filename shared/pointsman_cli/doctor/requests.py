@@ -1,4 +1,4 @@
-"""Requests: does each have exactly one end, and which ends were no answers?"""
+"""Requests: does each have exactly one end, and which were not answered?"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from pointsman_cli.doctor.findings import Finding, Severity
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
-"""No ingress waits for a request any longer."""
+"""No ingress waits longer."""
 
 LONGEST_FACTOR = 5.0
-"""A request is overdue when it is so many times as old as any that ended."""
+"""Age of an overdue request over the longest one that ended."""
 
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
@@ -50,16 +50,16 @@ class Requests(Examiner):
         self._rejected: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
-        """The first that was rejected or failed so, by the reason."""
+        """The first one, by reason."""
         self._cancelled: Counter[str] = Counter()
         self._ingress: dict[RequestId, str] = {}
         """Of requests that have no end yet."""
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
-        """How many requests of each ingress, or at each instance, the leader gave up for that cause."""
+        """Requests that the leader gave up, by cause and ingress or instance."""
         self._doubted: dict[RequestId, CancelCause] = {}
-        """Those that it gave up, and why; their ingress may live."""
+        """Those, with the cause; their ingress may be alive."""
         self._ended_after_all: Counter[CancelCause] = Counter()
-        """Of those, how many ended by their ingress, by the cause."""
+        """Of those, how many their ingress ended, by cause."""
         self._twice: list[str] = []
         self._second_ends = 0
         self._alone = 0
@@ -126,7 +126,7 @@ class Requests(Examiner):
             )
 
     def _lost(self) -> Iterator[Finding]:
-        """Requests that the leader gave up because nobody else would have ended them."""
+        """Requests that the leader gave up."""
         for cause, of in self._given_up.items():
             if not of:
                 continue

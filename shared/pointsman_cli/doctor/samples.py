@@ -1,4 +1,4 @@
-"""Figures of streams that may be long, in bounded memory. Deterministic: no dice, the same log gives the same figures."""
+"""Statistics of long streams in bounded memory. Deterministic."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ SAMPLE_MAX = 2048
 
 
 class Sample(Generic[T]):
-    """Evenly spread values of a stream: every *n*-th one, where *n* doubles whenever there are too many."""
+    """Every n-th value of a stream; n doubles when there are too many."""
 
     def __init__(self, most: int = SAMPLE_MAX) -> None:
         self.values: list[T] = []

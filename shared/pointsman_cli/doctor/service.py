@@ -1,6 +1,6 @@
-"""Service: who gets the first token in time, by instance, tenant, prompt length and prefix, and who does not.
+"""Service: the share of first tokens in time, by instance, tenant, prompt length and prefix.
 
-Of all requests that ended otherwise than by their client's wish; rejected and failed ones count as late.
+Of all requests but those that clients cancelled; rejected and failed ones count as late.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
-"""A group is worse served when so much less of it is in time than of all."""
+"""Of a worse served group: its share in time below that of all."""
 
 TENANTS_MAX = 1000
 PREFIXES_MAX = 256
@@ -174,7 +174,7 @@ class Service(Examiner):
         return [f"{name}: {share.value:.1%} of {share.whole:,} in time" for name, share in ordered[:SHOWN_MAX]]
 
     def _short_changed(self) -> Iterator[Finding]:
-        """Prompt lengths that pay for the others."""
+        """Prompt lengths that are served worse."""
         ordered = sorted(self._lengths.values)
         bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
         told, worse = [], False
@@ -192,7 +192,7 @@ class Service(Examiner):
             )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
-        """Prefixes that draw more than an instance's even share. Trouble only where their requests come late."""
+        """Prefixes with more than an instance's even share; a warning only if their requests are late."""
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)

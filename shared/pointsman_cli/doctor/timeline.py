@@ -1,4 +1,4 @@
-"""When it went wrong: how many of how many by time, in bounded memory, however long the log."""
+"""Shares by time, in bounded memory."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,11 @@ from pointsman.primitives import Seconds
 from pointsman_cli.doctor.samples import Share
 
 STRETCHES_MAX = 2048
-"""Of more, two become one."""
+"""Of more, neighbours are merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some time in a row."""
-
     begun: Seconds
     ended: Seconds
     share: Share
@@ -23,7 +21,7 @@ class Stretch:
 
 
 class Timeline:
-    """Shares of stretches that are all as long, at first `stretch_seconds`."""
+    """Shares of stretches of equal length, at first `stretch_seconds`."""
 
     def __init__(self, stretch_seconds: Seconds) -> None:
         self._length = stretch_seconds
@@ -35,7 +33,7 @@ class Timeline:
             self._coarsen()
 
     def below(self, target: float, *, least: int) -> list[Stretch]:
-        """Where the share was less than that, of at least so many; neighbours in one, those with the most misses first."""
+        """Stretches with a lower share, of at least `least`; neighbours merged, most misses first."""
         found: list[Stretch] = []
         for number, share in sorted(self._shares.items()):
             if share.value >= target:

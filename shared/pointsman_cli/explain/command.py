@@ -5,7 +5,7 @@ import msgspec
 
 from pointsman.primitives import RequestId, Sequence
 from pointsman.state.state import State
-from pointsman_cli.explain.lookup import last_request, request_named, slowest_requests
+from pointsman_cli.explain.lookup import request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
 from pointsman_cli.history.progress import shown
@@ -20,7 +20,6 @@ from pointsman_cli.terminal import output_console, say
 @click.command("explain", context_settings=CONTEXT)
 @click.argument("request_id", required=False)
 @from_options
-@click.option("--last", is_flag=True, help="The request that ended last.")
 @click.option(
     "--slowest",
     type=click.IntRange(min=1, max=1000),
@@ -29,7 +28,7 @@ from pointsman_cli.terminal import output_console, say
 )
 @json_switch
 def explain_command(
-    request_id: str | None, place: str | None, pool: str | None, last: bool, slowest: int | None, as_json: bool
+    request_id: str | None, place: str | None, pool: str | None, slowest: int | None, as_json: bool
 ) -> None:
     """Show what happened to one request: what was known, what was chosen and why, and where the time went.
 
@@ -37,29 +36,27 @@ def explain_command(
       pointsman explain 7f3a                              a request of the running fleet, by the beginning of its id
       pointsman explain --from incident.pmlog --slowest 10          the slowest ones
       pointsman explain --from incident.pmlog --slowest 1           and the slowest itself
-      pointsman explain --from .pointsman/archive.sqlite --last --json | jq .why
+      pointsman explain --from .pointsman/archive.sqlite 7f3a --json | jq .why
 
     REQUEST_ID is the x-request-id of the answer, or an unambiguous beginning or end of it. `pace`: real prefill times of
     an instance over those of its cost model. `promised`: hit blocks that prompts placed earlier will bring. The policy
     did not weigh grey rows; their numbers are computed from the same state.
     """
-    if sum((request_id is not None, last, slowest is not None)) != 1:
-        msg = "choose a request: an id (or a part of it), --last, or --slowest N"
+    if (request_id is None) == (slowest is None):
+        msg = "choose a request: an id (or an end of it), or --slowest N"
         raise click.UsageError(msg)
     with open_history(place, pool) as history:
         if slowest is not None and slowest > 1:
             _list_slowest(history, slowest, as_json=as_json)
         else:
-            _explain(history, _meant(history, request_id, slowest), as_json=as_json)
+            _explain(history, _meant(history, request_id), as_json=as_json)
 
 
-def _meant(history: History, request_id: str | None, slowest: int | None) -> RequestId:
+def _meant(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
     if request_id is not None:
         return request_named(entries, request_id)
-    if slowest is not None:
-        return slowest_requests(entries, 1)[0].request
-    return last_request(entries)
+    return slowest_requests(entries, 1)[0].request
 
 
 def _explain(history: History, request: RequestId, *, as_json: bool) -> None:

@@ -1,8 +1,5 @@
-"""Why a request took as long as it did, in sentences with numbers: what a person would conclude from its timeline.
-
-Each finding looks at one cause and is silent where that was none. Bounds for what is worth a sentence stand at the top;
-shares are of the time to first token.
-"""
+"""Why a request took as long as it did: sentences with numbers, one function for each cause. Bounds are at the top; shares are of
+the TTFT."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -14,23 +11,23 @@ from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
 
 PHASE_SHARE_MIN = 0.2
-"""A stretch that took less of the time to first token explains nothing."""
+"""Shorter phases explain nothing."""
 
 SLOW_FACTOR_MIN = 1.5
-"""An engine is called slow when its prefills take so many times what the cost model says, or what others take."""
+"""Of a slow engine: prefill times over those of the cost model, or of the others."""
 
 HOT_IN_FAIR_SHARES = 1.0
-"""A prefix is hot when it draws more than one instance's even share of the arrivals (as `state.hotness` has it)."""
+"""A hot prefix draws more than one instance's even share of the arrivals (as in `state.hotness`)."""
 
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
-"""An engine is behind when its first prefill is inside for so many times what it should take."""
+"""Of an engine that is behind: time of its first prefill over its prediction."""
 
 OTHERS_MIN = 3
-"""Fewer prefills of others tell nothing."""
+"""Fewer prefills of others are too few to compare."""
 
 MISSED_TOKENS_SHARE = 0.1
-"""Of the prompt: fewer tokens cached than predicted by this much are worth telling."""
+"""Of the prompt: smaller misses are not mentioned."""
 
 OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25
@@ -39,7 +36,7 @@ NAMES_MAX = 3
 
 
 def reasons(timeline: RequestTimeline) -> list[str]:
-    """The findings, most decisive first; none for a request that nothing is to be said about."""
+    """Most decisive first; may be empty."""
     findings: tuple[Callable[[RequestTimeline], Iterator[str]], ...] = (
         _refusal,
         _held_up,
@@ -60,7 +57,6 @@ def reasons(timeline: RequestTimeline) -> list[str]:
 
 
 def headline(timeline: RequestTimeline) -> str:
-    """How it ended, and whether in time."""
     end, ttft = timeline.end, timeline.ttft
     where = f" on {instance}" if (instance := _instance(timeline)) else ""
     match end:
@@ -138,7 +134,7 @@ def _failed_attempts(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _out(timeline: RequestTimeline) -> Iterator[str]:
-    """Who was ejected and so no candidate, when it was placed last."""
+    """Ejected instances at its last placement."""
     placement = timeline.placement
     for candidate in placement.candidates if placement is not None else ():
         if candidate.why_out and candidate.chosen:
@@ -155,7 +151,7 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
         if decision.kind == "moved":
             yield f"moved from {decision.source} after {seconds(decision.after_seconds)}: {decision.reason}"
     if timeline.refused:
-        last = timeline.refused[-1]
+        _, last = timeline.refused[-1]
         often = f", {len(timeline.refused)} times" if len(timeline.refused) > 1 else ""
         yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
 
@@ -175,7 +171,7 @@ def _queue(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _alternative(timeline: RequestTimeline) -> Iterator[str]:
-    """What else there was, and why it was not taken."""
+    """The best other instance, and why it was not chosen."""
     decision = timeline.placement
     if decision is None or not (_is_telling(timeline, _spent(timeline, "queue")) or _took_long_inside(timeline)):
         return
@@ -219,7 +215,7 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _factor(timeline: RequestTimeline) -> float | None:
-    """How many times as long its prefill took as the work inside the engine should; None where that is not told."""
+    """Real prefill time over the engine's work; None if unknown."""
     grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
         return None
@@ -234,7 +230,7 @@ def _took_long_inside(timeline: RequestTimeline) -> bool:
 
 
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
-    """Whether the instance was slow as such."""
+    """Whether the instance was slow before."""
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
         yield (
@@ -254,7 +250,7 @@ def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
 
 
 def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]:
-    """Whether it was that engine, or everything."""
+    """Whether the others were slow, too."""
     if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
         return
     usual = _usual_elsewhere(grant)
@@ -266,7 +262,7 @@ def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]
 
 
 def _usual_elsewhere(grant: GrantRecord) -> float:
-    """How long prefills had been taking on the other instances, over what their cost models say."""
+    """Median correction of the other instances."""
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
 

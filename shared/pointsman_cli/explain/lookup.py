@@ -1,11 +1,11 @@
-"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, the last one, or the slowest. One reading of
+"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, or the slowest. One reading of
 the log, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import (
     RequestArrived,
     RequestEvent,
@@ -13,7 +13,6 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
-from pointsman_cli.explain.values import RequestEnd
 from pointsman_cli.history.errors import HistoryError
 
 CANDIDATES_MAX = 100
@@ -22,8 +21,8 @@ OPEN_MAX = 100_000
 """Requests in flight that are remembered; the oldest are forgotten first."""
 
 HINT = (
-    "The id is the x-request-id of the answer. `--last` takes the last request that ended, `--slowest 10` lists the "
-    "slowest, `pointsman tap --since 1 --until now` shows all."
+    "The id is the x-request-id of the answer. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
+    "shows all."
 )
 
 
@@ -69,18 +68,6 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
         msg = f"{text} begins or ends the ids of {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
         raise HistoryError(msg)
     return next(iter(found))
-
-
-def last_request(entries: Iterable[LogEntry]) -> RequestId:
-    """The one that ended last. Raises HistoryError."""
-    last: RequestId | None = None
-    for entry in entries:
-        if isinstance(entry.event, RequestEnd):
-            last = entry.event.request
-    if last is None:
-        msg = "no request has ended in this log"
-        raise HistoryError(msg)
-    return last
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:

@@ -15,7 +15,6 @@ from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
     GrantRecord,
-    MoveRefused,
     Phase,
     QueuedAhead,
     RequestTimeline,
@@ -54,7 +53,7 @@ def show_timeline(console: Console, timeline: RequestTimeline) -> None:
         for grant in timeline.grants:
             if grant.attempt == decision.attempt and grant.instance == decision.instance:
                 _show_grant(console, grant, told=decision.ahead)
-    _show_refused(console, timeline.refused)
+    _show_refused(console, timeline)
     _show_events(console, timeline)
 
 
@@ -91,7 +90,7 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
         "phases": msgspec.to_builtins(timeline.phases),
         "decisions": msgspec.to_builtins(timeline.decisions),
         "failed_attempts": msgspec.to_builtins(timeline.failed),
-        "refused_moves": msgspec.to_builtins(timeline.refused),
+        "refused_moves": [{"sequence": entry} | msgspec.to_builtins(event) for entry, event in timeline.refused],
         "grants": msgspec.to_builtins(timeline.grants),
         "meanwhile": msgspec.to_builtins(timeline.meanwhile),
         "end": msgspec.to_builtins(timeline.end),
@@ -253,25 +252,19 @@ def _show_ahead(console: Console, what: str, ahead: Sequence[QueuedAhead]) -> No
         say(console, f"    and {len(ahead) - AHEAD_SHOWN} more")
 
 
-def _show_refused(console: Console, refused: Sequence[MoveRefused]) -> None:
+def _show_refused(console: Console, timeline: RequestTimeline) -> None:
+    refused = timeline.refused
     if not refused:
         return
     say(console, "\nmoves that were refused", "bold")
     if len(refused) > REFUSED_SHOWN:
         say(console, f"  {len(refused) - REFUSED_SHOWN} before these")
-    for move in refused[-REFUSED_SHOWN:]:
-        how = "out of the engine of" if move.rebind else "from"
-        say(
-            console,
-            f"  {seconds(move.after_seconds)} after its arrival, {how} {move.source} to {move.instance}: {move.reason}, "
-            f"{move.detail}",
-        )
-        say(
-            console,
-            f"    {move.policy} had asked for it: {seconds(move.benefit_seconds)} sooner by what it knew as of entry "
-            f"{move.planned_as_of:,} (plan {move.plan}); refused in entry {move.sequence:,}",
-            "dim",
-        )
+    for sequence, move in refused[-REFUSED_SHOWN:]:
+        way = f"{'out of the engine of' if move.rebind else 'from'} {move.source} to {move.instance}"
+        after = seconds(move.at - timeline.arrived_at)
+        say(console, f"  {after} after its arrival, {way}: {move.reason}, {move.detail}")
+        asked = f"{move.policy} had asked for it: {seconds(move.benefit)} sooner by what it knew as of entry"
+        say(console, f"    {asked} {move.planned_as_of:,} (plan {move.plan}); refused in entry {sequence:,}", "dim")
 
 
 def _show_events(console: Console, timeline: RequestTimeline) -> None:

@@ -6,7 +6,7 @@ In: a log that can be read again, and the request's id. Out: a `RequestTimeline`
 from collections.abc import Callable, Iterable
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestGranted
+from pointsman.contracts.decisions import LeaderElected, MigrationRefused, RequestEnd, RequestGranted
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -20,7 +20,7 @@ from pointsman.primitives import RequestId, Seconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
-from pointsman_cli.explain.values import MoveRefused, RequestEnd, RequestTimeline
+from pointsman_cli.explain.values import RequestTimeline
 
 
 def timeline_of(
@@ -96,26 +96,10 @@ def _arrived_at(timeline: RequestTimeline) -> Seconds:
     return first.at
 
 
-def _refused(timeline: RequestTimeline) -> list[MoveRefused]:
+def _refused(timeline: RequestTimeline) -> list[tuple[Sequence, MigrationRefused]]:
     """In log order, without repeats."""
-    refused: dict[Stamp | None, MoveRefused] = {}
+    refused: dict[Stamp | None, tuple[Sequence, MigrationRefused]] = {}
     for entry in timeline.entries:
-        event = entry.event
-        if isinstance(event, MigrationRefused) and entry.sequence not in timeline.fenced:
-            refused.setdefault(
-                event.stamp,
-                MoveRefused(
-                    sequence=entry.sequence,
-                    after_seconds=event.at - timeline.arrived_at,
-                    source=event.source,
-                    instance=event.instance,
-                    reason=event.reason,
-                    detail=event.detail,
-                    policy=event.policy,
-                    plan=event.plan,
-                    planned_as_of=event.planned_as_of,
-                    benefit_seconds=event.benefit,
-                    rebind=event.rebind,
-                ),
-            )
+        if isinstance(entry.event, MigrationRefused) and entry.sequence not in timeline.fenced:
+            refused.setdefault(entry.event.stamp, (entry.sequence, entry.event))
     return list(refused.values())

@@ -3,19 +3,16 @@
 from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
-from pointsman.contracts.decisions import RequestRejected, Settings
+from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
     RequestAttemptFailed,
-    RequestCancelled,
-    RequestFailed,
     RequestFinished,
 )
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
 
-RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
 NOT_KNOWN = "not known"
 """Status of an instance that joined before a log of which nothing earlier is known."""
 
@@ -108,26 +105,6 @@ class DecisionRecord:
     prefix: PrefixFacts | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveRefused:
-    """A move that a rebalancer asked for and the leader refused. Times count from the arrival."""
-
-    sequence: Sequence
-    after_seconds: Seconds
-    source: InstanceId
-    instance: InstanceId
-    reason: str
-    detail: str
-    policy: str
-    """Of the rebalancer."""
-    plan: str
-    planned_as_of: Sequence
-    benefit_seconds: Seconds
-    """By how much the rebalancer expected the first token sooner."""
-    rebind: bool
-    """Whether it was to be aborted in its engine."""
-
-
 @dataclass(slots=True, kw_only=True)
 class GrantRecord:
     """The request was sent to an engine. Seconds of work are by the cost model, uncorrected."""
@@ -190,7 +167,8 @@ class RequestTimeline:
     fenced: set[Sequence] = field(default_factory=set)
     """Entries of a deposed leader, which have no effect."""
     decisions: list[DecisionRecord] = field(default_factory=list)
-    refused: list[MoveRefused] = field(default_factory=list)
+    refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
+    """Moves that a rebalancer asked for and the leader refused, with their entries."""
     grants: list[GrantRecord] = field(default_factory=list)
     meanwhile: PeerPrefills | None = None
     failed: list[RequestAttemptFailed] = field(default_factory=list)

@@ -8,7 +8,7 @@ from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request, Stage
 from pointsman_cli.terminal import wall_time
 
-_NO_LINE = InstanceQueue()
+_EMPTY_QUEUE = InstanceQueue()
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "writes_lost": state.writes_lost,
         "instances": [_instance(state, instance, now) for instance in state.fleet.instances],
         "departed_with_requests": _departed(state),
-        "strangers": sorted(state.unregistered),
+        "unregistered": sorted(state.unregistered),
         "requests": {str(stage): sum(request.stage is stage for request in requests) for stage in Stage},
         "placements": state.placements,
         "prefixes_counted": len(state.hotness),
@@ -36,7 +36,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
 
 
 def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
-    line = state.workload.queues.get(instance.id, _NO_LINE)
+    line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "url": instance.url,

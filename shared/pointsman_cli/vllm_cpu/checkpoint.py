@@ -1,9 +1,7 @@
-"""Writes a Llama model that lies in a GGUF file as a Hugging Face checkpoint, which is what vLLM loads.
+"""Converts a Llama model from GGUF to a Hugging Face checkpoint, which vLLM loads.
 
-Run by the Python of the CPU engine's environment, as a script: `checkpoint.py DIRECTORY_WITH_GGUF TARGET`. Three things
-differ between the two forms: the names of tensors, the quantisation (given up here: weights become bfloat16), and
-the order of rows in the query and key projections, where GGUF lays the halves of the rotary embedding side by side and
-the checkpoint keeps them one after the other.
+A script for the engine's environment: `checkpoint.py DIRECTORY_WITH_GGUF TARGET`. It renames tensors, dequantises weights to
+bfloat16, and reorders the rows of query and key projections (GGUF interleaves the halves of the rotary embedding).
 """
 
 import sys
@@ -32,7 +30,7 @@ INSIDE_LAYERS = {
 
 
 class NotThisModelError(Exception):
-    """The file is not what this conversion is for."""
+    """The file has another model."""
 
 
 def convert(source: Path, target: Path) -> None:
@@ -95,7 +93,7 @@ def checkpoint_tensors(reader: Any, config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def halves_in_sequence(rows: Any, heads: int) -> Any:
-    """Rows of a projection, a head's pairs (first half, second half) taken apart into one half after the other."""
+    """Rows of a projection, a head's interleaved halves one after the other."""
     pairs = rows.reshape(heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 

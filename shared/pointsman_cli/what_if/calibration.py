@@ -1,18 +1,10 @@
-"""Engines for the simulator that are as fast as the recorded ones were.
+"""Engines for the simulator that are as fast as the recorded ones.
 
-What an engine should cost is in the log: each instance joined with the coefficients of its cost model. How fast it
-really was is seen in its prefills: of those that found no other prefill in the engine, the seconds inside are fitted by
-a line over what the model says, `way + slope * predicted`. The same is done with a simulated run of the same traffic on
-engines that are exactly as their model says, so that whatever both have (decode steps in between, chunks) cancels. The
-ratio of the slopes is how much slower the instance was. What is left of a prefill's seconds then, is time that a busy
-machine took: a simulated request is under way for so long after its grant, like the recorded one was, and occupies no
-engine.
-
-The line is Theil and Sen's, the median of the slopes of pairs, so that a few prefills during which the machine stood
-still do not tilt it. Where pairs disagree too much (prefills all alike, or a machine that was busy otherwise), other signs
-tell the speed, and never more than 1: time per output token, simulated over recorded; and whether the prefills of an
-instance took much longer than those of the others, each over what the model says. Decoding follows the preset whose prefill costs the same; where there is none, its memory traffic
-is that of the default preset.
+For each instance, the times of prefills that were alone in the engine are fitted by `way + slope * predicted` (Theil-Sen, so
+that stalls do not tilt the line). The same fit of a simulated run at speed 1 cancels what both have; the ratio of slopes is
+the speed. The rest of a prefill's time is spent outside the engine. Where slopes of pairs disagree, the speed comes from
+the time per output token and from the pace of the other instances, and is at most 1. Decoding follows the preset with the
+same prefill cost, else the memory traffic of the default preset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,25 +19,25 @@ from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
 
 POINTS_MAX = 200
-"""Prefills a fit looks at; of more, evenly spread ones."""
+"""Prefills in a fit; of more, evenly spread ones."""
 
 POINTS_MIN = 8
 PAIRS_MIN = 20
 APART_SHARE = 0.25
-"""Two prefills make a pair when their predictions differ by this much of the median one."""
+"""Predictions of a pair differ by at least this share of the median one."""
 
 AGREEMENT_MAX = 1.0
-"""Between the quartiles of the pairs' slopes, over their median: of pairs that differ by more, none is believed."""
+"""Interquartile range of the slopes over their median; above it the fit is rejected."""
 
 SPEED_MIN, SPEED_MAX = 0.05, 4.0
 CLEARLY_SLOWER = 1.5
 AS_PREDICTED = 0.1
-"""A speed that is off by less than this is within the noise of a fit: taken for 1."""
+"""Speeds this close to 1 are taken for 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A prefill: the request's number, what the cost model says, and what it took."""
+    """A prefill of request `number`: predicted and real time."""
 
     number: int
     predicted: Seconds
@@ -61,7 +53,7 @@ class Fit:
 
     @classmethod
     def of(cls, points: Sequence[Point], *, slope: float) -> "Fit | None":
-        """The line of this slope that has as many points above it as below; None of nothing."""
+        """The line of this slope through the median; None without points."""
         if not points:
             return None
         return cls(max(0.0, median(point.took - slope * point.predicted for point in points)), slope)
@@ -72,22 +64,22 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How fast each instance was (1: as its cost model says), and what requests spent outside of engines."""
+    """Speed of each instance (1: as its cost model), and the time that requests spent outside engines."""
 
     speeds: dict[InstanceId, float]
     ways: dict[int, Seconds]
-    """By the request's number, of those that were alone: what the fit does not explain."""
+    """By request number, of lone prefills: what the fit does not explain."""
     way_seconds: Seconds
-    """The median of that, for all others."""
+    """Their median, for all others."""
 
     @property
     def usual_speed(self) -> float:
-        """For instances that there were none of."""
+        """For additional instances."""
         return median(self.speeds.values()) if self.speeds else 1.0
 
 
 def profile_of(join: InstanceJoined) -> EngineProfile:
-    """An engine that costs what this one said, preset or not."""
+    """An engine with the costs of this join."""
     preset = next((p for p in PROFILES.values() if p.prefill_cost == join.prefill), None)
     capacity = join.kv_capacity_tokens
     if preset is not None:
@@ -114,7 +106,7 @@ def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
 
 
 def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instances: Sequence[InstanceId]) -> Calibration:
-    """From what was recorded, and from a run of the same at speed 1."""
+    """From the record and from a simulation of it at speed 1."""
     real, ideal = lone_prefills(recorded.rows, cost), lone_prefills(simulated.rows, cost)
     real_tpot, ideal_tpot = _tpots(recorded.rows), _tpots(simulated.rows)
     paces = {name: _pace(group) for name, group in real.items() if len(group) >= POINTS_MIN}
@@ -143,7 +135,7 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
 
 
 def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[InstanceId, list[Point]]:
-    """By instance: the prefills that found no other in the engine when they came."""
+    """Prefills that found no other in the engine, by instance."""
     found: dict[InstanceId, list[Point]] = {}
     busy_until: dict[InstanceId, Seconds] = {}
     inside = [row for row in rows if row.granted_at is not None and row.first_token_at is not None and row.instance]
@@ -159,7 +151,7 @@ def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[Instanc
 
 
 def slope_of(points: Sequence[Point]) -> float | None:
-    """Seconds for each predicted one; None where pairs of points do not agree on it, or are too few."""
+    """Real over predicted seconds; None if the pairs disagree or are too few."""
     kept = _thinned(points)
     if len(kept) < POINTS_MIN:
         return None
@@ -180,7 +172,7 @@ def _pace(points: Sequence[Point]) -> float:
 
 
 def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
-    """The speed of an instance where that of the others is 1; 1 unless it is clearly slower."""
+    """Its speed relative to the others; 1 unless it is clearly slower."""
     others = [pace for other, pace in paces.items() if other != name]
     usual = median(others) if others else paces[name]
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0

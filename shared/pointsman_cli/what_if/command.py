@@ -1,4 +1,4 @@
-"""`pointsman what-if`: reads what is to be different, and shows what would have been."""
+"""`pointsman what-if`: simulates recorded traffic under another policy or fleet size, and compares."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.calibration import Calibration
 from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of
 from pointsman_cli.what_if.recorded_traffic import Record, read_record
-from pointsman_cli.what_if.runs import Change, Twin
+from pointsman_cli.what_if.runs import Change, SimulatedFleet
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
@@ -105,33 +105,33 @@ def _read(history: History, since: str | None, until: str | None) -> Record:
         settings=history.settings,
         beginning=beginning_of(history, end),
         since=moment_in(history, since),
-        to=end,
+        until=end,
     )
 
 
 def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
-    """The three columns. Raises click.UsageError for a policy or a setting that there is not, HistoryError for what cannot
-    be simulated."""
+    """The three columns. Raises click.UsageError for an unknown policy or setting, HistoryError for a record that cannot be
+    simulated."""
     try:
-        twin = Twin(record)
-        changed_scenario = twin.changed(change)
+        fleet = SimulatedFleet(record)
+        changed_scenario = fleet.changed(change)
     except (UnknownPolicyError, SettingTextError) as error:
         raise click.UsageError(str(error)) from error
     with _progress(record) as say_step:
         say_step("calibrating the engines (run 1 of 3)")
         try:
-            calibration = twin.calibrate()
+            calibration = fleet.calibrate()
             say_step("the same policy again (run 2 of 3)")
-            again = twin.as_recorded()
+            again = fleet.as_recorded()
             say_step("the change (run 3 of 3)")
-            changed = twin.with_change(change)
+            changed = fleet.with_change(change)
         except (ValueError, ArithmeticError, LookupError) as error:
             msg = f"{record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
             raise HistoryError(msg) from error
-    recorded = side("recorded", record.outcome, twin.scenario, record)
+    recorded = side("recorded", record.outcome, fleet.scenario, record)
     return (
         recorded,
-        side("re-simulated", again, twin.scenario, record),
+        side("re-simulated", again, fleet.scenario, record),
         side(str(change), changed, changed_scenario, record),
     ), calibration
 
@@ -150,7 +150,7 @@ def _progress(record: Record) -> Iterator[Callable[[str], None]]:
 def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> None:
     recorded, again, changed = sides
     scenario = recorded.scenario
-    console.print(record.origin, "dim")
+    say(console, record.origin, "dim")
     warmed = f", after {record.warmup:,} that warm the caches" if record.warmup else ""
     say(
         console,
@@ -200,7 +200,7 @@ Plots = Callable[[Sequence[CellResult], Path], list[Path]]
 
 
 def _plots() -> Plots:
-    """What draws, asked for before anything is simulated."""
+    """Imported before the simulation. Raises click.ClickException."""
     try:
         from pointsman_cli.what_if.pictures import draw
     except ImportError as error:

@@ -1,11 +1,10 @@
-"""The record, its re-simulation and the change side by side: as a table, as JSON, and for the plots of `simulate`."""
+"""The record, its re-simulation and the change side by side: table, JSON, and results for the plots of `simulate`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -17,13 +16,14 @@ from pointsman.simulation.workload import mean_rate
 from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.simulate.experiment import SAMPLES_KEPT_MAX, Arrival, Cell, CellResult, Series, Source
 from pointsman_cli.simulate.variants import Variant
+from pointsman_cli.terminal import table
 from pointsman_cli.what_if.recorded_traffic import Record
 
 CAPACITY_OFF_MAX = 0.1
 P90_OFF_SHARE_MAX = 0.35
 
 Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
-"""Heading, value, how it is written, and whether more is better (None: neither)."""
+"""Heading, value, format, and whether more is better (None: neither)."""
 
 
 def _seconds(value: float) -> str:
@@ -46,7 +46,7 @@ ROWS: Sequence[Row] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the three. `note` tells it from the others in pictures."""
+    """One of the three; `note` is its name in pictures."""
 
     note: str
     outcome: Outcome
@@ -59,18 +59,15 @@ def side(note: str, outcome: Outcome, scenario: Scenario, record: Record) -> Sid
 
 
 def table_of(recorded: Side, again: Side, changed: Side) -> Table:
-    """A row a figure; the last column is what the change changes, against the re-simulation."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("recorded", "re-simulated", changed.note):
-        table.add_column(heading, justify="right")
-    table.add_column("change", justify="right")
+    """A row for each figure; the last column compares the change with the re-simulation."""
+    rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
+    rows.columns[3].no_wrap = False
     for heading, value_of, text, more_is_better in ROWS:
         values = [value_of(one.report) for one in (recorded, again, changed)]
         if any(values):
             cells = ["-" if value is None else text(value) for value in values]
-            table.add_row(heading, *cells, _change(values[1], values[2], text, more_is_better))
-    return table
+            rows.add_row(heading, *cells, _change(values[1], values[2], text, more_is_better))
+    return rows
 
 
 def _change(
@@ -87,7 +84,7 @@ def _change(
 
 
 def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
-    """Whether the simulator reproduces the record well enough to be believed, and in words."""
+    """Whether the simulator reproduces the record well, and a sentence about it."""
     capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
     real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
     off = (simulated - real) / real if real else 0.0
@@ -128,7 +125,7 @@ def _series(outcome: Outcome, warmup: int) -> Series:
 
 
 def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any]]:
-    """Requests, punctuality and TTFT of each instance."""
+    """Requests, share in time and TTFT P90 of each instance."""
     groups: dict[InstanceId, list[Any]] = {}
     for row in outcome.rows[warmup:]:
         if row.instance:
@@ -144,7 +141,6 @@ def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any
 
 
 def as_json(one: Side, warmup: int) -> dict[str, Any]:
-    """One column, with everything that was simulated."""
     return {
         "note": one.note,
         "report": msgspec.to_builtins(one.report),

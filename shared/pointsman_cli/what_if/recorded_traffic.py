@@ -1,12 +1,8 @@
-"""A log as a workload, and as an outcome: what came in, and what became of it, in the simulator's own terms.
+"""A log as a workload and an outcome in the simulator's terms.
 
-Requests keep their arrival, keys, tenant, session, objective and prompt; they generate as many tokens as they did. One
-that was refused or failed never generated any: it asks for what the others generated at the median, and for no more
-than it was allowed. Requests that the client gave up or that have no end are left out, since nobody knows how they
-would have gone on; those that failed stay in, and count as late.
-
-Everything before `since` is part of the workload too, because it filled the caches; it is just not counted. Neither is
-what a log that has lost its beginning has before the checkpoint: what fleet there was is known from there on.
+Requests keep arrival, keys, tenant, session, SLO, prompt and output length; a rejected or failed one gets the median output
+length, within its limit. Cancelled requests and those without an end are left out; failed ones count as late. Requests before
+`since`, or before the checkpoint of a log without its beginning, warm the caches and are not counted.
 """
 
 from collections import Counter
@@ -25,10 +21,11 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
+from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
@@ -42,35 +39,35 @@ from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.history.time_options import Moment
 
 ANSWERS_MIN = 30
-"""Fewer answered requests in the span say nothing about a policy."""
+"""Fewer answered requests are too few to compare policies."""
 
 SAMPLE_SECONDS = 1.0
-_NO_LINE = InstanceQueue()
+_EMPTY_QUEUE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest(WorkloadRequest):
-    """A request of a log. `keys` are its pool keys, packed; what the engines hashed follows from them."""
+    """A request of a log. `keys` are its pool keys, packed."""
 
     number: int
     keys: bytes
     way_s: Seconds | None
-    """What it took from client to leader and from the grant to the engine; None where it got to none."""
+    """Seconds from client to leader plus from grant to engine; None if it reached no engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a log tells, made for running it again. Times count from the first arrival."""
+    """Recorded traffic, to run again. Times count from the first arrival."""
 
     origin: str
     settings: PoolSettings
     policy: str
     policy_settings: Settings
-    """As decisions carry them: of all three policies, with the bounds."""
+    """As in decisions: of all policies, with the bounds."""
     requests: list[RecordedRequest]
     outcome: Outcome
     warmup: int
-    """How many of the requests came before the span that is counted."""
+    """Requests before the span that is counted."""
     instances: list[InstanceId]
     joins: dict[InstanceId, InstanceJoined]
     notes: list[str]
@@ -83,10 +80,10 @@ def read_record(
     settings: PoolSettings,
     beginning: StartPoint,
     since: Moment,
-    to: Moment,
+    until: Moment,
 ) -> Record:
-    """Read the log once, all of it. Raises HistoryError where there is too little in the span."""
-    reader = _Reader(settings, beginning, since, to)
+    """Reads the log once. Raises HistoryError if the span has too few requests."""
+    reader = _Reader(settings, beginning, since, until)
     for entry in entries:
         reader.take(entry)
     return reader.record(origin)
@@ -99,15 +96,15 @@ def recorded_keys(request: WorkloadRequest, _block_tokens: Tokens) -> list[Block
 
 
 @dataclass(slots=True)
-class _Life:
-    """One request as it is read."""
+class _TracedRequest:
+    """One request while the log is read."""
 
     arrival: RequestArrived
     counted: bool
     row: RequestRow
     way: Seconds | None = None
     output_tokens: Tokens = -1
-    """As the engine told; -1 where it did not."""
+    """As the engine reported; -1 if it did not."""
 
 
 @dataclass(slots=True)
@@ -115,10 +112,10 @@ class _Reader:
     settings: PoolSettings
     beginning: StartPoint
     since: Moment
-    to: Moment
-    _term: int = 0
+    until: Moment
+    _term: Term = field(default_factory=lambda: Term(0))
     _state: State = field(init=False)
-    _lives: dict[RequestId, _Life] = field(default_factory=dict)
+    _requests: dict[RequestId, _TracedRequest] = field(default_factory=dict)
     _joins: dict[InstanceId, InstanceJoined] = field(default_factory=dict)
     _samples: list[LoadSample] = field(default_factory=list)
     _ready: Counter[tuple[InstanceId, ...]] = field(default_factory=Counter)
@@ -126,7 +123,7 @@ class _Reader:
     _policy: str = ""
     _policy_settings: Settings = field(default_factory=dict)
     _since_passed: bool = False
-    _to_passed: bool = False
+    _until_passed: bool = False
     _first: int = 0
     _restarts: Restarts = field(default_factory=Restarts)
     _restarted: int = 0
@@ -143,18 +140,18 @@ class _Reader:
     def take(self, entry: LogEntry) -> None:
         event = entry.event
         self._first = self._first or entry.sequence
-        self._to_passed = self._to_passed or self.to.is_before(entry)
+        self._until_passed = self._until_passed or self.until.is_before(entry)
         fleet_known = entry.sequence >= self.beginning.start
         since_all = self.since == Moment()
         self._since_passed = self._since_passed or (fleet_known and (since_all or self.since.is_before(entry)))
-        if event is not None and not (event.stamp is not None and event.stamp.term < self._term):
+        if event is not None and not is_fenced(event.stamp, self._term):
             self._note(event)
         if not fleet_known:
             return
         if event is not None:
             self._note_fleet(event)
         self._state.apply_entry(entry)
-        if event is not None and self._lives and not self._to_passed and event.at >= self._due:
+        if event is not None and self._requests and not self._until_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)
 
@@ -165,14 +162,14 @@ class _Reader:
                 if event.policy and not self._policy:
                     self._policy, self._policy_settings = event.policy, event.settings
             case RequestArrived():
-                if not self._to_passed and event.request not in self._lives:
-                    self._lives[event.request] = _life(event, counted=self._since_passed)
+                if not self._until_passed and event.request not in self._requests:
+                    self._requests[event.request] = _traced_request(event, counted=self._since_passed)
             case RequestPlaced() | RequestRejected() | RequestMigrated() | RequestGranted() | PrefillFinished():
-                if life := self._lives.get(event.request):
-                    self._step(life, event)
+                if request := self._requests.get(event.request):
+                    self._step(request, event)
             case RequestFinished() | RequestFailed():
-                if (life := self._lives.get(event.request)) and life.row.end == "unfinished":
-                    _end(life, event)
+                if (request := self._requests.get(event.request)) and request.row.end == "unfinished":
+                    _end(request, event)
             case _:
                 pass
 
@@ -185,13 +182,13 @@ class _Reader:
 
     def _step(
         self,
-        life: _Life,
+        request: _TracedRequest,
         event: RequestPlaced | RequestRejected | RequestMigrated | RequestGranted | PrefillFinished,
     ) -> None:
-        row, arrived_at = life.row, life.arrival.arrived_at
+        row, arrived_at = request.row, request.arrival.arrived_at
         match event:
             case RequestPlaced():
-                self._policies[event.policy] += life.counted
+                self._policies[event.policy] += request.counted
                 self._policy, self._policy_settings = event.policy, event.settings
                 row.instance = event.instance
                 row.predicted_ttft = event.at - arrived_at + event.predicted_ttft
@@ -206,7 +203,9 @@ class _Reader:
             case PrefillFinished():
                 if event.stamp is None:
                     sent_at = event.at - event.prefill
-                    life.way = max(0.0, life.arrival.at - arrived_at) + max(0.0, sent_at - (row.granted_at or sent_at))
+                    request.way = max(0.0, request.arrival.at - arrived_at) + max(
+                        0.0, sent_at - (row.granted_at or sent_at)
+                    )
                     row.granted_at = sent_at
                 row.first_token_at = event.at
             case RequestRejected():
@@ -214,62 +213,66 @@ class _Reader:
 
     def _sample(self, now: Seconds) -> None:
         lines, instances = self._state.workload.queues, self._state.fleet.ready
-        pending = tuple(lines.get(name, _NO_LINE).load_tokens for name in instances)
-        running = tuple(len(lines.get(name, _NO_LINE).decoding) for name in instances)
+        pending = tuple(lines.get(name, _EMPTY_QUEUE).load_tokens for name in instances)
+        running = tuple(len(lines.get(name, _EMPTY_QUEUE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:
             self._ready[instances] += 1
 
     def record(self, origin: str) -> Record:
-        lives = sorted(
-            (life for life in self._lives.values() if life.row.end != "unfinished"),
-            key=lambda life: life.arrival.arrived_at,
+        requests = sorted(
+            (request for request in self._requests.values() if request.row.end != "unfinished"),
+            key=lambda request: request.arrival.arrived_at,
         )
-        self._require_enough(lives)
-        start = lives[0].arrival.arrived_at
-        warmup = next(number for number, life in enumerate(lives) if life.counted)
+        self._require_enough(requests)
+        start = requests[0].arrival.arrived_at
+        warmup = next(number for number, request in enumerate(requests) if request.counted)
         size = len(self._ready.most_common(1)[0][0])
         outcome = Outcome(
-            [_row(life.row, number, start) for number, life in enumerate(lives)],
+            [_row(request.row, number, start) for number, request in enumerate(requests)],
             samples=[_moved(sample, start) for sample in self._samples],
-            migrations=sum(life.row.migrations for life in lives),
-            virtual_seconds=max(life.row.ended_at or 0.0 for life in lives) - start,
+            migrations=sum(request.row.migrations for request in requests),
+            virtual_seconds=max(request.row.ended_at or 0.0 for request in requests) - start,
             instance_changes=[(0.0, size)],
         )
-        usual = _usual_output(lives)
+        usual = _usual_output(requests)
         return Record(
             origin=origin,
             settings=self.settings,
             policy=self._policy,
             policy_settings=self._policy_settings,
-            requests=[_request(life, number, start, usual, self.settings) for number, life in enumerate(lives)],
+            requests=[
+                _request(request, number, start, usual, self.settings) for number, request in enumerate(requests)
+            ],
             outcome=outcome,
             warmup=warmup,
             instances=self._usual_instances(size),
             joins=self._joins,
-            notes=self._notes(lives),
+            notes=self._notes(requests),
         )
 
     def _usual_instances(self, size: int) -> list[InstanceId]:
-        """As many as took requests most of the time: those that did so longest, in the order they joined."""
+        """The `size` instances that took requests longest, in the order they joined."""
         looks: Counter[InstanceId] = Counter()
         for instances, count in self._ready.items():
             looks.update(dict.fromkeys(instances, count))
         longest = {name for name, _ in looks.most_common(size)}
         return [name for name in self._joins if name in longest]
 
-    def _require_enough(self, lives: list[_Life]) -> None:
-        answered = sum(life.counted and life.row.end == "finished" for life in lives)
+    def _require_enough(self, requests: list[_TracedRequest]) -> None:
+        answered = sum(request.counted and request.row.end == "finished" for request in requests)
         if answered < ANSWERS_MIN:
             msg = (
                 f"{answered} answered requests in this span are too few to compare policies by; {ANSWERS_MIN} is the "
                 "least. Take a longer span, or run more traffic (pointsman bench)"
             )
             raise HistoryError(msg)
-        strangers = {life.row.instance for life in lives if life.counted and life.row.instance} - self._joins.keys()
-        if strangers:
+        unknown = {
+            request.row.instance for request in requests if request.counted and request.row.instance
+        } - self._joins.keys()
+        if unknown:
             msg = (
-                f"{', '.join(sorted(strangers))} took requests and joined before the log begins: what engines they are is not "
+                f"{', '.join(sorted(unknown))} took requests and joined before the log begins: what engines they are is not "
                 "in it. Use the archive, or count from when they joined again (--since)"
             )
             raise HistoryError(msg)
@@ -277,19 +280,19 @@ class _Reader:
             msg = "no instance took requests in this span, as far as the log tells"
             raise HistoryError(msg)
 
-    def _notes(self, lives: list[_Life]) -> list[str]:
-        left_out = [life for life in self._lives.values() if life.row.end == "unfinished"]
+    def _notes(self, requests: list[_TracedRequest]) -> list[str]:
+        left_out = [request for request in self._requests.values() if request.row.end == "unfinished"]
         restarts = self._restarted + len(self._restarts.open())
         sizes = {len(instances) for instances in self._ready}
-        failed = sum(life.row.end == "failed" for life in lives)
-        untold = sum(not life.arrival.streaming for life in lives)
+        failed = sum(request.row.end == "failed" for request in requests)
+        not_streamed = sum(not request.arrival.streaming for request in requests)
         notes = {
             f"{len(left_out):,} requests that were cancelled or have no end are left out": bool(left_out),
             f"{failed:,} requests failed; failures are not simulated": bool(failed),
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
             f"{restarts} times an instance started anew; that is not simulated": bool(restarts),
             f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
-            f"{untold:,} requests are not streamed: their first token is only assumed": bool(untold),
+            f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
             f"requests are counted from entry {self.beginning.start:,} on; earlier ones warm the caches": self.beginning.start > 1,
@@ -298,7 +301,7 @@ class _Reader:
 
 
 def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
-    """As what it joined, of one that was there before the log begins."""
+    """The join of an instance that joined before the log begins."""
     return InstanceJoined(
         at=instance.joined_at,
         instance=instance.id,
@@ -314,7 +317,7 @@ def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
     )
 
 
-def _life(event: RequestArrived, *, counted: bool) -> _Life:
+def _traced_request(event: RequestArrived, *, counted: bool) -> _TracedRequest:
     row = RequestRow(
         number=0,
         tenant=event.tenant,
@@ -323,16 +326,16 @@ def _life(event: RequestArrived, *, counted: bool) -> _Life:
         output_tokens=0,
         slo_ttft=event.slo_ttft,
     )
-    return _Life(event, counted, row)
+    return _TracedRequest(event, counted, row)
 
 
-def _end(life: _Life, event: RequestFinished | RequestFailed) -> None:
-    row = life.row
+def _end(request: _TracedRequest, event: RequestFinished | RequestFailed) -> None:
+    row = request.row
     match event:
         case RequestFinished():
             row.end, row.ended_at, row.instance = "finished", event.at, event.instance
             row.cached_tokens = event.cached_tokens if event.cached_tokens >= 0 else row.predicted_cached_tokens
-            life.output_tokens = event.completion_tokens
+            request.output_tokens = event.completion_tokens
             row.output_tokens = max(1, event.completion_tokens)
             if row.first_token_at is None:
                 row.first_token_at = row.arrived_at + event.ttft
@@ -340,15 +343,17 @@ def _end(life: _Life, event: RequestFinished | RequestFailed) -> None:
             row.end, row.reason, row.ended_at, row.first_token_at = "failed", event.reason, event.at, None
 
 
-def _usual_output(lives: list[_Life]) -> Tokens:
-    """What an answer had at the median; 1 where no engine told."""
-    told = [life.output_tokens for life in lives if life.output_tokens > 0]
-    return median_low(told) if told else 1
+def _usual_output(requests: list[_TracedRequest]) -> Tokens:
+    """Median output length; 1 if unknown."""
+    known = [request.output_tokens for request in requests if request.output_tokens > 0]
+    return median_low(known) if known else 1
 
 
-def _request(life: _Life, number: int, start: Seconds, usual: Tokens, settings: PoolSettings) -> RecordedRequest:
-    arrival = life.arrival
-    output = life.output_tokens if life.output_tokens > 0 else min(usual, arrival.max_output_tokens)
+def _request(
+    request: _TracedRequest, number: int, start: Seconds, usual: Tokens, settings: PoolSettings
+) -> RecordedRequest:
+    arrival = request.arrival
+    output = request.output_tokens if request.output_tokens > 0 else min(usual, arrival.max_output_tokens)
     return RecordedRequest(
         arrival_s=arrival.arrived_at - start,
         block_ids=_block_ids(arrival, number, settings),
@@ -359,12 +364,12 @@ def _request(life: _Life, number: int, start: Seconds, usual: Tokens, settings: 
         slo_ttft_s=arrival.slo_ttft,
         number=number,
         keys=arrival.keys,
-        way_s=life.way,
+        way_s=request.way,
     )
 
 
 def _block_ids(arrival: RequestArrived, number: int, settings: PoolSettings) -> tuple[int, ...]:
-    """Each of the workload's larger blocks by the last key in it; one without a key is nobody else's."""
+    """Each of the workload's larger blocks by the last key in it; a block without a key is unique."""
     keys = unpack_keys(arrival.keys)
     within = max(1, TRACE_BLOCK_TOKENS // settings.block_tokens)
     blocks = range(blocks_for(arrival.prompt_tokens))

@@ -1,4 +1,4 @@
-"""The simulations: the recorded policy as it was, once to calibrate and once to show how well that works; then the change."""
+"""The simulations of recorded traffic: once to calibrate, once as recorded, once with the change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is to be different. None: as recorded."""
+    """What differs from the record. None: as recorded."""
 
     policy: str | None = None
     texts: Sequence[str] = ()
@@ -37,20 +37,20 @@ class Change:
 
     @override
     def __str__(self) -> str:
-        told = [self.policy or "", *self.texts]
-        told += [
+        parts = [self.policy or "", *self.texts]
+        parts += [
             f"order {self.ordering}" if self.ordering else "",
             f"admission {self.admission}" if self.admission else "",
         ]
-        told.append(f"{self.instances} instances" if self.instances else "")
-        return ", ".join(part for part in told if part)
+        parts.append(f"{self.instances} instances" if self.instances else "")
+        return ", ".join(part for part in parts if part)
 
 
-class Twin:
+class SimulatedFleet:
     """The recorded fleet in the simulator."""
 
     def __init__(self, record: Record) -> None:
-        """Raises UnknownPolicyError where the recorded policies are not known here."""
+        """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
         self.profile = self._profile()
         self.scenario = _scenario_of(record, self.profile)
@@ -62,7 +62,7 @@ class Twin:
         return self.profile.prefill_cost
 
     def calibrate(self) -> Calibration:
-        """Make the engines as fast as they were."""
+        """Makes the engines as fast as the recorded ones."""
         outcome = self._run(self.scenario)
         self.calibration = calibrate(self.record.outcome, outcome, self.cost, self.record.instances)
         return self.calibration
@@ -74,7 +74,7 @@ class Twin:
         return self._run(self._paced(self.changed(change)))
 
     def changed(self, change: Change) -> Scenario:
-        """What is simulated for a change. Raises UnknownPolicyError, SettingTextError."""
+        """The scenario of a change. Raises UnknownPolicyError, SettingTextError."""
         scenario = self.scenario
         settings = dict(scenario.routing_settings)
         for prefix, is_other in (
@@ -82,7 +82,7 @@ class Twin:
             (ADMISSION_PREFIX, change.admission is not None and change.admission != scenario.admission),
             (ORDERING_PREFIX, change.ordering is not None and change.ordering != scenario.ordering),
         ):
-            if is_other:  # settings of another policy would be of no use
+            if is_other:  # settings of the recorded policy do not apply
                 settings = {name: value for name, value in settings.items() if _prefix_of(name) != prefix}
         routing, admission = change.policy or scenario.routing, change.admission or scenario.admission
         ordering = change.ordering or scenario.ordering
@@ -98,7 +98,7 @@ class Twin:
         return changed
 
     def _profile(self) -> EngineProfile:
-        """The engine of which there were most."""
+        """The most frequent engine."""
         profiles = [profile_of(self.record.joins[name]) for name in self.record.instances]
         return max(profiles, key=profiles.count)
 
@@ -166,6 +166,6 @@ def _prefix_of(name: str) -> str:
 
 
 def _within(request: RecordedRequest, capacity: Tokens) -> RecordedRequest:
-    """No engine generates more than fits its cache."""
+    """Output limited to what fits the engine's cache."""
     room = capacity - request.input_length
     return request if request.output_tokens <= room else replace(request, output_tokens=max(1, room))

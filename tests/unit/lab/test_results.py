@@ -24,17 +24,8 @@ from pointsman_lab.results.page import (
     gap,
     page,
 )
-from pointsman_lab.results.studies import (
-    BOUND,
-    BOUND_WITH_FLOOR,
-    MOVED,
-    MOVED_ANYWHERE,
-    OURS,
-    SEEDS,
-    UNMOVED,
-    Study,
-    studies,
-)
+from pointsman_lab.results.studies import MOVED, MOVED_ANYWHERE, UNMOVED, studies
+from pointsman_lab.results.study import BOUND, BOUND_WITH_FLOOR, OURS, SEEDS, Study
 from pointsman_lab.results.tables import study_section
 from pointsman_lab.results.verdict import NEAR_POINTS, Duel, duels
 

@@ -17,7 +17,7 @@ from pointsman.state.trackers.queue_deficits import QueueDeficits
 from pointsman.state.trackers.tenant_accounts import Account
 from pointsman_vllm.deficits import CLIENTS_REMEMBERED_MAX, Deficits
 from pointsman_vllm.settings import FairnessSettings, WrongSettingError, fairness_settings
-from pointsman_vllm.waiting_line import LOOKS_MAX, WaitingLine, client_of
+from pointsman_vllm.waiting_queue import LOOKS_MAX, WaitingQueue, client_of
 
 QUANTUM, OUTPUT_WEIGHT = 500.0, 2.0
 PROMPT_MAX, OUTPUT_MAX, RUNNING_MAX = 400, 50, 4
@@ -45,9 +45,9 @@ class Request:
         return SimpleNamespace(extra_args={"pointsman_client": self.client} if self.client else None)
 
 
-def line_of(*requests: Request, ageing_tokens: float = 0.0, quantum: float = QUANTUM) -> WaitingLine[Request]:
+def line_of(*requests: Request, ageing_tokens: float = 0.0, quantum: float = QUANTUM) -> WaitingQueue[Request]:
     deficits = Deficits(quantum=quantum, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
-    line = WaitingLine[Request](
+    line = WaitingQueue[Request](
         deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=ageing_tokens
     )
     for request in requests:
@@ -55,14 +55,14 @@ def line_of(*requests: Request, ageing_tokens: float = 0.0, quantum: float = QUA
     return line
 
 
-def admit(line: WaitingLine[Request]) -> Request:
+def admit(line: WaitingQueue[Request]) -> Request:
     """As vLLM does within a step."""
     request = line.pop_request()
     request.running, request.num_computed_tokens = True, request.cached
     return request
 
 
-def admitted_in_turn(line: WaitingLine[Request]) -> str:
+def admitted_in_turn(line: WaitingQueue[Request]) -> str:
     line.begin_step()
     return "".join(admit(line).request_id for _ in range(len(line)))
 
@@ -71,7 +71,7 @@ def admitted_in_turn(line: WaitingLine[Request]) -> str:
 class Engine:
     """Steps as vLLM's: admit while there is a slot, then one token for each that runs."""
 
-    line: WaitingLine[Request]
+    line: WaitingQueue[Request]
     deficits: Deficits
     running: list[Request] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ def test_clients_that_wait_at_the_same_time_get_alike_and_no_slot_stays_empty(
 ) -> None:
     """Theorem 5.1: at no time did one get more than 2(U + Q) more than another while both waited."""
     deficits = Deficits(quantum=QUANTUM, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
-    line = WaitingLine[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
+    line = WaitingQueue[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
     engine = Engine(line, deficits)
     for number, (client, tokens, shared, output, pause) in enumerate(arrivals):
         line.add_request(Request(str(number), client, tokens, int(shared * tokens), output))
@@ -137,7 +137,7 @@ def test_clients_that_wait_at_the_same_time_get_alike_and_no_slot_stays_empty(
 def test_a_quantum_that_nobody_uses_up_breaks_the_bound() -> None:
     """So the property above could fail."""
     deficits = Deficits(quantum=1e9, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
-    line = WaitingLine[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
+    line = WaitingQueue[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
     engine = Engine(line, deficits)
     for number in range(20):
         line.add_request(Request(str(number), "a", PROMPT_MAX))
@@ -180,7 +180,7 @@ def test_one_that_was_passed_over_keeps_its_place_and_pays_nothing() -> None:
 
 def test_one_that_was_put_back_comes_before_everybody_and_does_not_pay_twice() -> None:
     deficits = Deficits(quantum=QUANTUM, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
-    line = WaitingLine[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
+    line = WaitingQueue[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
     back = Request("back", "a")
     line.add_request(back)
     line.begin_step()
@@ -221,7 +221,7 @@ def test_a_step_looks_up_a_bounded_number_of_prefixes(clients: int) -> None:
         return 0
 
     deficits = Deficits(quantum=QUANTUM, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
-    line = WaitingLine[Request](deficits, cached_tokens=look, runs=lambda r: r.running, ageing_tokens=0)
+    line = WaitingQueue[Request](deficits, cached_tokens=look, runs=lambda r: r.running, ageing_tokens=0)
     for number in range(1000):
         line.add_request(Request(str(number), f"c{number % clients}"))
     line.begin_step()

@@ -8,7 +8,6 @@ import asyncio
 import re
 from dataclasses import dataclass
 from io import BytesIO
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -263,9 +262,7 @@ class EngineAnswer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._ended:
             self._response.release()
         else:

@@ -7,7 +7,7 @@ added: its maximum output tokens at the rate of the TPOT SLO. If nothing bounds 
 import asyncio
 import math
 from collections.abc import Callable
-from types import TracebackType
+from typing import Any
 
 from pointsman.primitives import Seconds
 from pointsman_ingress.engine.client import EngineFailedError
@@ -46,13 +46,11 @@ class FirstByteDeadline:
         await self._timeout.__aenter__()
         self._wait(self._wall_seconds)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
         try:
-            await self._timeout.__aexit__(kind, error, traceback)
+            await self._timeout.__aexit__(*raised)
         except TimeoutError as timeout:
             reason = f"it sent nothing for {self._loop.time() - self._began:.3g} s"
             raise EngineFailedError(reason, failure="first_byte_timeout") from timeout

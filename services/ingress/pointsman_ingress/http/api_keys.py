@@ -64,30 +64,26 @@ class Keyring:
         while path is not None:
             await self._clock.sleep_wall(RELOAD_WALL_SECONDS)
             try:
-                if _version(path) != self._version:
-                    self._read(path)
+                if self._read(path):
                     log.info("api_keys_read", keys=len(self._keys))
             except KeysFileError as error:
                 log.warning("api_keys_unreadable", reason=str(error))
 
-    def _read(self, path: Path) -> None:
-        self._version = _version(path)
+    def _read(self, path: Path) -> bool:
+        """Whether the file has changed. Raises KeysFileError."""
         try:
+            status = path.stat()
+            version = status.st_mtime_ns, status.st_size
+            if version == self._version:
+                return False
+            self._version = version
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             msg = f"cannot read the keys file {path}: {error}"
             raise KeysFileError(msg) from error
         numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]
         self._keys = [_key(line, path, number) for number, line in numbered if line and not line.startswith("#")]
-
-
-def _version(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        msg = f"cannot read the keys file {path}: {error.strerror}"
-        raise KeysFileError(msg) from error
-    return status.st_mtime_ns, status.st_size
+        return True
 
 
 def _sent_key(headers: Headers) -> bytes | None:

@@ -4,7 +4,6 @@ ASGI reports a disconnect only to a caller of `receive`, so a small task calls i
 """
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from pointsman.contracts.reasons import CancelCause
@@ -40,9 +39,7 @@ class RequestDeadline:
         self._timer = task.get_loop().call_later(self._wall_seconds, self._interrupt, CancelCause.TIMEOUT)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over = True
         self._timer.cancel()
 

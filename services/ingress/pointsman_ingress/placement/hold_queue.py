@@ -36,17 +36,14 @@ class HoldQueue:
             return None
         self._held += 1
         INGRESS_PENDING_REQUESTS.inc()
+        backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
         try:
             async with asyncio.timeout(self._wall_seconds):
-                return await self._poll(find)
+                while (found := find()) is None:
+                    await self._clock.sleep_wall(backoff.next_wait())
+                return found
         except TimeoutError:
             return None
         finally:
             self._held -= 1
             INGRESS_PENDING_REQUESTS.dec()
-
-    async def _poll(self, find: Callable[[], T | None]) -> T:
-        backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
-        while (found := find()) is None:
-            await self._clock.sleep_wall(backoff.next_wait())
-        return found

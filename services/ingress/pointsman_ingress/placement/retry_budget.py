@@ -4,8 +4,8 @@ A request takes its place in the budget when it is first retried, keeps it over 
 its first output or its end.
 """
 
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
@@ -19,9 +19,16 @@ class RetryBudget:
         self.live = 0  # requests that wait for a place or are at an engine
         self.retrying = 0  # those of them that are on a further attempt and have no output yet
 
-    def open(self) -> "RetryTicket":
+    @contextmanager
+    def open(self) -> "Iterator[RetryTicket]":
         """For one request, from its first attempt to its end."""
-        return RetryTicket(self)
+        self.live += 1
+        ticket = RetryTicket(self)
+        try:
+            yield ticket
+        finally:
+            ticket.settle()
+            self.live -= 1
 
     @property
     def spent(self) -> bool:
@@ -29,7 +36,7 @@ class RetryBudget:
 
 
 class RetryTicket:
-    """One request's part in the budget; live while its context is open."""
+    """One request's part in the budget."""
 
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
@@ -37,27 +44,14 @@ class RetryTicket:
 
     def claim(self) -> bool:
         """Whether it may be retried: it has a place in the budget, or gets one now."""
-        if self._retrying:
-            return True
-        if self._budget.spent:
+        if not self._retrying and self._budget.spent:
             RETRIES_REFUSED.inc()
             return False
+        self._budget.retrying += not self._retrying
         self._retrying = True
-        self._budget.retrying += 1
         return True
 
     def settle(self) -> None:
         """It has output, or has ended."""
-        if self._retrying:
-            self._retrying = False
-            self._budget.retrying -= 1
-
-    def __enter__(self) -> Self:
-        self._budget.live += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.settle()
-        self._budget.live -= 1
+        self._budget.retrying -= self._retrying
+        self._retrying = False

@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 import structlog
 
-from pointsman.adapters.tokenizer import UnsupportedContentError
+from pointsman.adapters.tokenizer import Tokenizer, UnsupportedContentError
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Seconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
@@ -49,33 +49,6 @@ MARKS = ("x", "\n\n.")
 depend on it."""
 GUESSED = "guessed"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class TextTokenizer(Protocol):
-    """The model's tokenizer and chat template. Thread-safe. Both methods raise ValueError for input they cannot take, and
-    UnsupportedContentError if the engine can."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def render_chat(
-        self,
-        messages: list[Message],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: dict[str, Any] | None = None,
-    ) -> str: ...
-
-    @property
-    def system_first(self) -> bool:
-        """Whether a system message must be the first."""
-        ...
-
-    @property
-    def effort_without_thinking(self) -> str:
-        """The `reasoning_effort` that turns thinking off."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +90,7 @@ class PromptTokenizer:
     def __init__(
         self,
         *,
-        tokenizer: TextTokenizer | None,
+        tokenizer: Tokenizer | None,
         engine: Callable[[Demand], Instance | None],
         engines: EngineClient,
         clock: Clock,
@@ -273,7 +246,7 @@ class _ImpossibleError(Exception):
     """The prompt itself is at fault."""
 
 
-def _encode(tokenizer: TextTokenizer, prompt: Texts | Chat) -> list[list[int]]:
+def _encode(tokenizer: Tokenizer, prompt: Texts | Chat) -> list[list[int]]:
     if isinstance(prompt, Texts):
         return [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.prompts]
     text = tokenizer.render_chat(

@@ -27,7 +27,7 @@ COMMANDS = {
         "Run the whole system on virtual time under seeded faults, and check what must hold.",
     ),
     "mutants": (
-        "pointsman_lab.torture.mutation",
+        "pointsman_lab.torture.mutants_command",
         "mutants_command",
         "Plant small defects and report which of them unit tests and torture find.",
     ),

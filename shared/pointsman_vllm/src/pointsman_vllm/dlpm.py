@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from pointsman_vllm.deficits import Deficits
 from pointsman_vllm.internals import require, require_nothing_more, warn_of_untested_version
 from pointsman_vllm.settings import FairnessSettings, fairness_settings
-from pointsman_vllm.waiting_line import WaitingLine, client_of
+from pointsman_vllm.waiting_queue import WaitingQueue, client_of
 
 logger = logging.getLogger("vllm.pointsman")
 
@@ -61,9 +61,9 @@ class SyncDlpmScheduler(Scheduler):
         self.deficits.generated(client_of(request), len(tokens))
         return tokens, stopped
 
-    def _line(self, settings: FairnessSettings) -> WaitingLine[Request]:
+    def _line(self, settings: FairnessSettings) -> WaitingQueue[Request]:
         one_group = len(self.kv_cache_config.kv_cache_groups) == 1 and self.hash_block_size == self.block_size
-        return WaitingLine(
+        return WaitingQueue(
             self.deficits,
             cached_tokens=self._halved_match if one_group else self._exact_match,
             runs=lambda request: request.status == RequestStatus.RUNNING,
@@ -94,5 +94,5 @@ def _require_internals() -> None:
     require(part, Scheduler, {"schedule": [], "_update_request_with_output": ["request", "new_token_ids"]})
     require(part, KVCacheManager, {"get_computed_blocks": ["request"]})
     require(part, BlockPool, {"get_cached_block": ["block_hash", "kv_cache_group_ids"]})
-    require_nothing_more(part, RequestQueue, WaitingLine)
+    require_nothing_more(part, RequestQueue, WaitingQueue)
     warn_of_untested_version()

@@ -101,15 +101,15 @@ async def run_live(
 
 
 def _fleet(pool: Pool, speed: float) -> FreshFleet:
-    arguments = ["--block-tokens", str(ENGINE_BLOCK_TOKENS), "--secret", pool.secret]
     scheduler = {"order": pool.ordering, "admission": pool.admission, "prefill_window_tokens": PREFILL_WINDOW_TOKENS}
     return FreshFleet(
         policy=pool.routing,
         rebalance="off",
         instances=pool.engines,
         speed=speed,
-        settings={"": {"log_format": "json"}, "scheduler": scheduler},
-        arguments=arguments,
+        settings=[f"scheduler.{name}={value}" for name, value in scheduler.items()],
+        arguments=["--block-tokens", str(ENGINE_BLOCK_TOKENS), "--secret", pool.secret],
+        environment={"POINTSMAN_LOG_FORMAT": "json"},
     )
 
 

@@ -154,9 +154,10 @@ class _Bench:
         lowest, highest = options.instances
         fresh = FreshFleet(
             policy=options.policy,
-            instances=lowest,
+            instances=f"{lowest}..{highest}",
             speed=options.speed,
-            arguments=["--scale", f"{lowest}..{highest}", "--scaling", SCALING, "--slo-ttft", str(SLO_TTFT_SECONDS)],
+            settings=[f"scaler.scaling={SCALING}"],
+            arguments=["--slo-ttft", str(SLO_TTFT_SECONDS)],
         )
         self._console.print(f"starting a fleet of {lowest} engines that may grow to {highest} ...", style="dim")
         async with fresh.running() as fleet:

@@ -4,25 +4,30 @@
 its clients, in its log, and when it is asked.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeGuard
 
-from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestEnd, RequestGranted, RequestRejected, WritesLost
-from pointsman.contracts.reasons import GIVEN_UP
-from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey
-from pointsman.simulation.replay import verify
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected, WritesLost
+from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
+from pointsman.ports import LogEntry
+from pointsman.primitives import BlockKey, RequestId
 from pointsman_lab.faults.bad_engines import BACK_SECONDS_MAX, FIRST_SECONDS, TOUCHED_SHARE_MAX
 from pointsman_lab.faults.clients import Ending, Exchange, unserved
 from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import GENTLE
+from pointsman_lab.invariants import (
+    SHOWN_MAX,
+    arrivals,
+    different_decisions,
+    ends_by_request,
+    is_given_up,
+    listed,
+    missing_decisions,
+)
 
 Check = Callable[[Evidence], Iterator[str]]
 
-SHOWN_MAX = 5
 DROPPED_SECONDS_MAX = 1.0
 """So soon after its ingress was killed a client must notice."""
 ENDS_OF: dict[Ending, tuple[type[object], ...]] = {
@@ -51,27 +56,27 @@ def unanswered(evidence: Evidence) -> list[Exchange]:
 
 def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
     """In the log, whoever wrote it."""
-    ends, arrivals = _ends(evidence), Counter[str]()
-    for entry in evidence.entries:
-        if isinstance(entry.event, RequestArrived):
-            arrivals[entry.event.request] += 1
-    asked = [e.request for e in evidence.exchanges if e.ending not in ("refused", "dropped")]
-    endless = [request for request in {**dict.fromkeys(arrivals), **dict.fromkeys(asked)} if not ends[request]]
-    yield from _listed("without an end", endless)
-    yield from _listed("with several ends", [f"{r}: {'+'.join(e)}" for r, e in ends.items() if len(e) > 1])
-    yield from _listed("that arrived twice", [request for request, count in arrivals.items() if count > 1])
+    ends, arrived = ends_by_request(evidence.entries), arrivals(evidence.entries)
+    asked = [RequestId(e.request) for e in evidence.exchanges if e.ending not in ("refused", "dropped")]
+    several = {r: found for r, found in ends.items() if len(found) > 1 and not all(is_given_up(e.event) for e in found)}
+    yield from listed(
+        "without an end", [request for request in dict.fromkeys([*arrived, *asked]) if request not in ends]
+    )
+    yield from listed("with several ends", [f"{r}: {'+'.join(map(_kind, found))}" for r, found in several.items()])
+    yield from listed("that arrived twice", [request for request, count in Counter(arrived).items() if count > 1])
 
 
 def clients_and_log_tell_the_same(evidence: Evidence) -> Iterator[str]:
     """What a client was told is what the log says of its request. One whose ingress stood still for so long that the leader
     gave it up goes on under another id, or ends where the log does not look any more."""
-    ends = _ends(evidence)
-    given_up = {e.event.request for e in evidence.entries if _is_given_up(e.event)}
+    ends = ends_by_request(evidence.entries)
+    given_up = {e.event.request for e in evidence.entries if is_given_up(e.event)}
     for exchange in evidence.exchanges:
         expected = [kind.__name__ for kind in ENDS_OF.get(exchange.ending, ())]
-        for end in ends[exchange.request][:1] if exchange.request not in given_up else ():
-            if expected and end not in expected:
-                yield f"{exchange.request} was {exchange.ending} for its client and ended as {end}"
+        request = RequestId(exchange.request)
+        for end in ends.get(request, [])[:1] if request not in given_up else ():
+            if expected and _kind(end) not in expected:
+                yield f"{request} was {exchange.ending} for its client and ended as {_kind(end)}"
 
 
 def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
@@ -81,7 +86,7 @@ def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
         event = entry.event
         if isinstance(event, RequestGranted) and event.stamp is not None:
             grants[event.request, event.attempt] += 1
-    yield from _listed("granted twice", [f"{request}, attempt {a}" for (request, a), n in grants.items() if n > 1])
+    yield from listed("granted twice", [f"{request}, attempt {a}" for (request, a), n in grants.items() if n > 1])
 
 
 def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
@@ -99,17 +104,12 @@ def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
             elif event.stamp.number in numbers:
                 yield f"entry {entry.sequence} is decision {event.stamp.number} of term {term} once more"
             numbers.add(event.stamp.number)
-    missing = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
-    yield from _listed(f"decisions of term {term} missing", [str(number) for number in missing])
+    yield from missing_decisions(term, numbers)
 
 
 def replay_is_identical(evidence: Evidence) -> Iterator[str]:
     """Every decision, taken again from what its leader knew, comes out bit for bit."""
-    verdict = verify(evidence.entries)
-    if verdict.different or verdict.unchecked or verdict.problems:
-        yield f"{verdict}; {dict(verdict.unchecked)} {verdict.problems[:SHOWN_MAX]}"
-        for difference in verdict.differences[:SHOWN_MAX]:
-            yield f"entry {difference.sequence}: {difference.recorded}, recomputed {difference.recomputed}"
+    yield from different_decisions(evidence.entries, complete=True)
 
 
 def index_equals_engines(evidence: Evidence) -> Iterator[str]:
@@ -132,7 +132,7 @@ def index_equals_engines(evidence: Evidence) -> Iterator[str]:
 
 def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
     """No request is under way, by the log or by the leader."""
-    yield from _listed("under way in the log", list(evidence.state.workload.requests))
+    yield from listed("under way in the log", list(evidence.state.workload.requests))
     for view in evidence.leader.instances if evidence.leader else []:
         if view.pending or view.in_prefill or view.decoding:
             yield f"{view.instance}: {view.pending} pending, {view.in_prefill} in prefill, {view.decoding} decoding"
@@ -155,8 +155,8 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
     log = {entry.sequence: entry.payload for entry in evidence.entries}
     last = max(log, default=0)
     archived = {sequence: payload for sequence, payload in evidence.archived.items() if sequence <= last}
-    yield from _listed("not archived", [str(s) for s in log if s not in archived])
-    yield from _listed("archived otherwise", [str(s) for s, payload in archived.items() if log.get(s) != payload])
+    yield from listed("not archived", [str(s) for s in log if s not in archived])
+    yield from listed("archived otherwise", [str(s) for s, payload in archived.items() if log.get(s) != payload])
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
@@ -164,7 +164,7 @@ def no_client_noticed(evidence: Evidence) -> Iterator[str]:
     if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
-    yield from _listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
+    yield from listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
 
 
 def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
@@ -232,23 +232,8 @@ def xor_of(keys: set[BlockKey]) -> int:
     return digest
 
 
-def _ends(evidence: Evidence) -> dict[str, list[str]]:
-    """The ends of each request. That of a leader who gave it up does not count where its ingress, which had only stood
-    still, has written another."""
-    ends: dict[str, list[str]] = defaultdict(list)
-    given_up: dict[str, str] = {}
-    for entry in evidence.entries:
-        if _is_given_up(entry.event):
-            given_up[entry.event.request] = type(entry.event).__name__
-        elif isinstance(entry.event, RequestEnd):
-            ends[entry.event.request].append(type(entry.event).__name__)
-    for request, end in given_up.items():
-        ends[request] = ends[request] or [end]
-    return ends
-
-
-def _is_given_up(event: LogEvent | None) -> TypeGuard[RequestCancelled]:
-    return isinstance(event, RequestCancelled) and event.stamp is not None and event.cause in GIVEN_UP
+def _kind(entry: LogEntry) -> str:
+    return type(entry.event).__name__
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
@@ -256,9 +241,3 @@ def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
     killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
     ended = exchange.ended_at or 0.0
     return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)
-
-
-def _listed(what: str, names: list[str]) -> Iterator[str]:
-    if names:
-        more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-        yield f"{len(names)} {what}: {', '.join(names[:SHOWN_MAX])}{more}"

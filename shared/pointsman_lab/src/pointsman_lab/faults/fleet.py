@@ -143,7 +143,9 @@ async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
             stack.push_async_callback(struck.network.close)
             urls = f"nats://127.0.0.1:{await struck.network.open()}"
         joined = replace(
-            fresh, arguments=[*fresh.arguments, "--nats", urls], settings={"": {"log_replicas": shape.servers}}
+            fresh,
+            arguments=[*fresh.arguments, "--nats", urls],
+            environment={"POINTSMAN_LOG_REPLICAS": str(shape.servers)},
         )
         await stack.enter_async_context(joined.running())
         yield struck

@@ -42,7 +42,7 @@ def gateway_command(place: Path | None, requests: int, out: Path | None) -> None
 
     \b
     Latency at concurrency 1 (a small chat, and 40 kB of token ids), requests a second at full load, and the CPU
-    time and instructions per request and per streamed chunk of the ingress and of the scheduler.
+    time per request and per streamed chunk of the ingress and of the scheduler.
       pointsman-lab gateway                      a fresh fleet with one engine that is fast enough not to matter
       pointsman-lab gateway --from .pointsman    the fleet of this directory
     """
@@ -88,12 +88,9 @@ def _print(figures: Figures) -> None:
     rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
     console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
     if figures.work:
-        columns = ("process", "CPU a request", "CPU a chunk", "instructions a request", "a chunk")
-        work = Table(*columns, title="Work, per request and per streamed chunk")
+        work = Table("process", "CPU a request", "CPU a chunk", title="Work, per request and per streamed chunk")
         for name, done in figures.work.items():
-            counts = (done.instructions_k_per_request, done.instructions_k_per_chunk)
-            cpu = (done.cpu_us_per_request, done.cpu_us_per_chunk)
-            work.add_row(name, *(f"{us:,.0f} us" for us in cpu), *map(_thousands, counts))
+            work.add_row(name, *(f"{us:,.0f} us" for us in (done.cpu_us_per_request, done.cpu_us_per_chunk)))
         console.print(work)
     if figures.not_measured:
         console.print(f"not measured: {figures.not_measured}")
@@ -102,7 +99,3 @@ def _print(figures: Figures) -> None:
             "This engine is slow enough for the cores to fall asleep between requests, which makes everything else "
             "slower too. Without --from a fast one is measured."
         )
-
-
-def _thousands(count: float | None) -> str:
-    return "" if count is None else f"{count:,.0f} k"

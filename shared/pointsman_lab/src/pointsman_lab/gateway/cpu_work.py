@@ -1,49 +1,9 @@
-"""CPU time of processes, from /proc, and their instructions, where `perf` may count them."""
+"""CPU time of processes, from /proc."""
 
-import asyncio
 import contextlib
-import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pointsman_lab.gateway.connection import BenchError
-
-
-class PerfError(Exception):
-    """perf cannot count here."""
-
-
-class Perf:
-    """Counts the instructions of one process."""
-
-    def __init__(self, perf: str, pid: int) -> None:
-        self._perf = perf
-        self._pid = pid
-
-    async def during(self, work: Callable[[], Awaitable[None]]) -> float:
-        """Raises PerfError."""
-        arguments = ["stat", "-x", ",", "-e", "instructions:u,instructions:k", "-p", str(self._pid)]
-        process = await asyncio.create_subprocess_exec(
-            self._perf, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-        )
-        try:
-            await asyncio.sleep(0.2)
-            await work()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-            _, output = await process.communicate()
-        return _counted(output.decode(errors="replace"))
-
-
-def _counted(output: str) -> float:
-    fields = [line.split(",") for line in output.splitlines() if "instructions" in line]
-    numbers = [float(row[0]) for row in fields if row[0].strip().isdigit()]
-    if len(numbers) < 2:
-        said = fields[0][0].strip("<>") if fields else (output.strip().splitlines() or ["it said nothing"])[-1]
-        message = f"perf may not count here ({said[:200]})"
-        raise PerfError(message)
-    return sum(numbers)
 
 
 def cpu_us(pid: int) -> float:

@@ -5,7 +5,6 @@ is the median of the paired differences. Prompts repeat, so that the engine has 
 """
 
 import asyncio
-import shutil
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,14 +25,13 @@ from pointsman_lab.gateway.connection import (
     stream,
     token_ids,
 )
-from pointsman_lab.gateway.cpu_work import Perf, PerfError, cpu_us
+from pointsman_lab.gateway.cpu_work import cpu_us
 
 WARM_UP_REQUESTS = 20
 STREAM_TOKENS = 64
 STREAMS_AT_ONCE = 8
 STREAMS = 6 * STREAMS_AT_ONCE
 WORK_REQUESTS_MIN = 200
-IDLE_SECONDS = 2.0
 
 
 @dataclass
@@ -51,12 +49,10 @@ class Added:
 
 @dataclass
 class Work:
-    """What one process does. Instructions in thousands, user and kernel together; None where perf may not count."""
+    """CPU time of one process."""
 
     cpu_us_per_request: float
     cpu_us_per_chunk: float = 0.0
-    instructions_k_per_request: float | None = None
-    instructions_k_per_chunk: float | None = None
 
 
 @dataclass
@@ -103,7 +99,7 @@ async def measure(setup: Setup, console: Console | None = None) -> Figures:
         for name, target in (("direct", engine), ("gateway", setup.gateway)):
             figures.requests_per_s[name] = await _throughput(target, asks[0], setup)
             progress.advance(task)
-        progress.update(task, description="CPU time and instructions")
+        progress.update(task, description="CPU time")
         await _measure_work(setup, asks[0], figures)
         progress.advance(task)
     return figures
@@ -194,15 +190,6 @@ async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
     for name in setup.pids:
         per_chunk = (many[name] - few[name]) / STREAMS / (STREAM_TOKENS - 1)
         figures.work[name] = Work(single[name] / requests, max(0.0, per_chunk))
-    perf = shutil.which("perf")
-    if perf is None:
-        figures.not_measured = "instructions: perf is not installed"
-        return
-    try:
-        for name, pid in setup.pids.items():
-            await _count_instructions(Perf(perf, pid), setup, ask, requests, figures.work[name])
-    except PerfError as error:
-        figures.not_measured = f"instructions: {error}"
 
 
 async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str, float]:
@@ -212,22 +199,5 @@ async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str
     return {name: cpu_us(pid) - before[name] for name, pid in setup.pids.items()}
 
 
-async def _count_instructions(perf: Perf, setup: Setup, ask: Ask, requests: int, work: Work) -> None:
-    """Per request with one at a time; per chunk as the difference between long and short streams."""
-    idle = await perf.during(lambda: asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
-    single = await _busy(perf, idle, lambda: _together(setup.gateway, ask, requests, 1))
-    work.instructions_k_per_request = single / requests / 1000
-    many = await _busy(perf, idle, lambda: _streams(setup, STREAM_TOKENS))
-    few = await _busy(perf, idle, lambda: _streams(setup, 1))
-    work.instructions_k_per_chunk = (many - few) / STREAMS / (STREAM_TOKENS - 1) / 1000
-
-
 async def _streams(setup: Setup, tokens: int) -> None:
     await _together(setup.gateway, stream(setup.model, tokens), STREAMS, STREAMS_AT_ONCE)
-
-
-async def _busy(count: Perf, idle_per_s: float, work: Callable[[], Awaitable[None]]) -> float:
-    """Instructions of `work`, without those that would have been executed anyway."""
-    started = time.perf_counter()
-    counted = await count.during(work)
-    return counted - idle_per_s * (time.perf_counter() - started)

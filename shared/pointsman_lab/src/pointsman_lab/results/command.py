@@ -16,7 +16,8 @@ from pointsman_cli.simulate.experiment import CellResult
 from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
-from pointsman_lab.results.studies import CONVERSATION, TOOL_AGENT, Study, shortened, studies
+from pointsman_lab.results.studies import CONVERSATION, TOOL_AGENT, studies
+from pointsman_lab.results.study import Study, shortened
 from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")

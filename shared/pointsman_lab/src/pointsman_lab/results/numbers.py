@@ -14,7 +14,7 @@ from pointsman.simulation.metrics import Report
 from pointsman.simulation.outcome import LoadSample
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.simulate.report import worst_length
-from pointsman_lab.results.studies import Metric, Study
+from pointsman_lab.results.study import Metric, Study
 
 Goodputs = Mapping[tuple[str, int], Goodput]
 """By `Variant.key` and seed."""

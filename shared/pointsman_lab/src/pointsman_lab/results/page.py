@@ -11,7 +11,8 @@ from jinja2 import Environment, StrictUndefined
 
 from pointsman_lab.results import tables
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
-from pointsman_lab.results.studies import BOUND, MOVED, MOVED_ANYWHERE, OURS, PAPER, UNMOVED, WARMUP, Judged, Study
+from pointsman_lab.results.studies import MOVED, MOVED_ANYWHERE, PAPER, UNMOVED
+from pointsman_lab.results.study import BOUND, OURS, WARMUP, Judged, Study
 from pointsman_lab.results.verdict import Duel, duel_table, duels
 
 TEMPLATE = Path(__file__).with_name("page.md.j2")

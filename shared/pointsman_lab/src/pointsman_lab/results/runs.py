@@ -30,7 +30,7 @@ from pointsman_cli.simulate.experiment import (
 )
 from pointsman_lab.results.central_queue import central_queue
 from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
-from pointsman_lab.results.studies import BOUNDS, WARMUP, Study
+from pointsman_lab.results.study import BOUNDS, WARMUP, Study
 
 SEARCH_RUNS = 3.5
 """What a goodput search costs, in runs: a guess, for the estimate of the time left."""

@@ -4,31 +4,28 @@ A row is a combination of policies, named in full, so that no table depends on w
 bring conditions of its own. Nothing is tuned per trace or workload: a row has the same settings wherever it stands.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.primitives import Seconds
-from pointsman.simulation.simulator import Scenario
-from pointsman_cli.simulate.experiment import Cell, Source
-from pointsman_cli.simulate.variants import Variant, variants
-from pointsman_lab.results.central_queue import CentralOrder
+from pointsman_cli.simulate.experiment import Source
+from pointsman_cli.simulate.variants import variants
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Conditions, Row, Study
 
 CONVERSATION = "mooncake_conversation.jsonl"
-TOOL_AGENT = "toolagent_reconstructed.jsonl"
-INPUT_CAP = 20_480
-DOCUMENT_CAP = 40_960
-WARMUP = 500
-SEEDS = (0, 1, 2)
-OURS = "pointsman"
 
-Conditions = Mapping[str, Any]
-"""Fields of the simulator's Scenario."""
+TOOL_AGENT = "toolagent_reconstructed.jsonl"
+
+INPUT_CAP = 20_480
+
+DOCUMENT_CAP = 40_960
 
 PAPER = "as written"
+
 PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
+
 PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0}
 """DualMap as its paper writes it: hot above 2/n, cold below 1/n, and the less loaded where both are over."""
 
@@ -37,97 +34,6 @@ UNMOVED, MOVED, MOVED_ANYWHERE = "no rebalancing", "rebalancing", "rebalancing a
 CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=147456", "sticky_least_loaded.hit_share_min=0.5")
 """After SGLang's cache-aware router, which keeps to the longest match of at least half of a prompt until one instance
 has 32 requests more than another: here 32 mean prompts of the generated shared prefixes."""
-
-BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
-BOUNDS: Mapping[str, tuple[CentralOrder, float]] = {
-    BOUND_FCFS: ("fcfs", 0.0),
-    BOUND: ("most_on_time", 0.0),
-    BOUND_WITH_FLOOR: ("most_on_time", 0.6),
-}
-"""Central queues with one shared cache, which no router can have: their order, and the floor that they keep for the
-attainment of each tenth of the prompts by length."""
-
-Judged = Literal["best", "near"]
-"""What is asked of `pointsman`: to be the best at every rate, or never more than a point behind the best."""
-
-Metric = Literal[
-    "hit_rate", "load_cv", "busiest_share", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length", "migrations",
-    "rejected_share", "jain", "service_per_s", "well_behaved_p90_s",
-]  # fmt: skip
-
-USUAL: tuple[Metric, ...] = ("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One combination of policies, and the conditions that only it has."""
-
-    variant: Variant
-    conditions: Conditions = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A table. `about` says what makes it a study of its own; `telling` is the rate of the columns behind the rates,
-    by default the middle one."""
-
-    key: str
-    title: str
-    about: str
-    source: Source
-    rows: Sequence[Row]
-    rates: Sequence[float]
-    telling: float | None = None
-    seeds: Sequence[int] = SEEDS
-    conditions: Conditions = field(default_factory=dict)
-    metrics: Sequence[Metric] = USUAL
-    judged: Judged | None = None
-    goodput: Sequence[str] = ()
-    """Names of the rows whose goodput is searched."""
-    bounds: Sequence[str] = ()
-    """Which of BOUNDS stand below the table."""
-    windows: Sequence[tuple[str, Seconds, Seconds]] = ()
-    """Stretches of time, by name, whose attainment is told apart."""
-    drawn: bool = False
-    """Whether pictures are drawn of its runs."""
-
-    @property
-    def telling_rate(self) -> float:
-        return self.rates[len(self.rates) // 2] if self.telling is None else self.telling
-
-    def name(self, row: Row) -> str:
-        """The row's name in this table: ordering and admission only where rows differ in them."""
-        return row.variant.label(other.variant for other in self.rows)
-
-    def cells(self) -> list[Cell]:
-        return [
-            Cell(source=self.source, variant=row.variant, scenario=self.scenario(row, seed), qps=qps, warmup=WARMUP)
-            for row in self.rows
-            for qps in self.rates
-            for seed in self.seeds
-        ]
-
-    def scenario(self, row: Row, seed: int) -> Scenario:
-        variant = row.variant
-        return Scenario(
-            routing=variant.routing,
-            routing_settings=variant.settings,
-            ordering=variant.ordering,
-            admission=variant.admission,
-            seed=seed,
-            **{**self.conditions, **row.conditions},
-        )
-
-
-def shortened(study: Study) -> Study:
-    """A taste of it: one seed, the telling rate, few requests. Its numbers mean little."""
-    return replace(
-        study,
-        source=replace(study.source, requests=min(study.source.requests, 2 * WARMUP)),
-        seeds=study.seeds[:1],
-        rates=(study.telling_rate,),
-        goodput=(),
-    )
 
 
 def studies(traces: Path) -> list[Study]:
@@ -149,9 +55,6 @@ def studies(traces: Path) -> list[Study]:
         *_eviction(),
         *_fairness(),
     ]
-
-
-# --- Rows ---
 
 
 def _rows(
@@ -182,9 +85,6 @@ def _as_written(
 def _everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     """All routing policies, and DualMap to the letter."""
     return [*_rows(sorted(ROUTING_POLICIES), ordering, admission), _as_written(ordering=ordering, admission=admission)]
-
-
-# --- `pointsman` against all others ---
 
 
 def _placement(conversation: Source, tools: Source) -> Iterable[Study]:
@@ -304,9 +204,6 @@ def _generated() -> Iterable[Study]:
             rates=rates,
             judged="best",
         )
-
-
-# --- The papers' own questions ---
 
 
 def _parts(conversation: Source, tools: Source) -> Iterable[Study]:
@@ -438,9 +335,6 @@ def _fairness() -> Iterable[Study]:
                 conditions={"instances": 4},
                 metrics=("jain", "service_per_s", "well_behaved_p90_s", "ttft_p90_s", "hit_rate"),
             )
-
-
-# --- Sources ---
 
 
 def _trace(path: Path, requests: int) -> Source:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from pointsman_lab.results.numbers import Point, StudyNumbers
-from pointsman_lab.results.studies import OURS, Metric, Study
+from pointsman_lab.results.study import OURS, Metric, Study
 
 HEADINGS: dict[Metric, tuple[str, str]] = {
     "hit_rate": ("hit rate", "{:.3f}"),

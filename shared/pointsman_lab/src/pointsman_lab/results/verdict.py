@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
-from pointsman_lab.results.studies import OURS, Judged, Row, Study
+from pointsman_lab.results.study import OURS, Judged, Row, Study
 from pointsman_lab.results.tables import code, table
 
 LEVEL_POINTS = 0.05

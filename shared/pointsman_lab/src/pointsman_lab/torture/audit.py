@@ -33,7 +33,7 @@ def audit(
     """What is wrong with the decisions of all terms in a log. `lapses`: entries that a scheduler, by its name, read while it did
     not lead, or could not be sure of its lease."""
     for stored in history:
-        if isinstance(stored.event, LeaderElected) and not stored.echo:
+        if isinstance(stored.event, LeaderElected) and not stored.duplicate:
             model = new_model()
             for before in history[: stored.sequence]:
                 model.apply(before.event, before.sequence)
@@ -58,7 +58,7 @@ class _Term(DecisionRules):
         read: list[Stored] = []
         for stored in entries:
             own = stored.stamp is not None and stored.stamp.term == self._term
-            for step in order.feed(stored) if not (own and stored.echo) else ():
+            for step in order.feed(stored) if not (own and stored.duplicate) else ():
                 if step.kind is Kind.DECIDED:
                     yield from self._decided(step.entry, read)
                     read.clear()

@@ -48,7 +48,7 @@ class EngineClock(SkewedClock):
         self._shown_then = self._changed_at
 
     def slow_down(self, factor: float) -> None:
-        """From now on everything takes `factor` times as long; a step under way ends when it would have."""
+        """From now on everything takes `factor` times as long; a step in flight ends when it would have."""
         shown = self.now()
         self._changed_at, self._shown_then, self._slowness = super().now(), shown, factor
 

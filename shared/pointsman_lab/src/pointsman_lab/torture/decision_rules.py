@@ -141,8 +141,8 @@ class DecisionRules(PlacementRules):
             yield f"{event.request} may not be taken out of its engine (again)"
         if model.instances[event.instance].role != "both" or request.decode:
             yield f"{event.request} is split between two instances"
-        if self._under_way() >= REBOUND_MAX:
-            yield f"{self._under_way()} re-bound requests have no first token yet"
+        if self._in_flight() >= REBOUND_MAX:
+            yield f"{self._in_flight()} re-bound requests have no first token yet"
         if model.at(event.instance, PENDING) or not self._room(event.instance, event.uncached_tokens):
             yield f"{event.instance} could not begin it at once"
         overdue = event.at - request.granted_at
@@ -206,8 +206,8 @@ class DecisionRules(PlacementRules):
             and not there
         ):
             yield f"{event.instance} is weighed, and does not take {event.request}"
-        elif event.reason == MoveRefusal.TOO_MANY_REBOUND and self._under_way() < REBOUND_MAX:
-            yield f"{self._under_way()} are re-bound"
+        elif event.reason == MoveRefusal.TOO_MANY_REBOUND and self._in_flight() < REBOUND_MAX:
+            yield f"{self._in_flight()} are re-bound"
         elif event.reason == MoveRefusal.TARGET_LATE:
             uncached = model.uncached(
                 request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
@@ -252,6 +252,6 @@ class DecisionRules(PlacementRules):
             if silent <= after:
                 yield f"{event.instance} was silent for {silent} s, not {after}"
 
-    def _under_way(self) -> int:
+    def _in_flight(self) -> int:
         """Re-bound requests without a first token."""
         return sum(r.rebound_from != NOBODY and r.stage == PREFILL for r in self._model.requests.values())

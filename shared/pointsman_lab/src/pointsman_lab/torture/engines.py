@@ -28,8 +28,9 @@ from pointsman.simulation.block_cache import (
 )
 from pointsman.simulation.engine_model import EngineModel, EngineSettings
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_engine_sim.app import EngineApp, ServedModel
+from pointsman_engine_sim.app import EngineApp
 from pointsman_engine_sim.engine import SimulatedEngine
+from pointsman_engine_sim.generation import ServedModel
 from pointsman_engine_sim.kv_events import EventEncoder
 from pointsman_engine_sim.kv_transfer import KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics

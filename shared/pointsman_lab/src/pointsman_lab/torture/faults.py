@@ -26,7 +26,7 @@ from pointsman_lab.torture.engine_faults import (
 from pointsman_lab.torture.engines import MISDEEDS
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.network_faults import (
-    bad_weather,
+    bad_network,
     damage_entries,
     delete_stream,
     expire,
@@ -88,7 +88,7 @@ def schedule(injector: Injector) -> None:
 
 def _schedule_faults(injector: Injector) -> None:
     chance, loop = injector.chance, injector.world.loop
-    injector.world.network.echoes = chance.choice((0.0, 0.02, 0.1))
+    injector.world.network.duplicates = chance.choice((0.0, 0.02, 0.1))
     if chance.random() < 0.3:
         storm(injector)
     kept = chance.choice((0, 0, 60, 150, 400))
@@ -127,7 +127,7 @@ def heal(injector: Injector) -> None:
     world = injector.world
     world.healed = True
     world.note("all faults end")
-    world.network.echoes = world.network.damage = 0.0
+    world.network.duplicates = world.network.damage = 0.0
     world.network.server_up()
     for process in world.processes:
         process.clock.skew = 0.0
@@ -162,7 +162,7 @@ FAULTS: dict[str, Fault] = {
     "ambush": Fault(1.0, ambush),
     "stale leader": Fault(2.0, stale_leader),
     "partition": Fault(2.0, partition),
-    "weather": Fault(3.0, bad_weather),
+    "bad network": Fault(3.0, bad_network),
     "server away": Fault(1.0, server_away),
     "clock": Fault(1.0, clock_jump),
     "drop events": Fault(3.0, drop_events),

@@ -19,7 +19,7 @@ from pointsman.ports import (
 )
 from pointsman.ports import Link as Ports
 from pointsman.primitives import RequestId, Seconds, Sequence, Term
-from pointsman_lab.torture.network import CALM, DELAY_MEANS_MAX, Network
+from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
 
@@ -46,7 +46,7 @@ class Link:
         self.network = network
         self.clock = clock
         self.name = name
-        self.weather = CALM
+        self.conditions = IDEAL
         self.alive = True
         self.cut = False
         """Nothing comes through, whether the process knows it or not."""
@@ -126,7 +126,7 @@ class Link:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         if self.open:  # to the server it comes once; who serves it may be brought it twice
-            once = replace(self.weather, doubling=0.0)
+            once = replace(self.conditions, duplication=0.0)
             self.network.carry(once, self.network.ask, self, subject, payload, answer)
         try:
             async with asyncio.timeout(timeout):
@@ -141,7 +141,7 @@ class Link:
         """Wait as long as a message takes from the server to here."""
         network = self.network
         await asyncio.sleep(
-            min(network.chance.expovariate(1 / self.weather.delay), DELAY_MEANS_MAX * self.weather.delay)
+            min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
         )
         while not self.open or not self.connected:
             self._found_again.clear()
@@ -150,7 +150,7 @@ class Link:
     async def one_way(self) -> None:
         """One way to a store at the server, or its loss. Raises StoreUnavailableError, after a while."""
         network = self.network
-        lost = network.chance.random() < self.weather.loss
+        lost = network.chance.random() < self.conditions.loss
         try:
             async with asyncio.timeout(STORE_SECONDS_MAX):
                 await (asyncio.Event().wait() if lost else self.passage())
@@ -224,7 +224,7 @@ class _Window:
         self._settled()
 
     def close(self) -> None:
-        """What is under way waits again."""
+        """What is in flight waits again."""
         for number in sorted(self._sent, reverse=True):
             self._waiting.appendleft(self._sent[number])
         self._sent.clear()
@@ -243,7 +243,7 @@ class _Window:
             self._sent[write.number] = write
             link.network.loop.outside(ACK_SECONDS_MAX, self._overdue, write)
             if link.open:
-                self._arrives = link.network.carry(link.weather, self._store, write, not_before=self._arrives)
+                self._arrives = link.network.carry(link.conditions, self._store, write, not_before=self._arrives)
 
     def _store(self, write: _Write) -> None:
         """At the server."""
@@ -252,14 +252,14 @@ class _Window:
         if not network.broker.available or link.cut:
             return
         if write.fence is not None and not network.broker.stands(Fence(write.fence.elected)):
-            network.carry(link.weather, self._fenced, write)
+            network.carry(link.conditions, self._fenced, write)
             return
         try:
             sequence = network.store(link.name, write.event, write.number, elected_after=write.elected_after)
         except ElectionLostError as error:
-            network.carry(link.weather, self._refused, write, error)
+            network.carry(link.conditions, self._refused, write, error)
         else:
-            network.carry(link.weather, self._confirm, write, sequence)
+            network.carry(link.conditions, self._confirm, write, sequence)
 
     def _confirm(self, write: _Write, sequence: Sequence) -> None:
         if not self._link.open or self._sent.pop(write.number, None) is None:

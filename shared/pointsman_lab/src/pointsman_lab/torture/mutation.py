@@ -12,10 +12,9 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -26,14 +25,9 @@ from typing import Any, Literal
 import click
 from typing_extensions import override
 
-from pointsman_cli.options import CONTEXT, out_option
-from pointsman_cli.output_file import write_json
-
 WALL_SECONDS_MAX = 150
 """For the tests and seeds of one mutant; one that takes longer counts as found."""
-TORTURE_SEEDS = (61, 27, 67, 30)
-"""Together they produce every kind of entry, most of them twice. Choose again when seeds shift."""
-SHOWN_MAX = 110
+
 LIBRARIES = (
     "pytest",
     "hypothesis",
@@ -54,8 +48,10 @@ TESTS = {
     "services/worker/pointsman_worker": ("worker",),
 }
 """By package: the folders of `tests/unit` that test it."""
+
 MUTATED = ("policies/dispatch", "state/", "pointsman_worker/translator")
 """Parts of the paths of the files that are sampled."""
+
 UNMUTATED = ("trackers/", "__init__", "dead_letters", "outages")
 
 SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -80,6 +76,7 @@ SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.And: (ast.Or,),
     ast.Or: (ast.And,),
 }
+
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 Fate = Literal["killed by tests", "killed by torture", "took too long", "survived"]
@@ -322,53 +319,3 @@ def sampled(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
     chosen = Random(f"mutants {seed}").sample(every, min(count, len(every)))
     click.echo(f"{len(chosen)} of {len(every)} mutants")
     return [mutant_of(file, texts[file], number) for file, number in chosen]
-
-
-@click.command("mutants", context_settings=CONTEXT)
-@click.option("--sample", default=200, show_default=True, help="Mutants to run.")
-@click.option("--seed", default=1, show_default=True, help="Chooses the sample.")
-@click.option(
-    "--only", default="", metavar="PART", help="Only files whose path, or planted defects whose name, contains this."
-)
-@click.option("--planted", is_flag=True, help="Run the listed defects of `planted.py` instead of a sample.")
-@out_option
-def mutants_command(sample: int, seed: int, only: str, planted: bool, out: Path | None) -> None:
-    """Plant defects in dispatcher, state and translator, and report which of them unit tests and torture find.
-
-    Run it in the root of the repository.
-    """
-    root = Path.cwd()
-    for name in LIBRARIES:
-        importlib.import_module(name)
-    outcomes = []
-    for outcome in _planted_outcomes(root, only) if planted else _outcomes(root, sample, seed, only):
-        outcomes.append(outcome)
-        _show(outcome)
-        if out is not None:
-            write_json(out, [asdict(one) for one in outcomes])
-    fates = Counter(outcome.fate for outcome in outcomes)
-    killed = len(outcomes) - fates["survived"]
-    counts = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
-    click.echo(f"{killed} of {len(outcomes)} found ({killed / max(1, len(outcomes)):.0%}): {counts}")
-
-
-def _outcomes(root: Path, sample: int, seed: int, only: str) -> Iterator[Outcome]:
-    for mutant in sampled(root, sample, seed, only):
-        yield judge(mutant, root, TORTURE_SEEDS)
-
-
-def _planted_outcomes(root: Path, only: str) -> Iterator[Outcome]:
-    """Two of each: by unit tests alone, and by seeds alone."""
-    from pointsman_lab.torture.planted import SEEDS, planted
-
-    for mutant in planted(root, only):
-        yield judge(mutant, root, ())
-        yield judge(mutant, root, SEEDS, with_tests=False)
-
-
-def _show(outcome: Outcome) -> None:
-    click.echo(
-        f"{outcome.fate:18} {outcome.seconds:6.1f} s  {outcome.file}:{outcome.line}  {outcome.what}  {outcome.by}"
-    )
-    if outcome.fate == "survived":
-        click.echo(f"    - {outcome.before[:SHOWN_MAX]}\n    + {outcome.after[:SHOWN_MAX]}")

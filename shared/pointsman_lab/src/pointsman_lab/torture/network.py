@@ -29,18 +29,18 @@ from pointsman.ports import (
 from pointsman.primitives import PoolName, Seconds, Sequence
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
-CALM_DELAY_SECONDS = 0.0004
+IDEAL_DELAY_SECONDS = 0.0004
 """Mean time that a message takes on a good day."""
 
 DELAY_MEANS_MAX = 12.0
 """No message takes longer than so many means."""
 
-ECHO_SECONDS_MAX = 4.0
+DUPLICATE_SECONDS_MAX = 4.0
 
-LATE_ECHO_SECONDS_MAX = 15.0
+LATE_DUPLICATE_SECONDS_MAX = 15.0
 """How late an entry may come to stand in the log a second time."""
 
-RARE_ECHOES = 6.0
+RARE_DUPLICATES = 6.0
 
 RARE = (
     InstanceJoined,
@@ -58,19 +58,19 @@ before it stores one."""
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """What happens to the messages of one link. `loss` and `doubling` are shares of all messages."""
+    """What happens to the messages of one link. `loss` and `duplication` are shares of all messages."""
 
-    delay: Seconds = CALM_DELAY_SECONDS
+    delay: Seconds = IDEAL_DELAY_SECONDS
     loss: float = 0.0
-    doubling: float = 0.0
+    duplication: float = 0.0
 
 
-CALM = LinkConditions()
+IDEAL = LinkConditions()
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One entry as it came into the log. `event` is None where nobody can read it. `echo`: it is a second copy, or no
+    """One entry as it came into the log. `event` is None where nobody can read it. `duplicate`: it is a second copy, or no
     process of ours wrote it. `first`: what
     retention had left of the log by then."""
 
@@ -78,7 +78,7 @@ class Stored:
     at: Seconds
     writer: str
     event: LogEvent | None
-    echo: bool = False
+    duplicate: bool = False
     first: Sequence = 1
     subject: str = ""
     problem: str = ""
@@ -92,7 +92,7 @@ class Stored:
 class Endpoint(Protocol):
     """A link, as the server sees it."""
 
-    weather: LinkConditions
+    conditions: LinkConditions
 
     @property
     def subscribed(self) -> bool: ...
@@ -120,7 +120,7 @@ class Network:
         self.history: list[Stored] = []
         self.losses = 0
         """How often the log has lost its newest entries, or all of them."""
-        self.echoes = 0.0
+        self.duplicates = 0.0
         """Share of entries that are stored once more, some seconds later."""
         self.damage = 0.0
         """Share of cache events that the server confirms and does not keep as they were."""
@@ -175,15 +175,15 @@ class Network:
             self.broker.drop_before(first)
 
     def carry(
-        self, weather: LinkConditions, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0
+        self, conditions: LinkConditions, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0
     ) -> Seconds:
         """Bring one message over one link, or lose it, or bring it twice. When the last copy comes."""
         chance, now = self.chance, self.loop.time()
-        if chance.random() < weather.loss:
+        if chance.random() < conditions.loss:
             return not_before
         arrives = not_before
-        for _ in range(2 if chance.random() < weather.doubling else 1):
-            delay = min(chance.expovariate(1 / weather.delay), DELAY_MEANS_MAX * weather.delay)
+        for _ in range(2 if chance.random() < conditions.duplication else 1):
+            delay = min(chance.expovariate(1 / conditions.delay), DELAY_MEANS_MAX * conditions.delay)
             arrives = max(arrives + MOMENT_SECONDS, now + delay)
             self.loop.outside(arrives - now, act, *arguments)
         return arrives
@@ -222,31 +222,31 @@ class Network:
             return
         listening = [served for served in self._served.get(subject, []) if served.link.subscribed]
         if not listening:
-            self.carry(asker.weather, asker.hear_nobody, subject, answer)
+            self.carry(asker.conditions, asker.hear_nobody, subject, answer)
         for served in listening:
-            self.carry(served.link.weather, served.offer, payload, asker, answer)
+            self.carry(served.link.conditions, served.offer, payload, asker, answer)
 
     def store_raw(self, subject: str, payload: bytes) -> None:
         """Somebody who is no process of ours writes these bytes."""
         sequence = self.broker.store_raw(subject, payload)
         read = LogEntry.read(sequence, subject, payload)
         stored = Stored(
-            sequence, self.loop.time(), "a stranger", read.event, echo=True, subject=subject, problem=read.problem
+            sequence, self.loop.time(), "a stranger", read.event, duplicate=True, subject=subject, problem=read.problem
         )
         self.history.append(stored)
 
     def _note(self, sequence: Sequence, writer: str, event: LogEvent) -> None:
         self.history.append(Stored(sequence, self.loop.time(), writer, event, first=self.broker.extent.first))
-        share = min(1.0, RARE_ECHOES * self.echoes) if isinstance(event, RARE) else self.echoes
+        share = min(1.0, RARE_DUPLICATES * self.duplicates) if isinstance(event, RARE) else self.duplicates
         if self.chance.random() < share and not isinstance(event, LeaderElected):
-            seconds = self.chance.choice((ECHO_SECONDS_MAX, LATE_ECHO_SECONDS_MAX))
-            self.loop.outside(self.chance.uniform(0.0, seconds), self._echo, event, writer, self.losses)
+            seconds = self.chance.choice((DUPLICATE_SECONDS_MAX, LATE_DUPLICATE_SECONDS_MAX))
+            self.loop.outside(self.chance.uniform(0.0, seconds), self._duplicate, event, writer, self.losses)
 
-    def _echo(self, event: LogEvent, writer: str, losses: int) -> None:
+    def _duplicate(self, event: LogEvent, writer: str, losses: int) -> None:
         if losses != self.losses:
             return
         sequence = self.broker.store_raw(subject_of(self.pool, event), encode(event))
-        self.history.append(Stored(sequence, self.loop.time(), writer, event, echo=True))
+        self.history.append(Stored(sequence, self.loop.time(), writer, event, duplicate=True))
 
     def _store_damaged(self, writer: str, event: CacheEvent) -> Sequence:
         """Bytes that nobody can read, or, where keys were removed, other keys."""

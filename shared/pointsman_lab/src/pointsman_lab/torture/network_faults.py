@@ -2,7 +2,7 @@
 
 from pointsman.primitives import Seconds
 from pointsman_lab.torture.injector import Injector
-from pointsman_lab.torture.network import CALM, LinkConditions
+from pointsman_lab.torture.network import IDEAL, LinkConditions
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: Seconds = 1.0
@@ -14,7 +14,7 @@ def slow_rebalancer(injector: Injector) -> None:
     rebalancer, seconds = injector.world.rebalancer, injector.seconds(10.0)
     if rebalancer.life is not None:
         injector.world.note(f"the rebalancer is slow for {seconds:.2f} s")
-        rebalancer.link.weather = LinkConditions(delay=injector.chance.choice((0.1, 0.3, 1.0)))
+        rebalancer.link.conditions = LinkConditions(delay=injector.chance.choice((0.1, 0.3, 1.0)))
         injector.later(seconds, _clear_up, rebalancer)
 
 
@@ -28,21 +28,21 @@ def partition(injector: Injector) -> None:
     injector.later(seconds, mend, injector, process)
 
 
-def bad_weather(injector: Injector) -> None:
+def bad_network(injector: Injector) -> None:
     process = injector.chance.choice(injector.world.services)
     if process.life is None:
         return
     chance, seconds = injector.chance, injector.seconds(10.0)
-    weather = LinkConditions(
+    conditions = LinkConditions(
         delay=chance.choice((0.0004, 0.005, 0.05, 0.3)),
         loss=chance.choice((0.0, 0.02, 0.2)),
-        doubling=chance.choice((0.0, 0.05, 0.3)),
+        duplication=chance.choice((0.0, 0.05, 0.3)),
     )
     injector.world.note(
-        f"weather at {process.name}: delay {weather.delay} s, loss {weather.loss}, doubling {weather.doubling}, "
+        f"bad network at {process.name}: delay {conditions.delay} s, loss {conditions.loss}, duplication {conditions.duplication}, "
         f"for {seconds:.2f} s"
     )
-    process.link.weather = weather
+    process.link.conditions = conditions
     injector.later(seconds, _clear_up, process)
 
 
@@ -82,24 +82,24 @@ def damage_entries(injector: Injector) -> None:
 
 
 def storm(injector: Injector) -> None:
-    """Bad weather everywhere, all the time."""
+    """Bad network conditions everywhere, all the time."""
     chance = injector.chance
-    weather = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), doubling=0.05)
-    injector.world.note(f"storm everywhere: {weather}")
+    conditions = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), duplication=0.05)
+    injector.world.note(f"storm everywhere: {conditions}")
     for process in injector.world.services:
         if process.life is not None:
-            process.link.weather = weather
+            process.link.conditions = conditions
 
 
 def mend(injector: Injector, process: Process) -> None:
     if process.life is not None and process.life.link is not None:
-        process.life.link.weather = CALM if injector.over else process.life.link.weather
+        process.life.link.conditions = IDEAL if injector.over else process.life.link.conditions
         process.life.link.mend()
 
 
 def _clear_up(process: Process) -> None:
     if process.life is not None and process.life.link is not None:
-        process.life.link.weather = CALM
+        process.life.link.conditions = IDEAL
 
 
 def _server_back(injector: Injector) -> None:

@@ -70,7 +70,7 @@ class PlacementRules:
         model = self._model
         request = model.requests.get(event.request)
         if request is None:
-            yield f"{event.request} is not under way"
+            yield f"{event.request} is not in flight"
             return
         if request.stage != ARRIVED and event.attempt <= request.attempt:
             yield f"{event.request} has its place for attempt {request.attempt}"
@@ -109,7 +109,7 @@ class PlacementRules:
     def _rejected(self, event: RequestRejected) -> Iterator[str]:
         request = self._model.requests.get(event.request)
         if request is None:
-            yield f"{event.request} is not under way"
+            yield f"{event.request} is not in flight"
             return
         excluded = tuple(event.excluded)
         yield from self._candidates(event.candidates, request, event.at, excluded)

@@ -23,23 +23,23 @@ class Defect:
 DEFECTS = (
     Defect(
         "an engine that failed may be tried again",
-        "return PoolView(self._seen, request, now, excluded=excluded)\n",
-        "return PoolView(self._seen, request, now)\n",
+        "return PoolView(known, request, turn.now, excluded=excluded)\n",
+        "return PoolView(known, request, turn.now)\n",
     ),
     Defect(
         "a window is kept after a cancel",
-        "            self.line(known.instance).remove(known)\n",
-        "            _ = known.stage is Stage.PREFILL or self.line(known.instance).remove(known)\n",
+        "            self.queue(known.instance).remove(known)\n",
+        "            _ = known.stage is Stage.PREFILL or self.queue(known.instance).remove(known)\n",
     ),
     Defect(
         "a cancel grants nothing to those who wait",
-        "        self._grant_next(freed, turn)\n",
-        "",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n        grant_next(turn, instance)\n",
+        "        _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)\n",
     ),
     Defect(
         "a gap leaves `exact`",
-        '                    instance_missing.doubt = f"engine events missed: {event.reason}"\n',
-        "                    pass\n",
+        '        instance.doubt = f"engine events missed: {event.reason}"\n',
+        "",
     ),
     Defect(
         "`unknown` caches are `exact`",
@@ -58,8 +58,8 @@ DEFECTS = (
     ),
     Defect(
         "a promise is released twice",
-        '        """Release a promise, unless the instance has started again since and forgot it."""\n',
-        "        self.speculation.release(instance, keys)\n",
+        '    """Release a promise, unless the instance has restarted since."""\n',
+        "    parts.speculation.release(instance, keys)\n",
     ),
     Defect(
         "the role of an instance is not looked at",
@@ -73,8 +73,8 @@ DEFECTS = (
     ),
     Defect(
         "what waits at a draining instance is granted there",
-        "        return turn.events + self.relocate_pending(now)\n\n    def undrain",
-        "        return turn.events\n\n    def undrain",
+        "    relocate_pending(turn)\n\n\ndef undrain",
+        "\n\ndef undrain",
     ),
     Defect(
         "a draining instance takes requests",
@@ -83,8 +83,8 @@ DEFECTS = (
     ),
     Defect(
         "a probe of an earlier life counts",
-        "instance_probed = self._current(event.instance, event.epoch)",
-        "instance_probed = self.fleet.get(event.instance)",
+        "if probed := self.current(event.instance, event.epoch):\n                    probed.parity",
+        "if probed := self.fleet.get(event.instance):\n                    probed.parity",
     ),
     Defect(
         "a hit is one block too long",
@@ -138,17 +138,17 @@ DEFECTS = (
     ),
     Defect(
         "the removal of a parked block is lost",
-        "            elif self._parked:\n                self._remove_parked(engine_hash)\n",
+        "            elif self._orphans:\n                self._orphans.remove(engine_hash)\n",
         "",
     ),
     Defect(
         "a snapshot does not clear",
-        "        self.index.clear(event.instance)\n        for run",
-        "        for run",
+        "    parts.index.clear(event.instance)\n    for run",
+        "    for run",
     ),
     Defect(
         "a prefill that ends teaches nothing",
-        "            if learnable:\n                self._learn_prefill(request, event.at, event.prefill)\n",
+        "        if learnable:\n            _learn_prefill(parts, request, event.at, event.prefill)\n",
         "",
     ),
     Defect(

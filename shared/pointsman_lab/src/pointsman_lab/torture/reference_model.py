@@ -36,7 +36,7 @@ class ReferenceModel:
     def apply(self, stored: Stored) -> Iterator[str]:
         """Fold one entry on both sides. Gives what differs afterwards."""
         for difference in self._differences(stored):
-            yield f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.echo else ''}): {difference}"
+            yield f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.duplicate else ''}): {difference}"
 
     def _differences(self, stored: Stored) -> Iterator[str]:
         event, state, model = stored.event, self._state, self._model
@@ -94,7 +94,7 @@ class ReferenceModel:
     def _compare_request(self, event: RequestEvent) -> Iterator[str]:
         mine, known = self._model.requests.get(event.request), self._state.workload.requests.get(event.request)
         if (mine is None) != (known is None):
-            yield f"{event.request} is {'not ' if known is None else ''}under way"
+            yield f"{event.request} is {'not ' if known is None else ''}in flight"
         elif mine is not None and known is not None:
             theirs = (
                 (known.stage.value, known.instance, known.attempt, known.uncached_tokens, known.excluded),

@@ -99,7 +99,7 @@ def _judged(world: Cluster, loop: VirtualLoop) -> Verdict:
         entries=len(world.network.history),
         steps=loop.steps,
         virtual_seconds=loop.time(),
-        events=dict(sorted(Counter(kind_of(s.event) for s in world.network.history if not s.echo).items())),
+        events=dict(sorted(Counter(kind_of(s.event) for s in world.network.history if not s.duplicate).items())),
         outcomes=dict(sorted(Counter(order.outcome for order in world.traffic.orders).items())),
         trace=list(world.trace),
     )

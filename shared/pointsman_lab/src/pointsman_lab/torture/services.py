@@ -256,7 +256,7 @@ class RebalancerProcess(Process):
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         plan = self.world.plan
         if plan.rebalancer_delay and not self.world.healed:
-            self.link.weather = LinkConditions(delay=plan.rebalancer_delay)
+            self.link.conditions = LinkConditions(delay=plan.rebalancer_delay)
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.ports.log,

@@ -253,8 +253,8 @@ class _Answer:
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if self.answerer.open:
             payload = answer if isinstance(answer, bytes) else encode(answer)
-            self.network.carry(self.answerer.weather, self._at_server, payload)
+            self.network.carry(self.answerer.conditions, self._at_server, payload)
 
     def _at_server(self, payload: bytes) -> None:
         if self.network.broker.available:
-            self.network.carry(self.asker.weather, self.asker.hear, self.answer, payload)
+            self.network.carry(self.asker.conditions, self.asker.hear, self.answer, payload)

@@ -59,7 +59,7 @@ def client_of(request: Waiting) -> str:
     return str(arguments.get(CLIENT_ARGUMENT, ANONYMOUS))
 
 
-class WaitingLine(Generic[R]):
+class WaitingQueue(Generic[R]):
     """One line for each client, and those who come before everybody."""
 
     def __init__(

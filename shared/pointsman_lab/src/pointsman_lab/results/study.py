@@ -1,0 +1,112 @@
+"""The types of a study: a table of rows (policies and conditions) against request rates."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pointsman.primitives import Seconds
+from pointsman.simulation.simulator import Scenario
+from pointsman_cli.simulate.experiment import Cell, Source
+from pointsman_cli.simulate.variants import Variant
+from pointsman_lab.results.central_queue import CentralOrder
+
+WARMUP = 500
+
+SEEDS = (0, 1, 2)
+
+OURS = "pointsman"
+
+Conditions = Mapping[str, Any]
+"""Fields of the simulator's Scenario."""
+
+BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
+
+BOUNDS: Mapping[str, tuple[CentralOrder, float]] = {
+    BOUND_FCFS: ("fcfs", 0.0),
+    BOUND: ("most_on_time", 0.0),
+    BOUND_WITH_FLOOR: ("most_on_time", 0.6),
+}
+"""Central queues with one shared cache, which no router can have: their order, and the floor that they keep for the
+attainment of each tenth of the prompts by length."""
+
+Judged = Literal["best", "near"]
+"""What is asked of `pointsman`: to be the best at every rate, or never more than a point behind the best."""
+
+Metric = Literal[
+    "hit_rate", "load_cv", "busiest_share", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length", "migrations",
+    "rejected_share", "jain", "service_per_s", "well_behaved_p90_s",
+]  # fmt: skip
+
+USUAL: tuple[Metric, ...] = ("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One combination of policies, and the conditions that only it has."""
+
+    variant: Variant
+    conditions: Conditions = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A table. `about` says what makes it a study of its own; `telling` is the rate of the columns behind the rates,
+    by default the middle one."""
+
+    key: str
+    title: str
+    about: str
+    source: Source
+    rows: Sequence[Row]
+    rates: Sequence[float]
+    telling: float | None = None
+    seeds: Sequence[int] = SEEDS
+    conditions: Conditions = field(default_factory=dict)
+    metrics: Sequence[Metric] = USUAL
+    judged: Judged | None = None
+    goodput: Sequence[str] = ()
+    """Names of the rows whose goodput is searched."""
+    bounds: Sequence[str] = ()
+    """Which of BOUNDS stand below the table."""
+    windows: Sequence[tuple[str, Seconds, Seconds]] = ()
+    """Stretches of time, by name, whose attainment is told apart."""
+    drawn: bool = False
+    """Whether pictures are drawn of its runs."""
+
+    @property
+    def telling_rate(self) -> float:
+        return self.rates[len(self.rates) // 2] if self.telling is None else self.telling
+
+    def name(self, row: Row) -> str:
+        """The row's name in this table: ordering and admission only where rows differ in them."""
+        return row.variant.label(other.variant for other in self.rows)
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(source=self.source, variant=row.variant, scenario=self.scenario(row, seed), qps=qps, warmup=WARMUP)
+            for row in self.rows
+            for qps in self.rates
+            for seed in self.seeds
+        ]
+
+    def scenario(self, row: Row, seed: int) -> Scenario:
+        variant = row.variant
+        return Scenario(
+            routing=variant.routing,
+            routing_settings=variant.settings,
+            ordering=variant.ordering,
+            admission=variant.admission,
+            seed=seed,
+            **{**self.conditions, **row.conditions},
+        )
+
+
+def shortened(study: Study) -> Study:
+    """A taste of it: one seed, the telling rate, few requests. Its numbers mean little."""
+    return replace(
+        study,
+        source=replace(study.source, requests=min(study.source.requests, 2 * WARMUP)),
+        seeds=study.seeds[:1],
+        rates=(study.telling_rate,),
+        goodput=(),
+    )
