@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import InstanceId, Seconds, Sequence, Term
+from pointsman.primitives import InstanceId, Seconds, Sequence, Term, WallSeconds
 
 
 class LogUnavailableError(Exception):
@@ -126,7 +126,7 @@ class EventLog(Protocol):
         """
         ...
 
-    async def flush(self, timeout: Seconds) -> bool:
+    async def flush(self, timeout: WallSeconds) -> bool:
         """Wait until nothing is unconfirmed. False when `timeout` (wall seconds) ran out first."""
         ...
 
@@ -158,11 +158,11 @@ class Reply(Protocol):
 class Commands(Protocol):
     """Request and reply between services, not logged."""
 
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         """Ask and wait at most `timeout` wall seconds. Raises NoResponderError, CommandTimeoutError."""
         ...
 
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         """The same for answers that are no command (the fleet view)."""
         ...
 
@@ -187,7 +187,7 @@ class Clock(Protocol):
         """Engine seconds since the Unix epoch."""
         ...
 
-    def wall(self) -> Seconds:
+    def wall(self) -> WallSeconds:
         """Wall seconds of a monotonic clock, for timeouts between our own processes."""
         ...
 
@@ -195,7 +195,7 @@ class Clock(Protocol):
         """Sleep for engine seconds."""
         ...
 
-    async def sleep_wall(self, seconds: Seconds) -> None:
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
         """Sleep for wall seconds."""
         ...
 

@@ -7,7 +7,7 @@ The bounds (`Meta`) are checked by `contracts.codec` alone, when a message is re
 what lies outside is no measurement but an error, and what lies inside can be added, squared and counted up without overflow.
 """
 
-from typing import Annotated, NewType
+from typing import TYPE_CHECKING, Annotated, NewType
 
 from msgspec import Meta
 
@@ -50,11 +50,32 @@ Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 Seconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: with `--speed X` it runs X times faster than the wall. See `ports.Clock`."""
 
-EngineSeconds = NewType("EngineSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
-"""A duration or a time in engine time: with `--speed X` it runs X times faster than the wall. See `ports.Clock`."""
+if TYPE_CHECKING:
 
-WallSeconds = NewType("WallSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
-"""A duration or a time in wall time, whatever the speed: time-outs of connections, retries, leases."""
+    class WallSeconds:
+        """A duration or a time of the wall clock, whatever the speed. A float at run time; to the type checker no float, so that it
+        is never taken for engine time."""
+
+        def __init__(self, seconds: float, /) -> None: ...
+        def __float__(self) -> float: ...
+        def __add__(self, other: "WallSeconds", /) -> "WallSeconds": ...
+        def __sub__(self, other: "WallSeconds", /) -> "WallSeconds": ...
+        def __neg__(self) -> "WallSeconds": ...
+        def __mul__(self, factor: float, /) -> "WallSeconds": ...
+        def __rmul__(self, factor: float, /) -> "WallSeconds": ...
+        def __truediv__(self, divisor: float, /) -> "WallSeconds": ...
+        def __lt__(self, other: "WallSeconds", /) -> bool: ...
+        def __le__(self, other: "WallSeconds", /) -> bool: ...
+        def __gt__(self, other: "WallSeconds", /) -> bool: ...
+        def __ge__(self, other: "WallSeconds", /) -> bool: ...
+else:
+    WallSeconds = NewType("WallSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
+
+
+def engine_seconds(wall: WallSeconds, speed: float) -> Seconds:
+    """The engine time that passes in so much wall time."""
+    return float(wall) * speed
+
 
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
 """Engine seconds since the Unix epoch."""

@@ -13,7 +13,7 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
@@ -53,7 +53,7 @@ async def connected_link(
 async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str) -> A:
     """The answer. `absent`: the message if nothing serves the command. Raises NoAnswerError."""
     try:
-        answered = await commands.request(subject, command, timeout=ANSWER_SECONDS)
+        answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import Seconds
 
-WALL_SECONDS_MAX: Seconds = 250_000_000_000.0
+UNIX_SECONDS_MAX = 250_000_000_000.0
 """The year 9892: fits a `datetime` in any time zone."""
 PIPE_WIDTH = 180
 """Columns of tables where the output is no terminal."""
@@ -88,4 +88,4 @@ def printable(text: str) -> str:
 
 def wall_time(at: Seconds, speed: float) -> datetime:
     """Local wall time at engine time `at`, clamped to what a `datetime` holds."""
-    return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), WALL_SECONDS_MAX)).astimezone()
+    return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX)).astimezone()

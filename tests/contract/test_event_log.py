@@ -20,7 +20,7 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import RequestId
+from pointsman.primitives import RequestId, WallSeconds
 from tests.support.events import joined, removed, stored
 from tests.support.log_worlds import LogWorld
 
@@ -72,7 +72,7 @@ async def test_append_soon_keeps_the_order_of_the_calls(world: LogWorld) -> None
             client.log.append_soon(event)
         await client.log.append(events[-1])
 
-        assert await client.log.flush(1)
+        assert await client.log.flush(WallSeconds(1))
         assert events_of(await read(client.log, 300)) == events
 
 
@@ -194,7 +194,7 @@ async def test_a_crash_loses_nothing_that_was_confirmed_and_repeats_nothing(worl
             await world.stop()
             for number in range(202, 301):
                 writer.log.append_soon(stored("engine-1", number, [number]))
-            assert not await writer.log.flush(0.05)
+            assert not await writer.log.flush(WallSeconds(0.05))
             with pytest.raises(LogUnavailableError):
                 await reader.log.extent()
             await world.start()
@@ -215,7 +215,7 @@ async def test_a_stream_of_writes_keeps_its_order_through_many_crashes(world: Lo
                 await asyncio.sleep(0.002)
             await world.stop()
             await world.start()
-        assert await writer.log.flush(WAIT_SECONDS)
+        assert await writer.log.flush(WallSeconds(WAIT_SECONDS))
         found = events_of(await read(reader.log, 6000))
 
     assert found == [stored("engine-1", number, [number]) for number in range(1, 6001)]
@@ -250,7 +250,9 @@ async def test_a_command_is_answered_by_whoever_serves_it_even_later(world: LogW
         subject = cancel_subject(world.pool)
         async with server.commands.serve(subject, keep):
             command = CancelRequest(request=RequestId("r"), reason="gone")
-            answers = await asyncio.gather(*(asker.commands.request(subject, command, timeout=2) for _ in range(2)))
+            answers = await asyncio.gather(
+                *(asker.commands.request(subject, command, timeout=WallSeconds(2)) for _ in range(2))
+            )
 
     assert answers == [CancelAnswered(request=RequestId(f"r{number}"), ended=True) for number in range(2)]
 
@@ -262,12 +264,12 @@ async def test_without_a_server_nobody_responds(world: LogWorld) -> None:
     async with world.client("asker") as asker, world.client("server") as server:
         subject, command = cancel_subject(world.pool), CancelRequest(request=RequestId("r"), reason="gone")
         with pytest.raises(NoResponderError):
-            await asker.commands.request(subject, command, timeout=2)
+            await asker.commands.request(subject, command, timeout=WallSeconds(2))
         async with server.commands.serve(subject, silent):
             with pytest.raises(CommandTimeoutError):
-                await asker.commands.request(subject, command, timeout=0.05)
+                await asker.commands.request(subject, command, timeout=WallSeconds(0.05))
         with pytest.raises(NoResponderError):
-            await asker.commands.request(subject, command, timeout=2)
+            await asker.commands.request(subject, command, timeout=WallSeconds(2))
 
 
 async def test_a_bad_command_and_a_failing_handler_leave_the_next_command_served(world: LogWorld) -> None:
@@ -282,13 +284,13 @@ async def test_a_bad_command_and_a_failing_handler_leave_the_next_command_served
         subject = cancel_subject(world.pool)
         async with server.commands.serve(subject, fragile):
             with pytest.raises(CommandTimeoutError):
-                await asker.commands.request_bytes(subject, b"nonsense", timeout=0.05)
+                await asker.commands.request_bytes(subject, b"nonsense", timeout=WallSeconds(0.05))
             with pytest.raises(CommandTimeoutError):
                 await asker.commands.request(
-                    subject, CancelRequest(request=RequestId("r"), reason="fail"), timeout=0.05
+                    subject, CancelRequest(request=RequestId("r"), reason="fail"), timeout=WallSeconds(0.05)
                 )
             good = b'{"type":"CancelRequest","request":"r","reason":"ok"}'
 
-            assert await asker.commands.request_bytes(subject, good, timeout=2) == b"done"
+            assert await asker.commands.request_bytes(subject, good, timeout=WallSeconds(2)) == b"done"
         assert world.listener.undecodables == [subject]
         assert [str(failure) for failure in world.listener.failures] == ["cannot"]

@@ -12,7 +12,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import producer
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import Link, LogUnavailableError
-from pointsman.primitives import PoolName, Term
+from pointsman.primitives import PoolName, Term, WallSeconds
 from pointsman.runtime.embedded_nats import start_nats
 from tests.support.events import stored
 from tests.support.log_reading import events_in
@@ -65,7 +65,7 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
             server = await start_nats(disk / "nats", port)
             await eventually(lambda: link.commands.connected)
             link.log.append_soon(stored("engine-3", 1, [1]))
-            assert await link.log.flush(10)
+            assert await link.log.flush(WallSeconds(10))
 
             assert not listener.stalled_now
             events = await events_in(link.log)

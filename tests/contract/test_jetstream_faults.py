@@ -28,7 +28,7 @@ from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import embedded_nats
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
@@ -242,9 +242,13 @@ async def test_a_consumer_that_the_server_forgot_is_made_anew(tmp_path: Path) ->
     ):
         await link.log.append(stored("engine-1", 1, [1]))
         assert isinstance(await anext(reading), LogEntry)
-        names = await link.commands.request_bytes("$JS.API.CONSUMER.NAMES.POINTSMAN_default", b"", timeout=2)
+        names = await link.commands.request_bytes(
+            "$JS.API.CONSUMER.NAMES.POINTSMAN_default", b"", timeout=WallSeconds(2)
+        )
         consumer = names.decode().split('"consumers":["')[1].split('"')[0]
-        await link.commands.request_bytes(f"$JS.API.CONSUMER.DELETE.POINTSMAN_default.{consumer}", b"", timeout=2)
+        await link.commands.request_bytes(
+            f"$JS.API.CONSUMER.DELETE.POINTSMAN_default.{consumer}", b"", timeout=WallSeconds(2)
+        )
         await link.log.append(stored("engine-1", 2, [2]))
 
         async with asyncio.timeout(3):
@@ -321,7 +325,7 @@ async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_ag
 
         async def ask() -> bool:
             try:
-                await client.commands.request("pm.test.cmd.slow", DescribeFleet(), timeout=1)
+                await client.commands.request("pm.test.cmd.slow", DescribeFleet(), timeout=WallSeconds(1))
             except (CommandTimeoutError, NoResponderError):
                 return False
             return True

@@ -14,7 +14,7 @@ from pointsman.ports import (
     StoreUnavailableError,
     Tenure,
 )
-from pointsman.primitives import InstanceId, RequestId, Term
+from pointsman.primitives import InstanceId, RequestId, Term, WallSeconds
 from tests.support.events import joined, stored
 from tests.support.log_reading import events_in
 from tests.support.log_worlds import LogWorld
@@ -95,12 +95,12 @@ async def test_what_a_deposed_leader_still_writes_is_not_stored(world: LogWorld)
         fence = await one.log.elect(elected(1), after=0)
         for number in range(1, 51):
             one.log.append_soon(decision(1, number), fence)
-        assert await one.log.flush(5)
+        assert await one.log.flush(WallSeconds(5))
         await two.log.elect(elected(2, "two"), after=fence.elected)
         for number in range(51, 101):
             one.log.append_soon(decision(1, number), fence)
         one.log.append_soon(stored("a", 1, [1]))
-        assert await one.log.flush(5)
+        assert await one.log.flush(WallSeconds(5))
 
         written = [decision(1, number) for number in range(1, 51)]
         assert await events_in(one.log) == [joined("a"), elected(1), *written, elected(2, "two"), stored("a", 1, [1])]
@@ -117,7 +117,7 @@ async def test_a_leader_whose_election_was_dropped_by_retention_writes_on(world:
         assert (await client.log.extent()).first > fence.elected
         for number in range(1, 11):
             client.log.append_soon(decision(1, number), fence)
-        assert await client.log.flush(5)
+        assert await client.log.flush(WallSeconds(5))
 
         assert not fence.broken
         last = (await client.log.extent()).last

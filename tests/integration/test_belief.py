@@ -27,7 +27,7 @@ from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
-from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant
+from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state import deliveries, holdings
 from pointsman.state.fleet import Instance, Knowledge
@@ -143,12 +143,12 @@ class World:
             clock=self.clock,
             board=HealthBoard(),
             settings=WorkerSettings(
-                block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=0.1, engine_url="http://e:1"
+                block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1), engine_url="http://e:1"
             ),
             instance=INSTANCE,
             engine=self.engine,
             events=events,
-            unconfirmed_wall_seconds=UNCONFIRMED_SECONDS,
+            unconfirmed_wall_seconds=WallSeconds(UNCONFIRMED_SECONDS),
         )
         leader = self.broker.client(self.clock, name="s")
         async with running_scheduler(leader, self.clock, block_tokens=SPAN * BLOCK) as self._scheduler:
@@ -224,7 +224,7 @@ class World:
             slo_tpot=0.1,
             session=SessionId(""),
         )
-        granted = await self.client.commands.request(route_subject(POOL), command, timeout=5)
+        granted = await self.client.commands.request(route_subject(POOL), command, timeout=WallSeconds(5))
         assert isinstance(granted, RouteGranted)
         cached = self.cached(tokens)
         event = self.cache.store(tokens[: len(tokens) // BLOCK * BLOCK])

@@ -10,7 +10,8 @@ import pytest
 
 from pointsman.primitives import RequestId
 from pointsman.simulation.block_cache import PromptIdentity
-from pointsman.simulation.engine_model import EngineModel, EngineSettings, TokenPrompt
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import EngineSettings, TokenPrompt
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.server import EngineServer, check
 from pointsman_engine_sim.settings import EngineSimSettings

@@ -22,7 +22,7 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted, Request
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
@@ -57,7 +57,9 @@ async def link(fleet: FleetFile) -> AsyncIterator[Link]:
 async def described(link: Link) -> FleetDescribed | None:
     """What the leader says of itself; None while nobody does."""
     try:
-        answer = await link.commands.request(fleet_view_subject(PoolName("default")), DescribeFleet(), timeout=0.3)
+        answer = await link.commands.request(
+            fleet_view_subject(PoolName("default")), DescribeFleet(), timeout=WallSeconds(0.3)
+        )
     except (NoResponderError, CommandTimeoutError):
         return None
     assert isinstance(answer, FleetDescribed)

@@ -714,7 +714,7 @@ async def test_a_verdict_on_a_life_that_is_over_is_not_announced(monkeypatch: py
         await world.log.append(joined(ONE, epoch=2, url=world.one.url, at=now))
         await world.log.append(reported(ONE, 0, [], epoch=2, at=now))
         await eventually(lambda: _agrees(world))
-        await asyncio.sleep(3 * key_probe.EVENTS_WALL_SECONDS_MAX)  # as long as the former life's probe may take
+        await asyncio.sleep(float(3 * key_probe.EVENTS_WALL_SECONDS_MAX))  # as long as the former life's probe may take
         publishing.cancel()
 
         assert [(event.epoch, event.parity) for event in await _verdicts(world)] == [(2, True)]

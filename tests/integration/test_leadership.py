@@ -20,7 +20,7 @@ from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
@@ -56,7 +56,7 @@ class PausableClock(ScaledClock):
         self._runs.set()
 
     @override
-    async def sleep_wall(self, seconds: float) -> None:
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
         await super().sleep_wall(seconds)
         await self._runs.wait()
 
@@ -66,10 +66,10 @@ class SuspendableClock(ScaledClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stands_at: float | None = None
+        self.stands_at: WallSeconds | None = None
 
     @override
-    def wall(self) -> float:
+    def wall(self) -> WallSeconds:
         return super().wall() if self.stands_at is None else self.stands_at
 
 
@@ -94,7 +94,7 @@ class World:
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 with suppress(NoResponderError, CommandTimeoutError):
-                    answer = await self.client.commands.request(route_subject(POOL), command, timeout=0.3)
+                    answer = await self.client.commands.request(route_subject(POOL), command, timeout=WallSeconds(0.3))
                     assert isinstance(answer, RouteGranted | RouteRejected)
                     return answer
                 await asyncio.sleep(0.02)
@@ -125,7 +125,7 @@ class World:
 
     @asynccontextmanager
     async def checkpointer(self, events: int = 1, seconds: float = 3600.0) -> AsyncIterator[None]:
-        settings = SchedulerSettings(checkpoint_events=events, checkpoint_seconds=seconds)
+        settings = SchedulerSettings(checkpoint_events=events, checkpoint_seconds=WallSeconds(seconds))
         checkpointer = checkpointer_over(self.client, settings, clock=self.clock, board=HealthBoard())
         async with Supervisor() as supervisor:
             supervisor.start(checkpointer.run(), name="checkpoints")
@@ -150,7 +150,7 @@ async def test_a_follower_takes_over_from_a_leader_that_was_killed_and_knows_wha
             await eventually(lambda: RequestId("waiting") in two.state.workload.requests)
             assert not two.leading
             one_is_gone = world.clock.wall()
-            one._leader._leadership._acts_until = 0.0  # no more renewals either: its tasks are stuck
+            one._leader._leadership._acts_until = WallSeconds(0.0)  # no more renewals either: its tasks are stuck
             one._leader._leadership._lease = StuckLease()  # type: ignore[assignment]
             await eventually(lambda: two.leading)
 

@@ -28,7 +28,7 @@ from pointsman.contracts.subjects import migrate_subject, route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.ports import Commands, EventLog, Link, LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.state import PoolSettings, State
@@ -73,7 +73,9 @@ class Fleet:
         for n in range(number):
             keys = [1000 * n + block + 1 for block in range(BLOCKS)]
             command = route(f"r{n}", keys, arrived_at=self.clock.now(), slo_ttft=SLO)
-            asked = self.client.commands.request(route_subject(self.world.pool), command, timeout=WAIT_SECONDS)
+            asked = self.client.commands.request(
+                route_subject(self.world.pool), command, timeout=WallSeconds(WAIT_SECONDS)
+            )
             self.asking[f"r{n}"] = asyncio.ensure_future(asked)
         await eventually(lambda: self._refused() or len(self.scheduler.state.workload.requests) == number)
         assert not self._refused()
@@ -107,7 +109,9 @@ class Fleet:
         state = self.scheduler.state
         told: dict[str, Any] = {"plan": "p.1", "policy": "by_hand", "term": state.term, "as_of": state.sequence}
         command = MigrateRequests(**told | fields, moves=list(moves))
-        answer = await self.client.commands.request(migrate_subject(self.world.pool), command, timeout=WAIT_SECONDS)
+        answer = await self.client.commands.request(
+            migrate_subject(self.world.pool), command, timeout=WallSeconds(WAIT_SECONDS)
+        )
         assert isinstance(answer, MigrationAnswered)
         return answer
 
@@ -304,14 +308,14 @@ class DeafCommands(Commands):
         return self._commands.connected
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         await self._commands.request(subject, command, timeout=timeout)
         self.sent.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     @override
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         return await self._commands.request_bytes(subject, payload, timeout=timeout)
 
     @override

@@ -16,7 +16,7 @@ from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
-from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
@@ -37,7 +37,9 @@ def file(tmp_path: Path) -> Path:
 async def recording(log: EventLog, file: Path, board: HealthBoard | None = None) -> AsyncIterator[Recorder]:
     """A recorder for the length of the context, which ends as a crash would: with nothing flushed."""
     async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
-        recorder = Recorder(log, archive, ScaledClock(), board or HealthBoard(), batch_events=50, batch_seconds=0.02)
+        recorder = Recorder(
+            log, archive, ScaledClock(), board or HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.02)
+        )
         tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
         try:
             yield recorder
@@ -89,7 +91,9 @@ async def test_every_entry_is_archived_once_across_crashes(tmp_path: Path, file:
 async def test_what_was_read_is_flushed_at_the_end(file: Path) -> None:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
-        recorder = Recorder(log, archive, ScaledClock(), HealthBoard(), batch_events=1000, batch_seconds=0.3)
+        recorder = Recorder(
+            log, archive, ScaledClock(), HealthBoard(), batch_events=1000, batch_seconds=WallSeconds(0.3)
+        )
         tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
         await until(file, "SELECT count(*) FROM logs", [(1,)])
         await log.append(joined("engine-1"))

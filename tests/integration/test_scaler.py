@@ -23,7 +23,7 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
 from pointsman.contracts.subjects import drain_subject, scale_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
-from pointsman.primitives import Epoch, InstanceId
+from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman_scaler.service import ScalerService
@@ -133,7 +133,9 @@ async def scale(world: World, wanted: int | None) -> ScaleAnswered:
     async with asyncio.timeout(5.0):
         while True:
             try:
-                answer = await world.client.commands.request(scale_subject(POOL), ScalePool(wanted=wanted), timeout=1.0)
+                answer = await world.client.commands.request(
+                    scale_subject(POOL), ScalePool(wanted=wanted), timeout=WallSeconds(1.0)
+                )
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(0.05)
                 continue
@@ -151,7 +153,7 @@ async def settled(world: World, wanted: int) -> None:
 
 
 async def drain(world: World, command: DrainInstance | UndrainInstance) -> DrainAnswered:
-    answer = await world.client.commands.request(drain_subject(POOL), command, timeout=2.0)
+    answer = await world.client.commands.request(drain_subject(POOL), command, timeout=WallSeconds(2.0))
     assert isinstance(answer, DrainAnswered)
     return answer
 

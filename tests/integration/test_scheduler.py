@@ -39,7 +39,7 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
@@ -71,7 +71,9 @@ class World:
 
     async def route(self, request: str, keys: list[int], *, timeout: float = WAIT_SECONDS, **fields: Any) -> AnyCommand:
         fields = {"arrived_at": self.clock.now()} | fields
-        return await self.client.commands.request(route_subject(POOL), route(request, keys, **fields), timeout=timeout)
+        return await self.client.commands.request(
+            route_subject(POOL), route(request, keys, **fields), timeout=WallSeconds(timeout)
+        )
 
     async def waits(self, request: str, keys: list[int], **fields: Any) -> bool:
         """Whether the request gets no answer for now."""
@@ -85,7 +87,7 @@ class World:
         """Name what an ingress has."""
         sent = [SentRequest(request=RequestId(r), attempt=1, instance=InstanceId("a")) for r in requests]
         command = FollowRequests(requests=sent, waiting=[RequestId(r) for r in waiting])
-        await self.client.commands.request(follow_subject(POOL), command, timeout=WAIT_SECONDS)
+        await self.client.commands.request(follow_subject(POOL), command, timeout=WallSeconds(WAIT_SECONDS))
 
     async def append(self, *events: LogEvent) -> None:
         for event in events:
@@ -151,7 +153,9 @@ async def test_a_waiting_request_is_cancelled_by_the_leader_and_a_granted_one_is
         assert await world.waits("waiting", [2])
         answers = [
             await world.client.commands.request(
-                cancel_subject(POOL), CancelRequest(request=RequestId(name), reason="gone"), timeout=WAIT_SECONDS
+                cancel_subject(POOL),
+                CancelRequest(request=RequestId(name), reason="gone"),
+                timeout=WallSeconds(WAIT_SECONDS),
             )
             for name in ("granted", "waiting", "waiting")
         ]
@@ -413,7 +417,9 @@ async def test_an_instance_whose_keys_stand_for_other_blocks_than_the_pools_is_d
     async with world.scheduler(block_tokens=128) as service:
         await world.append(world.joined("a", block_tokens=128), world.joined("b", block_tokens=32))
         await eventually(lambda: len(service.state.fleet.instances) == 2)
-        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+        described = await world.client.commands.request(
+            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+        )
 
         assert isinstance(described, FleetDescribed)
         assert [instance.doubt for instance in described.instances] == [
@@ -427,7 +433,9 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
     await world.append(world.joined("a"), stored("a", 1, [1, 2]))
     async with world.scheduler():
         await world.route("r", [1])
-        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+        described = await world.client.commands.request(
+            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+        )
 
         assert isinstance(described, FleetDescribed)
         (instance,) = described.instances
@@ -468,7 +476,9 @@ async def test_an_engine_that_fails_requests_is_ejected_described_and_tried_agai
         for number in range(5):
             await world.append(failed_attempt(f"r{number}", "a", at=world.clock.now()))
         await eventually(lambda: service.state.fleet.ready == ("b",))
-        described = await world.client.commands.request(fleet_view_subject(POOL), DescribeFleet(), timeout=WAIT_SECONDS)
+        described = await world.client.commands.request(
+            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+        )
 
         assert isinstance(described, FleetDescribed)
         assert described.instances[0].status == "ejected"

@@ -27,7 +27,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_lab.faults.engine_truth import held_keys, replay_endpoint_of
@@ -115,7 +115,7 @@ async def assert_index_agrees(fleet: FleetFile, link: Link) -> None:
         state = await folded(link.log, State(PoolSettings(speed=SPEED)))
         try:
             described = await link.commands.request(
-                fleet_view_subject(PoolName(fleet.pool)), DescribeFleet(), timeout=2.0
+                fleet_view_subject(PoolName(fleet.pool)), DescribeFleet(), timeout=WallSeconds(2.0)
             )
         except (NoResponderError, CommandTimeoutError) as nobody:
             disagreement = f"no scheduler describes the fleet: {nobody}"

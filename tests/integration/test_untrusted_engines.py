@@ -25,7 +25,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGra
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject, route_subject
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman_cli.fleet import fleet_table
@@ -333,7 +333,7 @@ async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_noth
     link, other = broker.client(clock, name="s"), broker.client(clock, name="test")
 
     async def b_is_ready() -> bool:
-        answer = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+        answer = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(5.0))
         return isinstance(answer, FleetDescribed) and [i.status for i in answer.instances] == ["ready"]
 
     with structlog.testing.capture_logs() as logs:
@@ -341,9 +341,12 @@ async def test_the_leader_says_which_instance_is_unschedulable_and_sends_it_noth
             for told in (joined("a", at=clock.now()), joined("b", at=clock.now(), model="other")):
                 await other.log.append(told)
             await eventually(lambda: any(line["event"] == "instance_unschedulable" for line in logs))
-            fleet = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=5.0)
+            fleet = await other.commands.request(fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(5.0))
             asked = [route(f"r{number}", [number], arrived_at=clock.now()) for number in range(6)]
-            granted = [await other.commands.request(route_subject(pool), command, timeout=5.0) for command in asked]
+            granted = [
+                await other.commands.request(route_subject(pool), command, timeout=WallSeconds(5.0))
+                for command in asked
+            ]
             await other.log.append(
                 InstanceLeft(at=clock.now(), instance=InstanceId("a"), epoch=Epoch(1), reason="test")
             )
@@ -407,7 +410,7 @@ async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worke
     source = KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
     async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
         engine.answers = dict(PAGES)
-        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=0.05, engine_url=engine.url)
+        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=WallSeconds(0.05), engine_url=engine.url)
         service = WorkerService(
             event_log=link.log,
             commands=link.commands,
@@ -578,7 +581,7 @@ async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBrok
                 commands=link.commands,
                 clock=clock,
                 board=HealthBoard(),
-                settings=WorkerSettings(report_seconds=0.1, engine_url=engine.url),
+                settings=WorkerSettings(report_seconds=WallSeconds(0.1), engine_url=engine.url),
                 instance=InstanceId(f"engine-{number}"),
                 engine=await stack.enter_async_context(HttpEngine(engine.url)),
                 events=None,

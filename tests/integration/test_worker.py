@@ -47,7 +47,7 @@ from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import Commands
-from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName
+from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker import handover
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
@@ -511,9 +511,11 @@ async def test_a_resync_is_answered_once_the_snapshot_is_in_the_log() -> None:
         await until(lambda: bench.log.held() == cache.keys(CHAIN))
         subject = f"pm.default.cmd.resync.{INSTANCE}"
 
-        answer = await bench.commands.request(subject, ResyncCache(instance=INSTANCE, reason="test"), timeout=1)
+        answer = await bench.commands.request(
+            subject, ResyncCache(instance=INSTANCE, reason="test"), timeout=WallSeconds(1)
+        )
         other = await bench.commands.request(
-            subject, ResyncCache(instance=InstanceId("engine-2"), reason="test"), timeout=1
+            subject, ResyncCache(instance=InstanceId("engine-2"), reason="test"), timeout=WallSeconds(1)
         )
 
         assert answer == ResyncAnswered(instance=INSTANCE, accepted=True)
@@ -532,7 +534,7 @@ async def test_an_engine_is_distrusted_once_however_often_that_is_asked_and_noth
         (before,) = bench.log.of(InstanceJoined)
         command = ResyncCache(instance=INSTANCE, reason="it lies", above=before.epoch, distrust=True)
         subject = f"pm.default.cmd.resync.{INSTANCE}"
-        answers = [await bench.commands.request(subject, command, timeout=1) for _ in range(2)]
+        answers = [await bench.commands.request(subject, command, timeout=WallSeconds(1)) for _ in range(2)]
         await until(lambda: bench.log.of(CacheSnapshot))
         forgotten = bench.log.held()
         await publisher.publish(cache.store(tokens(5, 6)))
@@ -704,7 +706,7 @@ async def test_an_engine_without_events_joins_as_such_and_cannot_be_resynced() -
     async with working(None) as bench:
         await until(lambda: bench.log.of(InstanceReported))
         answer = await bench.commands.request(
-            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=1
+            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=WallSeconds(1)
         )
 
         assert [event.cache for event in bench.log.of(InstanceJoined)] == ["no_events"]
@@ -720,7 +722,7 @@ async def test_the_cache_of_an_engine_that_makes_vectors_only_is_not_followed_un
         await publisher.publish(cache.store(tokens(1, 2)))
         await until(lambda: bench.log.of(InstanceReported))
         refused = await bench.commands.request(
-            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=10
+            f"pm.default.cmd.resync.{INSTANCE}", ResyncCache(instance=INSTANCE, reason="test"), timeout=WallSeconds(10)
         )
         engine.away = True
         await until(lambda: not bench.log.of(InstanceReported)[-1].serving)
@@ -888,11 +890,13 @@ async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),
-        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=0.05, engine_url="http://e:1"),
+        settings=WorkerSettings(
+            block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05), engine_url="http://e:1"
+        ),
         instance=INSTANCE,
         engine=FakeHttpEngine(),
         events=source,
-        unconfirmed_wall_seconds=0.1,
+        unconfirmed_wall_seconds=WallSeconds(0.1),
     )
     before = expired()
     working = asyncio.create_task(service.run())

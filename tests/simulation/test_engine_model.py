@@ -19,8 +19,8 @@ from pointsman.simulation.block_cache import (
     PromptIdentity,
     RunCached,
 )
-from pointsman.simulation.engine_model import (
-    EngineModel,
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import (
     EngineSettings,
     HashedPrompt,
     Prompt,

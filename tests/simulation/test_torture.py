@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.policies.outliers import _Look
-from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
 from pointsman.state.outliers import Record
@@ -218,7 +218,7 @@ def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.Monkey
 
     async def again_and_again(service: SchedulerService) -> None:
         while True:
-            await service._clock.sleep_wall(1e-5)
+            await service._clock.sleep_wall(WallSeconds(1e-5))
 
     for spin in (at_once, again_and_again):
         monkeypatch.setattr(SchedulerService, "heal", spin)
@@ -294,7 +294,7 @@ def test_writes_survive_loss_doubling_and_a_server_that_was_away_once_each(loop:
                 network.server_down()
                 loop.outside(5.0, network.server_up)
             await asyncio.sleep(0.02)
-        assert await link.ports.log.flush(60.0)
+        assert await link.ports.log.flush(WallSeconds(60.0))
 
     loop.run_until_complete(write())
 

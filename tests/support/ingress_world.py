@@ -16,7 +16,7 @@ from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
-from pointsman.primitives import Epoch, InstanceId, PoolName
+from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
@@ -58,7 +58,7 @@ class World:
 
     async def events(self) -> list[RequestEvent]:
         """What the ingress wrote about requests."""
-        await self.log.flush(1.0)
+        await self.log.flush(WallSeconds(1.0))
         return [event for event in await events_in(self.log) if isinstance(event, RequestEvent)]
 
 

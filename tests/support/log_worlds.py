@@ -19,7 +19,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Link
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
 from tests.support.waiting import eventually
 
@@ -173,11 +173,13 @@ class JetStreamWorld(LogWorld):
 
     @override
     async def recreate(self, client: Link) -> None:
-        await client.commands.request_bytes(f"$JS.API.STREAM.DELETE.{stream_name(self.pool)}", b"", timeout=2)
+        await client.commands.request_bytes(
+            f"$JS.API.STREAM.DELETE.{stream_name(self.pool)}", b"", timeout=WallSeconds(2)
+        )
 
     @override
     async def store_raw(self, client: Link, subject: str, payload: bytes) -> None:
-        await client.commands.request_bytes(subject, payload, timeout=2)
+        await client.commands.request_bytes(subject, payload, timeout=WallSeconds(2))
 
     @override
     async def remember(self) -> None:

@@ -16,7 +16,7 @@ from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
 from pointsman_engine_sim.server import EngineServer, engine_server
@@ -141,7 +141,7 @@ async def start_worker(
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),
-        settings=WorkerSettings(**told, **place.settings, engine_url=place.url, report_seconds=0.1),
+        settings=WorkerSettings(**told, **place.settings, engine_url=place.url, report_seconds=WallSeconds(0.1)),
         instance=InstanceId(name),
         engine=engine,
         events=KvEventReader(KvEndpoint(place.kv, place.replay)),

@@ -36,7 +36,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.simulation.replay import fold, verify
@@ -381,10 +381,10 @@ async def test_a_handler_goes_on_behind_garbage_and_behind_an_error_of_its_own()
     async with link.commands.serve("pm.x", handler):
         for payload in (b"", b"\xff", deep(encode(DescribeFleet())), bad_utf8(encode(DescribeFleet())), b"[" * 9000):
             with pytest.raises(CommandTimeoutError):
-                await link.commands.request_bytes("pm.x", payload, timeout=0.02)
+                await link.commands.request_bytes("pm.x", payload, timeout=WallSeconds(0.02))
         with pytest.raises(CommandTimeoutError):
-            await link.commands.request("pm.x", DescribeFleet(), timeout=0.02)
-        answer = await link.commands.request("pm.x", DescribeFleet(), timeout=5.0)
+            await link.commands.request("pm.x", DescribeFleet(), timeout=WallSeconds(0.02))
+        answer = await link.commands.request("pm.x", DescribeFleet(), timeout=WallSeconds(5.0))
 
     assert (answer, asked, heard.undecoded, len(heard.failed)) == (DescribeFleet(), 2, 5, 1)
 
@@ -392,7 +392,9 @@ async def test_a_handler_goes_on_behind_garbage_and_behind_an_error_of_its_own()
 @pytest.mark.parametrize("url", ["http://[", "http://" + "a" * 200, "nothing", "http://127.0.0.1:99999", "file:///etc"])
 async def test_an_engine_whose_url_is_none_has_merely_failed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
-        engines = EngineClient(session, api_key="", forward_authorization=False, chunk_timeout_seconds=60.0)
+        engines = EngineClient(
+            session, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
+        )
         with pytest.raises(EngineFailedError):
             await engines.send(EngineRequest(url, "/v1/completions", b"{}", {}, "r-1"))
 

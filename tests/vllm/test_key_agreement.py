@@ -20,7 +20,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, Epoch, InstanceId
+from pointsman.primitives import BlockKey, Epoch, InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.client import EngineClient
@@ -239,7 +239,9 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
             PromptTokenizer(
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
-                engines=EngineClient(session, api_key="", forward_authorization=False, chunk_timeout_seconds=60.0),
+                engines=EngineClient(
+                    session, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
+                ),
                 clock=ScaledClock(),
             )
             for own in (tokenizer, None)

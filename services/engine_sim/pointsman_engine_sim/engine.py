@@ -15,9 +15,10 @@ from typing import Protocol
 import structlog
 
 from pointsman.ports import Clock
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import RequestId, Seconds, Tokens, WallSeconds
 from pointsman.simulation.block_cache import CacheChange, PromptIdentity
-from pointsman.simulation.engine_model import EngineModel, StepResult, TokenPrompt
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import StepResult, TokenPrompt
 from pointsman_engine_sim.wording import Passage, Wording
 
 log = structlog.get_logger()
@@ -28,10 +29,10 @@ OVERDUE_STEPS_MAX = 16
 LATE_SECONDS_MAX = 1.0
 """Wall seconds behind schedule from which on the log says that this machine is too slow for the speed."""
 
-LATE_WARNING_SECONDS = 10.0
+LATE_WARNING_SECONDS: WallSeconds = WallSeconds(10.0)
 """Wall seconds between two such lines."""
 
-CLOCK_RETRY_SECONDS = 0.001
+CLOCK_RETRY_SECONDS: WallSeconds = WallSeconds(0.001)
 """Wall seconds to wait when the clock says that a request that is here has not arrived yet."""
 
 
@@ -131,7 +132,7 @@ class SimulatedEngine:
         self._submitted = 0
         self._work = asyncio.Event()
         self._overdue_steps = 0
-        self._warn_at = 0.0
+        self._warn_at = WallSeconds(0.0)
         self._slowdown = 1.0
 
     def slow_down(self, factor: float) -> None:
@@ -216,7 +217,7 @@ class SimulatedEngine:
         self._overdue_steps += 1
         if self._overdue_steps % OVERDUE_STEPS_MAX == 0:
             self._warn_when_late(-early / self._clock.speed)
-            await self._clock.sleep_wall(0)
+            await self._clock.sleep_wall(WallSeconds(0))
 
     def _warn_when_late(self, seconds: Seconds) -> None:
         if seconds > LATE_SECONDS_MAX and self._clock.wall() >= self._warn_at:

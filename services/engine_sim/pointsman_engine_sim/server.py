@@ -13,7 +13,8 @@ from pointsman.ports import Clock
 from pointsman.primitives import Tokens
 from pointsman.runtime.health import HttpServer
 from pointsman.runtime.supervision import Supervisor
-from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.app import EngineApp
 from pointsman_engine_sim.engine import SimulatedEngine

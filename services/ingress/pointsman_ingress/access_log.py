@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import Tokens, WallSeconds
 from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.context import RequestFacts
@@ -37,15 +37,15 @@ class AccessLog:
 
 
 def _line(
-    call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: Seconds, speed: float, now: datetime
+    call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: WallSeconds, speed: float, now: datetime
 ) -> dict[str, Any]:
     """In the order in which fields are written; docs/operations.md describes them."""
     grant = None if life is None else life.grant
     usage = Usage() if life is None else life.usage
-    first_byte = call.first_byte_at_wall - call.received_at_wall if call.first_byte_at_wall else None
+    first_byte = float(call.first_byte_at_wall - call.received_at_wall) if call.first_byte_at_wall is not None else None
     return {
         "log": "access",
-        "time": now - timedelta(seconds=seconds),
+        "time": now - timedelta(seconds=float(seconds)),
         "request_id": life.request if life else call.id,
         "client": call.client,
         "user_agent": header_text(call.headers, b"user-agent") or None,
@@ -60,7 +60,7 @@ def _line(
         "instance": (grant.instance if grant else facts.instance) or None,
         "prefill_instance": (grant.prefilled_by if grant else "") or None,
         "retries": life.retries if life else facts.retries,
-        "duration_ms": _milliseconds(seconds),
+        "duration_ms": _milliseconds(float(seconds)),
         "queue_ms": _milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
         "first_byte_ms": _milliseconds(first_byte),
         "predicted_ttft_ms": _milliseconds(grant.predicted_ttft / speed if grant else None),
@@ -77,5 +77,5 @@ def _known(tokens: Tokens) -> Tokens | None:
     return tokens if tokens >= 0 else None
 
 
-def _milliseconds(seconds: Seconds | None) -> float | None:
+def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 2)

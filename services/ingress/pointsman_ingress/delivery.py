@@ -13,7 +13,7 @@ import structlog
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.context import RequestContext
@@ -45,7 +45,7 @@ from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
-UNREACHABLE_WALL_SECONDS: Seconds = 1.0  # after this a worker has reported that its engine is gone
+UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # after this a worker has reported that its engine is gone
 
 
 class Delivery:

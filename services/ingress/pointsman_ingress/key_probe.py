@@ -17,7 +17,7 @@ from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import BlocksStored, CacheSnapshot
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.ports import Clock, LogEntry, LogMissingError, LogUnavailableError
-from pointsman.primitives import Epoch, InstanceId, Seconds, Tokens
+from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
@@ -29,13 +29,15 @@ from pointsman_ingress.prompt.tokenization import TokenizeContext
 
 log = structlog.get_logger()
 
-ANSWER_WALL_SECONDS_MAX: Seconds = 60.0
+ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
 """How long a trial may take: an engine on a CPU computes a few hundred tokens in some seconds, longer while busy."""
-EVENTS_WALL_SECONDS_MAX: Seconds = 10.0  # how long the engine's events may then take to show the prompt
+EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
+    10.0
+)  # how long the engine's events may then take to show the prompt
 ATTEMPTS_MAX = 3  # how often an engine that does not answer is asked in a row
-PAUSE_WALL_SECONDS: Seconds = 2.0
-REPEAT_WALL_SECONDS: Seconds = 30.0
-REPEAT_WALL_SECONDS_MAX: Seconds = 600.0
+PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)
 """Waits before an engine whose keys differ, or that did not answer, is probed again; they double."""
 
 
@@ -160,7 +162,7 @@ class KeyProber:
         try:
             start = (await self._events.extent()).last + 1
             await self._send(instance, path, body)
-            async with asyncio.timeout(EVENTS_WALL_SECONDS_MAX):
+            async with asyncio.timeout(float(EVENTS_WALL_SECONDS_MAX)):
                 return await self._appears(instance, key, start)
         except TimeoutError:
             return False
@@ -171,7 +173,7 @@ class KeyProber:
         """Raises EngineFailedError, also if the answer takes too long."""
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
-            async with asyncio.timeout(ANSWER_WALL_SECONDS_MAX), await self._engines.send(request) as answer:
+            async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:
                 said = await answer.whole()
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"

@@ -20,7 +20,7 @@ import structlog
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.ports import Clock, Link
-from pointsman.primitives import PoolName, Seconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
@@ -50,8 +50,8 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: Seconds = 1.0  # how often one of several processes shows its parent that it runs
-FLUSH_WALL_SECONDS: Seconds = 1.0  # how long the last events may take to reach the log at shutdown
+LISTENS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how often one of several processes shows its parent that it runs
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how long the last events may take to reach the log at shutdown
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")
@@ -251,7 +251,7 @@ def _pool(
 async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
     """Report that the server listens, and stop it with the process; at once if a background task fails."""
     while not server.started:
-        await clock.sleep_wall(0.01)
+        await clock.sleep_wall(WallSeconds(0.01))
     log.info("listening", port=server.bound_port)
     supervisor.start(_repeat(listens, clock), name="say-listening")
     try:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import click
 
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import (
     COUNT,
@@ -77,10 +78,10 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         bounds=NOT_NEGATIVE,
     )
     first_byte_seconds_min: float = setting(5.0, "Wall seconds that it may always take.")
-    chunk_timeout_seconds: float = setting(
+    chunk_timeout_seconds: WallSeconds = setting(
         60.0, "Wall seconds without a byte after which an answer that has begun is given up.", bounds=POSITIVE
     )
-    scheduler_timeout_seconds: float = setting(
+    scheduler_timeout_seconds: WallSeconds = setting(
         3.0, "Wall seconds without an answer of a scheduler before the ingress places requests itself, by least load."
     )
     hold_seconds: float = setting(

@@ -20,7 +20,7 @@ from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.redispatch import Redispatching, Window
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import PoolName, Seconds, Sequence, Term
+from pointsman.primitives import PoolName, Seconds, Sequence, Term, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -30,14 +30,14 @@ from pointsman_rebalancer.settings import RebalancerSettings
 
 log = structlog.get_logger()
 
-DEBOUNCE_WALL_SECONDS: Seconds = 0.005
+DEBOUNCE_WALL_SECONDS: WallSeconds = WallSeconds(0.005)
 """How long the rest of a burst is waited for."""
-REGULARLY_WALL_SECONDS: Seconds = 0.1
+REGULARLY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 """How long nothing may happen before it plans all the same."""
 PLANNING_SHARE_MAX = 0.2
 """Of its time that it plans at most; the rest is for the fold."""
-ANSWER_WALL_SECONDS: Seconds = 1.0
-SETTLED_WALL_SECONDS: Seconds = 1.0
+ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long the log may take to bring what the leader knew when it answered."""
 
 CAUSES = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
@@ -103,7 +103,7 @@ class RebalancerService:
             with contained("planning"):
                 plan, cause_at = self._plan()
             planning = self._clock.wall() - started
-            telemetry.MIGRATION_PLANNING_SECONDS.observe(planning)
+            telemetry.MIGRATION_PLANNING_SECONDS.observe(float(planning))
             with contained("plan"):
                 if plan.migrations:
                     await self._carry_out(plan, cause_at)
@@ -202,10 +202,10 @@ def _window_of(elected: LeaderElected) -> Window:
     return Window(int(told.get("prefill_window_tokens", usual.tokens)), int(told.get("running_max", usual.running_max)))
 
 
-async def _at_most(seconds: Seconds, event: asyncio.Event) -> None:
+async def _at_most(seconds: WallSeconds, event: asyncio.Event) -> None:
     """Wait for the event, but no longer than so many wall seconds."""
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
+        async with asyncio.timeout(max(0.0, float(seconds))):
             await event.wait()
     except TimeoutError:
         return

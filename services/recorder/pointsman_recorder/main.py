@@ -1,6 +1,7 @@
 """The composition root of `pointsman-recorder`."""
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
@@ -12,7 +13,7 @@ from pointsman_recorder.settings import RecorderSettings
 
 BATCH_EVENTS_MAX = 500
 """Log entries in one transaction."""
-BATCH_WALL_SECONDS = 0.1
+BATCH_WALL_SECONDS = WallSeconds(0.1)
 """How long an entry waits for others to share its transaction."""
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import Archive, Batch, Branch
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 ARCHIVE_PART = "archive"
 QUEUE_BATCHES_MAX = 4
-RETRY_SECONDS_MIN = 0.1
-RETRY_SECONDS_MAX = 5.0
+RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+RETRY_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 FINISH_SECONDS_MAX = 2.0
 SUBJECT_LENGTH_MAX = 255
 """As the column has."""
@@ -69,7 +69,7 @@ class Recorder:
         board: HealthBoard,
         *,
         batch_events: int,
-        batch_seconds: Seconds,
+        batch_seconds: WallSeconds,
     ) -> None:
         self._log = event_log
         self._archive = archive

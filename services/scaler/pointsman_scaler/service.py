@@ -26,7 +26,7 @@ from pointsman.ports import (
     ProviderError,
     Reply,
 )
-from pointsman.primitives import PoolName, Seconds, Sequence, Term
+from pointsman.primitives import PoolName, Sequence, Term, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -41,11 +41,11 @@ from pointsman_scaler.step_runner import StepRunner
 
 log = structlog.get_logger()
 
-TICK_WALL_SECONDS: Seconds = 0.5
-REPORT_WALL_SECONDS: Seconds = 1.0
-READ_BACK_WALL_SECONDS: Seconds = 2.0
+TICK_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+REPORT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+READ_BACK_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long a decision may take to come back through the log."""
-LOG_CHECK_WALL_SECONDS: Seconds = 5.0
+LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """How often to check whether the log is about to lose the newest decision."""
 SIZE = "size"
 
@@ -231,7 +231,7 @@ class ScalerService:
         while self.state.scaling.number < decision.number:
             if self._clock.wall() > deadline:
                 return False
-            await self._clock.sleep_wall(0.01)
+            await self._clock.sleep_wall(WallSeconds(0.01))
         return True
 
     async def _append(self, event: ScaleDecided | ScaleApplied) -> bool:

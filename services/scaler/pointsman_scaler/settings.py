@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
@@ -28,11 +29,13 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     step_down: int = setting(1, "Largest shrinking of one decision.")
     pause_up_seconds: float = setting(30.0, "Engine seconds between two growths.")
     pause_down_seconds: float = setting(60.0, "Engine seconds between a change and the next shrinking.")
-    drain_seconds_max: float = setting(300.0, "Wall seconds that draining may take; then the instance is stopped.")
+    drain_seconds_max: WallSeconds = setting(
+        300.0, "Wall seconds that draining may take; then the instance is stopped."
+    )
     start_seconds_max: float = setting(
         600.0, "Wall seconds that a started instance may take to answer; then it is replaced."
     )
-    scaler_lease_seconds: float = setting(
+    scaler_lease_seconds: WallSeconds = setting(
         3.0, "Lease of the acting scaler, wall seconds; the same for all scalers of a pool."
     )
     engine_command: str = setting(

@@ -6,7 +6,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import drain_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
@@ -25,11 +25,11 @@ from pointsman_scaler.settings import ScalerSettings
 
 log = structlog.get_logger()
 
-COMMAND_WALL_SECONDS: Seconds = 2.0
-SETTLE_WALL_SECONDS: Seconds = 2.0
+COMMAND_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
+SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long an instance drains at least before it counts as idle: two reports of its worker."""
-GROWTH_WAIT_WALL_SECONDS: Seconds = 1.0
-GROWTH_WAIT_WALL_SECONDS_MAX: Seconds = 60.0
+GROWTH_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+GROWTH_WAIT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
 """Pauses before starting engines again, while those that were started do not answer."""
 LEAVING_REASON = "the pool shrinks"
 
@@ -44,8 +44,8 @@ class StepRunner:
         self._commands = commands
         self._clock = clock
         self._settings = settings
-        self._leaving_since: dict[InstanceId, Seconds] = {}
-        self._grows_after: Seconds = 0.0
+        self._leaving_since: dict[InstanceId, WallSeconds] = {}
+        self._grows_after = WallSeconds(0.0)
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
 
     async def steps(self, state: State, wanted: int) -> list[Step]:
@@ -78,7 +78,7 @@ class StepRunner:
     def settled(self) -> None:
         """The pool has the size that was decided."""
         self._growth.reset()
-        self._grows_after, self.error = 0.0, ""
+        self._grows_after, self.error = WallSeconds(0.0), ""
 
     def fail(self, error: str) -> None:
         """Count an error, and log it unless it was the last one."""

@@ -15,7 +15,7 @@ import structlog
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.ports import Clock, Link
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command, environment
@@ -29,8 +29,8 @@ from pointsman_scheduler.settings import SchedulerSettings
 log = structlog.get_logger()
 
 NICENESS = 15
-WATCH_WALL_SECONDS: Seconds = 1.0
-RESTART_WALL_SECONDS: Seconds = 10.0
+WATCH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+RESTART_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 SPREAD_MAX = 1.3
 
 

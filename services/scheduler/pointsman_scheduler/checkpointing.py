@@ -20,7 +20,7 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.containment import DeadLetterWatch
 from pointsman.state.checkpoint import encode_state
@@ -29,9 +29,9 @@ from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 
 log = structlog.get_logger()
 
-EXTENT_WALL_SECONDS: Seconds = 5.0
+EXTENT_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """How often the log is asked what it still holds."""
-SAVE_RETRY_WALL_SECONDS: Seconds = 5.0
+SAVE_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Cadence:
     several processes one is first."""
 
     events: int
-    seconds: Seconds
+    seconds: WallSeconds
     spread: float = 1.0
 
 
@@ -63,11 +63,11 @@ class Checkpointer:
         self._cadence = cadence
         self._dead_letters = DeadLetterWatch()
         self._extent = LogExtent("", 1, 0)
-        self._extent_at: Seconds = 0.0
+        self._extent_at = WallSeconds(0.0)
         self._end: Sequence = 0
         self._saved: Sequence = 0
-        self._saved_at: Seconds = 0.0
-        self._not_before: Seconds = 0.0
+        self._saved_at = WallSeconds(0.0)
+        self._not_before = WallSeconds(0.0)
 
     async def run(self) -> None:
         """Fold and save for ever; ends only by cancellation or failure."""
@@ -131,8 +131,8 @@ class Checkpointer:
                     "checkpoint_taken",
                     as_of=state.sequence,
                     bytes=len(content),
-                    encode_seconds=round(encoded - started, 3),
-                    save_seconds=round(self._saved_at - encoded, 3),
+                    encode_seconds=round(float(encoded - started), 3),
+                    save_seconds=round(float(self._saved_at - encoded), 3),
                 )
         except StoreUnavailableError as error:
             self._not_before = self._clock.wall() + SAVE_RETRY_WALL_SECONDS

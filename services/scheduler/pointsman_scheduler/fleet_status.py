@@ -8,11 +8,9 @@ from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
-from pointsman.state.workload import InstanceQueue
+from pointsman.state.workload import EMPTY_QUEUE
 
 log = structlog.get_logger()
-
-_EMPTY_QUEUE = InstanceQueue()
 
 
 def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:
@@ -31,7 +29,7 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
 
 
 def _describe(state: State, instance: Instance) -> InstanceDescribed:
-    line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
+    line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return InstanceDescribed(
         instance=instance.id,
         url=instance.url,
@@ -101,7 +99,7 @@ class FleetGauges:
         self._shown = present
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
+        line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
         telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
         telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
         telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))

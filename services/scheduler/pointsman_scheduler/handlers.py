@@ -82,7 +82,7 @@ class CommandHandlers:
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
         events = term.dispatcher.route(command, self._clock.now())
-        telemetry.DECISION_SECONDS.observe(self._clock.wall() - started)
+        telemetry.DECISION_SECONDS.observe(float(self._clock.wall() - started))
         await term.publish(events or self._give_up_unheard_grant(term, command))
         if not events:
             term.waiters.add(command, reply)  # again: giving the request up has forgotten it

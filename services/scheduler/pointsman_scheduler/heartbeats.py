@@ -7,7 +7,7 @@ without power), so it excuses them for a bounded time.
 """
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 
 QUIET_SHARE = 0.5
 """Share of the suspect time: a log without any entry for so long may be silent itself."""
@@ -18,7 +18,7 @@ DOUBT_SHARE = 3.0
 class Heartbeats:
     """What one leader has heard of the log in its term. Wall time, but for `listens_since`."""
 
-    def __init__(self, clock: Clock, *, suspect_seconds: Seconds) -> None:
+    def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:
         self._clock = clock
         self._suspect_seconds = suspect_seconds
         self._heard_at = clock.wall()
@@ -26,7 +26,7 @@ class Heartbeats:
         self._returned = 0
         self.listens_since: Seconds = 0.0
         """Engine time before which silence does not count: this process could not hear then."""
-        self.listens_since_wall: Seconds = 0.0
+        self.listens_since_wall = WallSeconds(0.0)
 
     def begin(self) -> None:
         """A term of this scheduler begins."""

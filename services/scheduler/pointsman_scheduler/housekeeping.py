@@ -9,7 +9,7 @@ from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceUneje
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Clock, Commands
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.workload import Request
@@ -22,12 +22,12 @@ from pointsman_scheduler.waiters import UNGRANTED
 
 log = structlog.get_logger()
 
-PERIOD_WALL_SECONDS: Seconds = 0.25
-STALL_WALL_SECONDS: Seconds = 1.0
+PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
+STALL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """A sleep this long means that the process was suspended, and what others wrote meanwhile is not read yet."""
-LISTENED_WALL_SECONDS: Seconds = 1.0
+LISTENED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long a leader must have heard others without a break before it ejects instances."""
-IDLE_WALL_SECONDS: Seconds = 3.0
+IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
 """How long an engine must report that nothing runs there before its requests are ended."""
 
 
@@ -77,7 +77,7 @@ class Housekeeping:
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
         timeouts = LivenessTimeouts(
             heard_since=self._heartbeats.listens_since,
-            suspect_after=self._settings.suspect_seconds * speed,
+            suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
             leave_after=self._settings.leave_seconds * speed,
         )
         events = dispatcher.check_liveness(timeouts, now)
@@ -91,7 +91,7 @@ class Housekeeping:
 
     async def _eject_outliers(self, term: ActiveTerm) -> None:
         now = self._clock.now()
-        if now - self._heartbeats.listens_since < LISTENED_WALL_SECONDS * self._clock.speed:
+        if now - self._heartbeats.listens_since < engine_seconds(LISTENED_WALL_SECONDS, self._clock.speed):
             return
         events = term.dispatcher.eject_outliers(now)
         for event in events:
@@ -110,7 +110,7 @@ class Housekeeping:
         for request in self._orphans(term):
             end = dispatcher.cancel if request.stage in UNGRANTED else dispatcher.abandon
             events += end(request.id, CancelCause.INGRESS_SILENT, now)
-        for request in list(stranded(state, now, idle_after=IDLE_WALL_SECONDS * speed)):
+        for request in list(stranded(state, now, idle_after=engine_seconds(IDLE_WALL_SECONDS, speed))):
             events += dispatcher.abandon(request.id, CancelCause.ENGINE_IDLE, now)
         for request in list(state.workload.requests.values()):
             granted = request.stage not in UNGRANTED

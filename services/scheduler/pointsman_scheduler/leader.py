@@ -25,7 +25,7 @@ from pointsman.ports import (
     LogMissingError,
     LogUnavailableError,
 )
-from pointsman.primitives import Seconds, Term
+from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
@@ -38,8 +38,8 @@ from pointsman_scheduler.waiters import Answers, Waiters
 log = structlog.get_logger()
 
 LEADERSHIP = "leadership"
-ELECTION_RETRY_WALL_SECONDS: Seconds = 0.1
-FLUSH_WALL_SECONDS: Seconds = 0.3
+ELECTION_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.3)
 """How long the last decisions may take to reach the log before a term is ended or the lease given back."""
 
 

@@ -39,7 +39,7 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
-    checkpointer = running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > 0 else nullcontext()
+    checkpointer = running_beside(settings, supervisor, clock) if float(settings.checkpoint_seconds) else nullcontext()
     async with open_link(settings, clock, board, name=name) as link:
         service = start_scheduler(
             supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator
 
 from pointsman.contracts.commands import FollowRequests
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import RequestId, WallSeconds
 from pointsman.state.workload import Request
 
 
@@ -12,30 +12,30 @@ class Ownership:
     """When each request was last named by its ingress."""
 
     def __init__(self) -> None:
-        self._named_at: dict[RequestId, Seconds] = {}
+        self._named_at: dict[RequestId, WallSeconds] = {}
 
     def clear(self) -> None:
         self._named_at.clear()
 
-    def named(self, request: RequestId, now: Seconds) -> None:
+    def named(self, request: RequestId, now: WallSeconds) -> None:
         self._named_at[request] = now
 
-    def followed(self, command: FollowRequests, now: Seconds) -> None:
+    def followed(self, command: FollowRequests, now: WallSeconds) -> None:
         for sent in command.requests:
             self._named_at[sent.request] = now
         for request in command.waiting:
             self._named_at[request] = now
 
     def orphans(
-        self, requests: Iterable[Request], now: Seconds, *, since: Seconds, silence_max: Seconds
+        self, requests: Iterable[Request], now: WallSeconds, *, since: WallSeconds, silence_max: WallSeconds
     ) -> Iterator[Request]:
         """Requests not named for `silence_max`. `since`: when this leader began to listen. Forgets requests that are
         not among these."""
-        known: dict[RequestId, Seconds] = {}
+        known: dict[RequestId, WallSeconds] = {}
         for request in requests:
             named_at = self._named_at.get(request.id)
             if named_at is not None:
                 known[request.id] = named_at
-            if now - max(named_at or 0.0, since) > silence_max:
+            if now - max(named_at or since, since) > silence_max:
                 yield request
         self._named_at = known

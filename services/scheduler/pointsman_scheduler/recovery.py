@@ -24,7 +24,7 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
@@ -32,8 +32,8 @@ from pointsman.state.state import State
 
 log = structlog.get_logger()
 
-RETRY_WALL_SECONDS: Seconds = 0.1
-CHECKPOINT_WAIT_WALL_SECONDS: Seconds = 30.0
+RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
+CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 """How long a start waits for checkpoints that cannot be read, where without one something would be lost."""
 
 

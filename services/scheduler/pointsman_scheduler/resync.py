@@ -5,7 +5,7 @@ import structlog
 from pointsman.contracts.commands import ResyncCache
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds
+from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.state import State
@@ -14,8 +14,8 @@ from pointsman_scheduler.replica import Replica
 
 log = structlog.get_logger()
 
-PERIOD_WALL_SECONDS: Seconds = 0.5
-TIMEOUT_WALL_SECONDS: Seconds = 1.0
+PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 class Resync:

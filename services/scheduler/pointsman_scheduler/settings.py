@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
@@ -27,13 +28,13 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     pending_max: int = setting(10_000, "Requests that may wait in the whole pool; more are refused with 429.")
     hot_share: float = setting(1.0, "Share of the traffic, in units of 1/n, above which a prefix is spread further.")
     cold_share: float = setting(0.5, "Share, in units of 1/n, below which a spread prefix is gathered again.")
-    suspect_seconds: float = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
+    suspect_seconds: WallSeconds = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
     leave_seconds: float = setting(30.0, "Wall seconds of silence after which an instance counts as gone.")
-    lease_seconds: float = setting(
+    lease_seconds: WallSeconds = setting(
         1.0,
         "Wall seconds without a renewal after which another scheduler of the pool leads; the same for all of them.",
     )
-    checkpoint_seconds: float = setting(
+    checkpoint_seconds: WallSeconds = setting(
         60.0, "Wall seconds between checkpoints; 0 takes none, and each start folds the whole log."
     )
     checkpoint_events: int = setting(200_000, "Log events after which a checkpoint is taken even earlier.")
@@ -47,7 +48,7 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
         "Let a rebalancer that was told --rebind take overdue requests out of an engine before their first token, to start "
         "again elsewhere. The prefill done for them is lost, and counted.",
     )
-    waiter_seconds: float = setting(
+    waiter_seconds: WallSeconds = setting(
         3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."
     )
     request_seconds_max: float = setting(

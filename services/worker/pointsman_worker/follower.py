@@ -76,7 +76,7 @@ class Follower:
         state = self._state
         state.expire()
         _, translator = state.followed()
-        now, dropped_before = state.clock.wall(), translator.counters.dropped
+        now, dropped_before = float(state.clock.wall()), translator.counters.dropped
         for event in batch.events:
             telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
             translator.apply(event, now)

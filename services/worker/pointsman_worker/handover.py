@@ -14,7 +14,7 @@ import structlog
 
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor
-from pointsman.primitives import Epoch, Seconds, Sequence
+from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
@@ -22,7 +22,7 @@ from pointsman_worker.translator import HeldBlocks
 
 log = structlog.get_logger()
 
-FRESH_WALL_SECONDS: Seconds = 60.0
+FRESH_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 FILE_BYTES_MAX = 1 << 30
 
 
@@ -67,7 +67,7 @@ def take(path: Path, *, now: Seconds) -> Handover | None:
             path.unlink()
         return None
     age = now - found.kept_at
-    if not 0 <= age <= FRESH_WALL_SECONDS:
+    if not 0 <= age <= float(FRESH_WALL_SECONDS):
         log.info("handover_expired", path=str(path), seconds=round(age))
         return None
     return found

@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.session import SessionState
 from pointsman_worker.settings import SettingsError
@@ -17,10 +17,10 @@ from pointsman_worker.translator import BlockTranslator
 log = structlog.get_logger()
 
 ENGINE_PART = "engine"
-ENGINE_RETRY_SECONDS = 0.25
-ENGINE_LOG_SECONDS = 30.0
+ENGINE_RETRY_SECONDS: WallSeconds = WallSeconds(0.25)
+ENGINE_LOG_SECONDS: WallSeconds = WallSeconds(30.0)
 """How often the log repeats that the engine does not answer."""
-SERVING_GRACE_SECONDS = 2.5
+SERVING_GRACE_SECONDS: WallSeconds = WallSeconds(2.5)
 """An engine that is slow to answer counts as serving for so long; one that refuses the connection does not."""
 
 
@@ -46,7 +46,7 @@ class EngineProbe:
         """Why the engine cannot be followed as it describes itself now; empty while it can."""
         self._refused = False
         """Whether nothing listens where the engine was."""
-        self._answered_at: Seconds = 0.0
+        self._answered_at = WallSeconds(0.0)
         self._returned = asyncio.Event()
         """Set when an engine that was away serves again."""
         board.missing(ENGINE_PART, "not asked yet")
@@ -60,7 +60,7 @@ class EngineProbe:
     async def facts(self) -> EngineFacts:
         """What the engine is, as soon as it answers."""
         clock, settings = self._state.clock, self._state.settings
-        logged_at: Seconds | None = None
+        logged_at: WallSeconds | None = None
         while True:
             try:
                 facts = await self._engine.describe()
@@ -79,7 +79,7 @@ class EngineProbe:
         """What the engine is, as soon as its cache can be followed. Raises SettingsError where the first engine cannot be;
         a later one is reported as not serving until it can."""
         clock = self._state.clock
-        logged_at: Seconds | None = None
+        logged_at: WallSeconds | None = None
         while True:
             facts = await self.facts()
             try:

@@ -9,7 +9,7 @@ import structlog
 
 from pointsman.adapters.calibration_file import Calibration
 from pointsman.ports import Clock, Commands, EventLog
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.follower import Follower
@@ -40,7 +40,7 @@ class WorkerService:
         engine: Engine,
         events: EventSource | None,
         calibration: Calibration | None = None,
-        unconfirmed_wall_seconds: Seconds = UNCONFIRMED_WALL_SECONDS,
+        unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS,
     ) -> None:
         """`events` None: the engine publishes none. `calibration`: its measured costs; None: those of its profile."""
         state = SessionState(instance, settings, clock, events, unconfirmed_wall_seconds)

@@ -18,7 +18,7 @@ from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock
-from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence
+from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.settings import SettingsError, WorkerSettings
@@ -26,9 +26,9 @@ from pointsman_worker.translator import BlockTranslator
 
 log = structlog.get_logger()
 
-UNCONFIRMED_WALL_SECONDS = 45.0
+UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)
 """How long a block is believed whose removal may have been missed. With the time to notice a loss, below a minute."""
-PARKED_SECONDS_MAX = 3.0
+PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)
 """How long a store may wait for the block before it in a cache of which nothing was missed."""
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
@@ -93,7 +93,7 @@ class SessionState:
     clock: Clock
     events: EventSource | None
     """None: the engine publishes none."""
-    unconfirmed_wall_seconds: Seconds = UNCONFIRMED_WALL_SECONDS
+    unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS
     session: CacheSession | None = None
     last_epoch: Epoch = field(default=Epoch(0))
     position: LogPosition = field(default_factory=LogPosition)
@@ -101,7 +101,7 @@ class SessionState:
     """Engine messages and events, since the start."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be something to write."""
-    report_at: Seconds = 0.0
+    report_at: WallSeconds = WallSeconds(0.0)
 
     def report_now(self) -> None:
         self.report_at = self.clock.wall()
@@ -140,7 +140,7 @@ class SessionState:
     def miss(self, count: int, reason: str) -> None:
         """Events were lost: what is held stays believed, but unverified."""
         session, translator = self.followed()
-        translator.mark_unverified(self.clock.wall())
+        translator.mark_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
     def check_capacity(self, translator: BlockTranslator) -> None:
@@ -161,21 +161,21 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
-        translator.set_unverifiable(self.clock.wall(), on=True)
+        translator.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True
 
     def expire(self) -> None:
         """Drop what nothing has confirmed for too long. Also called with each batch: while the log is away the writer waits."""
-        session, now = self.session, self.clock.wall()
+        session, now = self.session, float(self.clock.wall())
         if session is None or session.translator is None:
             return
         translator = session.translator
         translator.set_unverifiable(now, on=not self.certain(session))
         parked_since = translator.parked_since
-        if parked_since is not None and session.cache == "empty" and now - parked_since > PARKED_SECONDS_MAX:
+        if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.miss(0, "blocks were stored that follow one which never was")
-        expired = translator.expire(now - self.unconfirmed_wall_seconds)
+        expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
         if expired:
             telemetry.ENGINE_BLOCKS_EXPIRED.inc(expired)
             if session.cache == "empty":

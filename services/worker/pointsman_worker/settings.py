@@ -8,7 +8,7 @@ import click
 
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.contracts.subjects import valid_name
-from pointsman.primitives import InstanceId
+from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
@@ -48,7 +48,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "then stays in the fleet. Without a directory it leaves at every stop.",
     )
     flush_ms: float = setting(10.0, "Milliseconds that cache changes are gathered before they are written to the log.")
-    report_seconds: float = setting(1.0, "Wall seconds between reports of load and cache digest.")
+    report_seconds: WallSeconds = setting(1.0, "Wall seconds between reports of load and cache digest.")
 
 
 class SettingsError(click.ClickException):

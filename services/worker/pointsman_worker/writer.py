@@ -15,7 +15,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
@@ -28,9 +28,9 @@ WRITES_PART = "writes"
 PENDING_KEYS_MAX = 100_000
 """With more changes than this waiting, a snapshot is written instead."""
 SNAPSHOT_SECONDS_MAX = 5.0
-APPEND_RETRY_SECONDS = 0.2
-APPEND_RETRY_SECONDS_MAX = 2.0
-LOG_CHECK_SECONDS = 5.0
+APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
+APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
+LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
 """How often the writer looks whether the log still has what the session began with."""
 RESTART_WALL_SECONDS = 10.0
 """How long a worker that pauses asks not to be suspected. Most of a restart is the start of Python on a busy machine."""
@@ -50,7 +50,7 @@ class LogWriter:
         self._fleet_events = fleet_events
         self._successor = successor
         self._board = board
-        self._log_checked_at: Seconds = 0.0
+        self._log_checked_at = WallSeconds(0.0)
         self._snapshots: list[asyncio.Future[None]] = []
         self._leaving = ""
         self._pausing = False
@@ -98,9 +98,9 @@ class LogWriter:
         """Until a report is due, or something changed and what comes with it had the time to come too."""
         state = self._state
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, state.report_at - state.clock.wall())):
+            async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
                 await state.wake.wait()
-                await state.clock.sleep_wall(0.0 if self._leaving else state.settings.flush_ms / 1000)
+                await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
         """Write what the log does not have of the session. False when the session ended meanwhile."""

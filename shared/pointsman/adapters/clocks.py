@@ -6,7 +6,7 @@ import time
 from typing_extensions import override
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 
 ANCHOR_UNIX_SECONDS = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""
@@ -31,16 +31,16 @@ class ScaledClock(Clock):
         return engine_time_of(time.time(), self._speed)
 
     @override
-    def wall(self) -> Seconds:
-        return time.monotonic()
+    def wall(self) -> WallSeconds:
+        return WallSeconds(time.monotonic())
 
     @override
     async def sleep(self, seconds: Seconds) -> None:
         await asyncio.sleep(max(0.0, seconds) / self._speed)
 
     @override
-    async def sleep_wall(self, seconds: Seconds) -> None:
-        await asyncio.sleep(seconds)
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
+        await asyncio.sleep(float(seconds))
 
 
 def engine_time_of(unix_seconds: Seconds, speed: float) -> Seconds:

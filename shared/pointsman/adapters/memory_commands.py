@@ -10,7 +10,7 @@ from typing_extensions import override
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds
 
 COMMANDS_WAITING_MAX = 4096
 
@@ -91,7 +91,7 @@ class MemoryCommands(Commands):
         return self._bus.available()
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         try:
             payload = encode(command)
         except UnwritableError as error:
@@ -105,11 +105,11 @@ class MemoryCommands(Commands):
             raise CommandTimeoutError(not_understood) from error
 
     @override
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._bus.ask(subject, payload, answer)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(float(timeout)):
                 return await answer
         except TimeoutError as error:
             no_answer = f"no answer on {subject} within {timeout:g} s"

@@ -29,7 +29,7 @@ from pointsman.ports import (
     LogReset,
     LogUnavailableError,
 )
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.primitives import PoolName, Sequence, WallSeconds
 
 WINDOW_MAX = 16_384
 """Writes that a client holds while the broker is away."""
@@ -281,9 +281,9 @@ class MemoryLog(EventLog):
             raise LogUnavailableError(str(error)) from error
 
     @override
-    async def flush(self, timeout: Seconds) -> bool:
+    async def flush(self, timeout: WallSeconds) -> bool:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(float(timeout)):
                 await self._writes.idle.wait()
         except TimeoutError:
             return False

@@ -23,7 +23,7 @@ from pointsman.policies.admission.base import Refusal
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request
+from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 OUTPUT_TOKENS_RESERVED: Tokens = 512
 """Output tokens of a request that count as used KV cache, at most: clients ask for far more than they use."""
@@ -32,7 +32,6 @@ RETRY_SECONDS: Seconds = 1.0
 """Retry-After when every decode instance is over its TPOT SLO: some answer will have ended by then."""
 
 UNKNOWN_ROOM = -1
-_EMPTY_QUEUE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def decode_candidate(
     state: State, instance: Instance, request: Request, now: Seconds, hit_blocks: int
 ) -> DecodeCandidate:
     """The predicted cost of decoding the request there."""
-    queue = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
+    queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     expected = [other for other in queue.expected.values() if other.id != request.id]
     others = [*queue.decoding.values(), *expected]
     missing = request.prompt_tokens - state.latency.cached_tokens(instance, hit_blocks, request.prompt_tokens)

@@ -16,9 +16,8 @@ from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
 from pointsman.state.latency_model import Correction
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import InstanceQueue, Request
+from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
 
-_EMPTY_LINE = InstanceQueue()
 _NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Tracker)
@@ -138,7 +137,7 @@ class PoolView:
 
     def line(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
-        return self._state.workload.queues.get(instance_id, _EMPTY_LINE)
+        return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""

@@ -21,7 +21,7 @@ from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 
 log = structlog.get_logger()
 
-COMPLAINT_WALL_SECONDS: Seconds = 10.0
+COMPLAINT_WALL_SECONDS = 10.0
 """Refusals of one kind are logged at most that often, with how many there were."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from pointsman.ports import Clock, Lease, LeaseTakenError, StoreUnavailableError, Tenure
-from pointsman.primitives import Seconds, Term
+from pointsman.primitives import Term, WallSeconds
 
 log = structlog.get_logger()
 
@@ -25,14 +25,14 @@ ACTING_SHARE = 0.75
 class Leadership:
     """One process's part in the lease: watching it, holding it, giving it back."""
 
-    def __init__(self, lease: Lease, clock: Clock, *, name: str, lease_seconds: Seconds) -> None:
+    def __init__(self, lease: Lease, clock: Clock, *, name: str, lease_seconds: WallSeconds) -> None:
         """`name`: unlike that of any other process, ever. `lease_seconds`: wall seconds, the same for all of a pool."""
         self._lease = lease
         self._clock = clock
         self._name = name
         self._lease_seconds = lease_seconds
         self._tenure: Tenure | None = None
-        self._acts_until: Seconds = 0.0
+        self._acts_until = WallSeconds(0.0)
         self._resigned = False
         self._newest = Term(0)
         """The latest term that this process knows of, though lease and log may have lost it since."""
@@ -75,7 +75,7 @@ class Leadership:
             await self._clock.sleep_wall(self._lease_seconds / RENEWALS_PER_LEASE)
             reason = deposed() or await self._renew()
             if reason and not self._resigned:
-                self._acts_until = 0.0
+                self._acts_until = WallSeconds(0.0)
                 return reason
 
     def term_above(self, term_of_log: Term) -> Term:
@@ -97,7 +97,7 @@ class Leadership:
             log.warning("lease_release_failed", reason=str(error))
         self._tenure = None
 
-    def _is_free(self, found: Tenure | None, known_term: Term, seen_at: Seconds) -> bool:
+    def _is_free(self, found: Tenure | None, known_term: Term, seen_at: WallSeconds) -> bool:
         if found is None and known_term == 0:
             return True  # there was never a leader
         if found is not None and found.holder in ("", self._name):
@@ -147,7 +147,7 @@ class Leadership:
             pass
         return ""
 
-    def _hold(self, tenure: Tenure, asked_at: Seconds) -> None:
+    def _hold(self, tenure: Tenure, asked_at: WallSeconds) -> None:
         if not self._resigned:
             self._tenure, self._newest = tenure, max(self._newest, tenure.term)
             self._acts_until = asked_at + ACTING_SHARE * self._lease_seconds

@@ -14,12 +14,12 @@ from typing import Protocol, Self
 
 import structlog
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds
 
 log = structlog.get_logger()
 
-FLUSH_WALL_SECONDS: Seconds = 0.2
-CLOSE_WALL_SECONDS: Seconds = 1.0
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
+CLOSE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long the last lines may take."""
 
 PIECE_BYTES_MAX = select.PIPE_BUF
@@ -72,11 +72,11 @@ class LineWriter:
         if self._pending:
             self._batches.put(self._take())
         self._batches.put([])
-        self._ended.wait(CLOSE_WALL_SECONDS)
+        self._ended.wait(float(CLOSE_WALL_SECONDS))
 
     def _flush_soon(self) -> None:
         if self._timer is None and not self._writing:
-            self._timer = self._loop.call_later(FLUSH_WALL_SECONDS, self._flush)
+            self._timer = self._loop.call_later(float(FLUSH_WALL_SECONDS), self._flush)
 
     def _flush(self) -> None:
         self._timer = None

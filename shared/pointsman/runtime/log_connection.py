@@ -12,7 +12,7 @@ from pointsman.adapters.jetstream import StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, Link
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import HealthBoard
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 NATS_PART = "nats"
 LOG_PART = "log"
 WRITES_PART = "writes"
-TROUBLE_LOG_SECONDS = 5.0
+TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
 """The same trouble is logged at most once in this many wall seconds."""
 
 
@@ -72,7 +72,7 @@ class _TelemetryListener(LogListener):
         self._lacks = lacks
         self._clock = clock
         self._appended: dict[str, Counter] = {}
-        self._troubles: dict[str, float] = {}
+        self._troubles: dict[str, WallSeconds] = {}
 
     @override
     def connected(self, server: str) -> None:

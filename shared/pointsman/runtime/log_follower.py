@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
 PART = "fold"
-RETRY_WALL_SECONDS: Seconds = 0.1
+RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from typing_extensions import override
@@ -154,6 +154,8 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     multiple = origin is tuple
     if multiple:
         hint = get_args(hint)[0]
+    if isinstance(hint, NewType):  # over Annotated
+        hint = get_args(hint.__supertype__)[0]
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
     kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint

@@ -71,9 +71,6 @@ class DecodeTicks:
         self._endings: list[tuple[int, int]] = []
         """Heaps of (tick, admission): when a request fills its block, and when it has all its tokens."""
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     def start(self, request: EngineRequest) -> None:
         request.phase = Phase.DECODE
         request.since_tick = self.tick

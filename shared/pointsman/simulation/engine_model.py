@@ -35,23 +35,9 @@ from pointsman.simulation.engine_types import (
     RequestTooLongError,
     Step,
     StepResult,
-    TokenPrompt,
 )
 from pointsman.simulation.step_cost import StepCost
 from pointsman.state.engine_profiles import EngineProfile
-
-__all__ = [
-    "EngineCounts",
-    "EngineModel",
-    "EngineSettings",
-    "HashedPrompt",
-    "PrefillEnded",
-    "Prompt",
-    "RequestTooLongError",
-    "Step",
-    "StepResult",
-    "TokenPrompt",
-]
 
 
 class EngineModel:
@@ -166,7 +152,7 @@ class EngineModel:
         self._continue_prefills()
         if not self._preempted:
             self._admit(now)
-        decoding = len(self._decoding)
+        decoding = len(self._decoding.requests)
         if not decoding and not self._chunk_tokens:
             return None
         count = self._steps_to_fuse(max_fused_steps)
@@ -258,7 +244,7 @@ class EngineModel:
 
     @property
     def _budget(self) -> Tokens:
-        return self.settings.max_num_batched_tokens - len(self._decoding) - self._chunk_tokens
+        return self.settings.max_num_batched_tokens - len(self._decoding.requests) - self._chunk_tokens
 
     def _allocate(self, request: EngineRequest, blocks: int) -> bool:
         """Blocks for a running request; preempts the youngest if need be. False when that was the request itself."""
@@ -287,7 +273,7 @@ class EngineModel:
         if self._waiting and len(self._running) < self.settings.max_num_seqs:
             return 1
         count = min(count_max, self._decoding.next_ending() - self._decoding.tick)
-        rounds = self.cache.blocks_free // len(self._decoding)
+        rounds = self.cache.blocks_free // len(self._decoding.requests)
         return max(1, min(count, rounds * self._block_size))
 
     def _cut_step(self, now: Seconds) -> None:
@@ -316,7 +302,7 @@ class EngineModel:
     # Ending a step
 
     def _advance(self, ticks: int) -> None:
-        self._generated += ticks * len(self._decoding)
+        self._generated += ticks * len(self._decoding.requests)
         self._decoding.advance(ticks)
 
     def _take_finished(self) -> list[RequestId]:

@@ -11,7 +11,8 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, Instance
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
-from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import EngineSettings
 from pointsman.simulation.scenario import Failure
 from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.state.workload import Stage

@@ -25,7 +25,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFailed, Request
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant
 from pointsman.simulation.agenda import Agenda
-from pointsman.simulation.engine_model import HashedPrompt, PrefillEnded, StepResult
+from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet

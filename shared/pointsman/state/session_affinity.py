@@ -36,8 +36,8 @@ class SessionAffinity:
         return next((by_prompt[key] for key in reversed(keys) if key in by_prompt), None)
 
 
-def _remember(memory: OrderedDict[K, InstanceId], key: K, instance: InstanceId) -> None:
-    memory[key] = instance
-    memory.move_to_end(key)
-    if len(memory) > REMEMBERED_MAX:
-        memory.popitem(last=False)
+def _remember(remembered: OrderedDict[K, InstanceId], key: K, instance: InstanceId) -> None:
+    remembered[key] = instance
+    remembered.move_to_end(key)
+    if len(remembered) > REMEMBERED_MAX:
+        remembered.popitem(last=False)

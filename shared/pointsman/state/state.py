@@ -83,7 +83,7 @@ class State(StateParts):
             self.sequence = sequence
         try:
             self._apply(event, sequence)
-        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: nobody could ever fold beyond it
+        except Exception as error:  # noqa: BLE001 - an entry cannot be taken back: no reader could fold beyond it
             reason = short_reason(f"{type(error).__name__}: {error}")
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
@@ -110,7 +110,9 @@ class State(StateParts):
             if not self.recent_decisions.first_time(event.stamp):
                 return
         self.last_at = max(self.last_at, event.at)
-        holdings.settle_promises(self, event.at)
+        unconfirmed = self.speculation.unconfirmed
+        if unconfirmed and unconfirmed[0][0] <= event.at:
+            holdings.settle_promises(self, event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
             self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)

@@ -211,6 +211,10 @@ class InstanceQueue:
         self.prefill_tokens -= request.uncached_tokens
 
 
+EMPTY_QUEUE = InstanceQueue()
+"""Of an instance without requests. Read only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """The answer to a rejected request. `arrived_at` and `attempt` identify its command: clients may reuse ids."""
@@ -252,8 +256,8 @@ class Workload:
 
     def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
         """The remembered rejection that answered this very command."""
-        told = self._rejections.get(request)
-        return told if told is not None and (told.arrived_at, told.attempt) == (arrived_at, attempt) else None
+        known = self._rejections.get(request)
+        return known if known is not None and (known.arrived_at, known.attempt) == (arrived_at, attempt) else None
 
     def reject(self, request: RequestId, rejection: Rejection) -> None:
         """Remember the rejection of a request that just ended."""

@@ -9,7 +9,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import InstanceQueue
+from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
@@ -20,7 +20,6 @@ LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
 LOOKS_MIN = 30
-_EMPTY_QUEUE = InstanceQueue()
 
 
 class Balance(Examiner):
@@ -48,7 +47,7 @@ class Balance(Examiner):
     def _look(self, now: Seconds, state: State) -> None:
         lines = state.workload.queues
         queues = {
-            name: state.latency.expected_seconds(name, *lines.get(name, _EMPTY_QUEUE).work_ahead(now))
+            name: state.latency.expected_seconds(name, *lines.get(name, EMPTY_QUEUE).work_ahead(now))
             for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):

@@ -22,7 +22,7 @@ from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term,
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import InstanceQueue, Request, Stage
+from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
@@ -37,8 +37,6 @@ from pointsman_cli.explain.values import (
 Decision = RequestPlaced | RequestRejected | RequestMigrated
 HELD_MAX = 4096
 """Entries that a leader may have been behind."""
-
-_EMPTY_QUEUE = InstanceQueue()
 
 
 def add_decisions(
@@ -199,7 +197,7 @@ class _Witness:
         self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
-        line = self._state.workload.queues.get(candidate.instance, _EMPTY_QUEUE)
+        line = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
         return WeighedCandidate(
             instance=candidate.instance,
             chosen=candidate.instance == chosen,
@@ -222,7 +220,7 @@ class _Witness:
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
         """Requests without a first token on the instance, those in the engine first."""
-        line = self._state.workload.queues.get(instance, _EMPTY_QUEUE)
+        line = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)
             for request in (*line.prefill.values(), *line.pending.values())
@@ -250,7 +248,7 @@ class _Witness:
     def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
         state = self._state
         request = state.workload.requests.get(event.request)
-        line = state.workload.queues.get(event.instance, _EMPTY_QUEUE)
+        line = state.workload.queues.get(event.instance, EMPTY_QUEUE)
         before_seconds, before_tokens = line.engine_left(event.at)
         held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
         instance = state.fleet.get(event.instance)

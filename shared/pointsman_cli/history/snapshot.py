@@ -5,10 +5,8 @@ from typing import Any
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman.state.workload import InstanceQueue, Request, Stage
+from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.terminal import wall_time
-
-_EMPTY_QUEUE = InstanceQueue()
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
 
 
 def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
-    line = state.workload.queues.get(instance.id, _EMPTY_QUEUE)
+    line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "url": instance.url,

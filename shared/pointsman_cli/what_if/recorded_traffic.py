@@ -32,7 +32,7 @@ from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import InstanceQueue
+from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.history.errors import HistoryError
 from pointsman_cli.history.restarts import Restarts
 from pointsman_cli.history.start_point import StartPoint
@@ -42,7 +42,6 @@ ANSWERS_MIN = 30
 """Fewer answered requests are too few to compare policies."""
 
 SAMPLE_SECONDS = 1.0
-_EMPTY_QUEUE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +212,8 @@ class _Reader:
 
     def _sample(self, now: Seconds) -> None:
         lines, instances = self._state.workload.queues, self._state.fleet.ready
-        pending = tuple(lines.get(name, _EMPTY_QUEUE).load_tokens for name in instances)
-        running = tuple(len(lines.get(name, _EMPTY_QUEUE).decoding) for name in instances)
+        pending = tuple(lines.get(name, EMPTY_QUEUE).load_tokens for name in instances)
+        running = tuple(len(lines.get(name, EMPTY_QUEUE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:
             self._ready[instances] += 1

@@ -9,6 +9,7 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.usage import Usage, usage_in
 from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
@@ -166,7 +167,7 @@ class ImpatientClock(ScaledClock):
         self._left = stop_after
 
     @override
-    async def sleep_wall(self, seconds: float) -> None:
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
         self._left -= 1
         if self._left < 0:
             raise StopFollowingError

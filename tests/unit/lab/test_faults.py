@@ -8,7 +8,7 @@ from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Term
+from pointsman.primitives import InstanceId, RequestId, Term, WallSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.faults import checks
 from pointsman_lab.faults.clients import Exchange, judged
@@ -118,8 +118,8 @@ class Wall(ScaledClock):
     at = 100.0
 
     @override
-    def wall(self) -> float:
-        return self.at
+    def wall(self) -> WallSeconds:
+        return WallSeconds(self.at)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_log_is_silent_when_our_own_decisions_or_several_instances_are(
     instances: int, wrote: int, quiet: float, silent: bool
 ) -> None:
     clock = Wall(1.0)
-    hearing = Heartbeats(clock, suspect_seconds=3.0)
+    hearing = Heartbeats(clock, suspect_seconds=WallSeconds(3.0))
     if wrote:
         hearing.wrote(wrote)
     clock.at += quiet

@@ -15,7 +15,7 @@ from pointsman.contracts.subjects import route_subject
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
@@ -90,7 +90,7 @@ class Rig:
     asked: list[tuple[RouteRequest, Reply]]
 
     async def asked_times(self, count: int) -> None:
-        async with asyncio.timeout(REPEAT_WALL_SECONDS / 2):
+        async with asyncio.timeout(float(REPEAT_WALL_SECONDS / 2)):
             while len(self.asked) < count:  # noqa: ASYNC110 - what a test waits for has no event
                 await asyncio.sleep(0.005)
 
@@ -121,7 +121,9 @@ async def rig() -> AsyncIterator[Rig]:
     link = broker.client(clock, name="ingress")
     fleet = FleetView(clock, board)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
-    liveness = SchedulerLiveness(commands=link.commands, pool=POOL, clock=clock, board=board, timeout_seconds=3.0)
+    liveness = SchedulerLiveness(
+        commands=link.commands, pool=POOL, clock=clock, board=board, timeout_seconds=WallSeconds(3.0)
+    )
     scheduler = SchedulerClient(
         commands=link.commands,
         fleet=fleet,

@@ -164,7 +164,7 @@ def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_i
         async with link.commands.serve(follow_subject(pool), unanswered):
             with in_flight.waiting_for_place(RequestId("r")):
                 beating = asyncio.create_task(heartbeats)
-                await asyncio.sleep(10.5 * HEARTBEAT_WALL_SECONDS)
+                await asyncio.sleep(float(10.5 * HEARTBEAT_WALL_SECONDS))
                 beating.cancel()
 
     try:

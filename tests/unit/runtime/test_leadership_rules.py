@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pointsman.adapters.memory_stores import MemoryLease
 from pointsman.ports import Clock, Lease, Tenure
-from pointsman.primitives import Term
+from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.leadership import Leadership
 
 LEASE_SECONDS = 1.0
@@ -61,16 +61,16 @@ class ProcessClock(Clock):
         return self._timeline.now
 
     @override
-    def wall(self) -> float:
-        return self._timeline.now
+    def wall(self) -> WallSeconds:
+        return WallSeconds(self._timeline.now)
 
     @override
     async def sleep(self, seconds: float) -> None:
-        await self.sleep_wall(seconds)
+        await self.sleep_wall(WallSeconds(seconds))
 
     @override
-    async def sleep_wall(self, seconds: float) -> None:
-        moment = self._timeline.now + seconds
+    async def sleep_wall(self, seconds: WallSeconds) -> None:
+        moment = self._timeline.now + float(seconds)
         await self._timeline.sleep_until(moment)
         while self.stopped_until > self._timeline.now:
             await self._timeline.sleep_until(self.stopped_until)
@@ -100,7 +100,7 @@ class SlowLease(Lease):
 
     async def _way(self) -> None:
         slow = self._chance.random() < 0.1
-        await self._clock.sleep_wall(self._chance.expovariate(4 if slow else 500))
+        await self._clock.sleep_wall(WallSeconds(self._chance.expovariate(4 if slow else 500)))
 
 
 class Candidate:
@@ -108,7 +108,7 @@ class Candidate:
         self.name = name
         self.clock = ProcessClock(timeline)
         self.leadership = Leadership(
-            SlowLease(lease, self.clock, chance), self.clock, name=name, lease_seconds=LEASE_SECONDS
+            SlowLease(lease, self.clock, chance), self.clock, name=name, lease_seconds=WallSeconds(LEASE_SECONDS)
         )
         self._terms = terms
 
@@ -159,7 +159,7 @@ async def test_at_most_one_holds_the_lease_and_somebody_does(seed: int) -> None:
 async def test_a_term_is_not_used_again_though_lease_and_log_have_forgotten_it() -> None:
     timeline = Timeline()
     clock, lease = ProcessClock(timeline), MemoryLease(lambda: True)
-    leadership = Leadership(lease, clock, name="one", lease_seconds=LEASE_SECONDS)
+    leadership = Leadership(lease, clock, name="one", lease_seconds=WallSeconds(LEASE_SECONDS))
     await leadership.obtain(term_of_log=lambda: Term(0))
     assert leadership.term_above(Term(6)) == 7  # a leader without a lease had been elected in the meantime
 

@@ -10,7 +10,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.ports import EventLog, Fence, LogEntry, LogExtent, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Status
@@ -63,7 +63,7 @@ class ScriptedLog(EventLog):
         raise AssertionError(message)
 
     @override
-    async def flush(self, timeout: Seconds) -> bool:
+    async def flush(self, timeout: WallSeconds) -> bool:
         return True
 
 

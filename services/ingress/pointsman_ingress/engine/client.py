@@ -16,18 +16,18 @@ from yarl import URL
 from pointsman.adapters.sse import EVENT_END
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
-from pointsman.primitives import Seconds
+from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail, reports_failure
 from pointsman_ingress.engine.usage import Usage, usage_in
 from pointsman_ingress.http.request_headers import Headers
 
 CONNECTIONS_MAX = 4096  # open connections to engines, all together
-CONNECT_WALL_SECONDS: Seconds = 2.0
-KEEP_ALIVE_WALL_SECONDS: Seconds = 4.0
+CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
+KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)
 """Engines behind uvicorn close an idle connection after five seconds; we must close it first."""
-CUT_CHECK_WALL_SECONDS: Seconds = 5.0
+CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """aiohttp 3.14 does not end an answer whose connection it closed because of invalid HTTP: how often to check for that."""
-AFTER_END_WALL_SECONDS: Seconds = 1.0  # how long an engine may keep a stream open after its last event
+AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how long an engine may keep a stream open after its last event
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are sent in pieces, so that they do not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024  # largest answer that is kept whole in memory
@@ -81,7 +81,7 @@ class EngineClient:
         *,
         api_key: str,
         forward_authorization: bool,
-        chunk_timeout_seconds: Seconds,
+        chunk_timeout_seconds: WallSeconds,
     ) -> None:
         """`api_key`: sent to engines; without one the client's own key is, if `forward_authorization`.
         `chunk_timeout_seconds`: longest pause, wall, within an answer that has begun."""
@@ -148,7 +148,9 @@ class EngineClient:
 class EngineAnswer:
     """An answer whose head has arrived. Leaving its context before the end closes the connection."""
 
-    def __init__(self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_timeout_seconds: Seconds) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_timeout_seconds: WallSeconds
+    ) -> None:
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
@@ -235,12 +237,12 @@ class EngineAnswer:
 
     async def _next(self) -> bytes:
         """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""
-        waited: Seconds = 0.0
+        waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
             if self._opened:
                 wait = min(wait, self._chunk_timeout_seconds - waited)
-            timeout = asyncio.timeout(wait)
+            timeout = asyncio.timeout(float(wait))
             try:
                 async with timeout:
                     return await self._response.content.readany()
@@ -277,9 +279,9 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
 def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_WALL_SECONDS, ttl_dns_cache=60
+            limit=CONNECTIONS_MAX, keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS), ttl_dns_cache=60
         ),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_WALL_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=float(CONNECT_WALL_SECONDS)),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),

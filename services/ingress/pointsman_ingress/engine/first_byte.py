@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.settings import IngressSettings
 
 FOREVER: Seconds = math.inf
 
-STALL_WALL_SECONDS: Seconds = 0.25
+STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
 """A timer that fires so late means that this process was stalled, not that an engine is slow."""
 
 
@@ -68,7 +68,7 @@ class FirstByteDeadline:
 
     def _on_timer(self, due: Seconds) -> None:
         late = self._loop.time() - due
-        if late > STALL_WALL_SECONDS:
+        if WallSeconds(late) > STALL_WALL_SECONDS:
             self._wait(late)
         else:
             self._decide()

@@ -15,13 +15,13 @@ from pathlib import Path
 import structlog
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, Tenant
+from pointsman.primitives import Tenant, WallSeconds
 from pointsman_ingress.http.errors import invalid_key
 from pointsman_ingress.http.request_headers import Headers
 
 log = structlog.get_logger()
 
-RELOAD_WALL_SECONDS: Seconds = 2.0
+RELOAD_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 _LINE = re.compile(r"^(?P<name>[A-Za-z0-9_.@-]{1,128})\s+(?P<digest>[0-9a-f]{64})$")
 
 

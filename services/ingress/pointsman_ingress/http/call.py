@@ -10,13 +10,13 @@ from prometheus_client import Counter as Metric
 
 from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.ports import Clock
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.runtime.telemetry import HTTP_REQUESTS
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
-BODY_WALL_SECONDS: Seconds = 30.0  # how long a client may take to send its body
+BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)  # how long a client may take to send its body
 UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024
 """Of all bodies that are being read. One that arrives in one piece is never counted."""
 RECENT_IDS_MAX = 100_000
@@ -77,7 +77,7 @@ class Call:
         self.headers: Headers = dict(scope["headers"])
         self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
-        self.first_byte_at_wall: Seconds = 0.0  # when the first bytes of the answer's body were sent; 0 before
+        self.first_byte_at_wall: WallSeconds | None = None  # when the first bytes of the answer's body were sent
         sent_id = header_text(self.headers, b"x-request-id")
         self.id = ids.take(sent_id)
         self.status = 0  # 0 until the answer has begun
@@ -96,7 +96,7 @@ class Call:
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
         try:
-            async with asyncio.timeout(BODY_WALL_SECONDS):
+            async with asyncio.timeout(float(BODY_WALL_SECONDS)):
                 body = await _body(receive, budget, bytes_max)
         except TimeoutError as error:
             raise body_too_slow() from error
@@ -144,7 +144,7 @@ class Call:
 
     def _count(self, chunk: bytes) -> None:
         self.response_bytes += len(chunk)
-        if chunk and not self.first_byte_at_wall:
+        if chunk and self.first_byte_at_wall is None:
             self.first_byte_at_wall = self._clock.wall()
 
 

@@ -14,7 +14,7 @@ import structlog
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
-from pointsman.primitives import Epoch, InstanceId, Seconds, Term, Tokens
+from pointsman.primitives import Epoch, InstanceId, Seconds, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Instance, Status
@@ -23,7 +23,9 @@ from pointsman.state.state import PoolSettings, State
 log = structlog.get_logger()
 
 VIEW_PART = "view"
-FRESH_WALL_SECONDS: Seconds = 5.0  # workers report every second; an older report says nothing about now
+FRESH_WALL_SECONDS: WallSeconds = WallSeconds(
+    5.0
+)  # workers report every second; an older report says nothing about now
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class FleetView:
 
     def fresh(self, instance: Instance) -> bool:
         """Whether its worker has reported recently."""
-        return self._clock.now() - instance.heard_at < FRESH_WALL_SECONDS * self._clock.speed
+        return self._clock.now() - instance.heard_at < engine_seconds(FRESH_WALL_SECONDS, self._clock.speed)
 
     @property
     def models(self) -> dict[str, Model]:

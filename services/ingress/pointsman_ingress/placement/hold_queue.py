@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.telemetry import INGRESS_PENDING_REQUESTS
 
 T = TypeVar("T")
 
 HELD_REQUESTS_MAX = 1_000
-POLL_WALL_SECONDS: Seconds = 0.02
-POLL_WALL_SECONDS_MAX: Seconds = 0.5
+POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.02)
+POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)
 
 
 class HoldQueue:

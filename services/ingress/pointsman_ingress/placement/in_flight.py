@@ -18,16 +18,20 @@ from pointsman.contracts.commands import FollowAnswered, FollowRequests, RouteGr
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.contracts.subjects import follow_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.placement.fleet_view import FleetView
 
 log = structlog.get_logger()
 
-AVOIDED_WALL_SECONDS: Seconds = 5.0
-AVOIDED_WALL_SECONDS_MAX: Seconds = 25.0  # how long an engine is avoided per failure in a row, and at most
-HEARTBEAT_WALL_SECONDS: Seconds = 1.0  # interval of heartbeats, and how long the leader may take to answer one
+AVOIDED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
+    25.0
+)  # how long an engine is avoided per failure in a row, and at most
+HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(
+    1.0
+)  # interval of heartbeats, and how long the leader may take to answer one
 NAMED_AT_ONCE_MAX = 1_000  # requests in one command
 
 
@@ -62,7 +66,7 @@ class _Failures:
     """Of one engine, in a row. It is avoided until the wall time `until`."""
 
     count: int = 0
-    until: Seconds = 0.0
+    until: WallSeconds = WallSeconds(0.0)
 
 
 class InFlightRequests:

@@ -25,7 +25,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term
+from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
 from pointsman.state.engine_profiles import prefill_seconds
@@ -36,15 +36,17 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: Seconds = 2.0  # interval at which a waiting request repeats its command
-RETRY_WALL_SECONDS: Seconds = 0.05
-RETRY_WALL_SECONDS_MAX: Seconds = 0.5  # waits before the command is repeated if no scheduler serves it; they double
-PROBE_WALL_SECONDS: Seconds = 0.5
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # interval at which a waiting request repeats its command
+RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
+RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
+    0.5
+)  # waits before the command is repeated if no scheduler serves it; they double
+PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 """Interval at which one request asks while the others are placed without a scheduler."""
-HAND_OVER_WALL_SECONDS: Seconds = 0.5
+HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 HAND_OVER_TRIES = 2  # how often, and how long each time, to ask the leader where a prefilled request is decoded
-CANCEL_WALL_SECONDS: Seconds = 1.0
-LIVENESS_WALL_SECONDS: Seconds = 1.0
+CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long a scheduler may take to show that it lives, and how often a silent one is asked."""
 
 
@@ -56,14 +58,14 @@ class SchedulerLiveness:
     """
 
     def __init__(
-        self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: Seconds
+        self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: WallSeconds
     ) -> None:
         self._commands = commands
         self._subject = subjects.fleet_view_subject(pool)
         self._clock = clock
         self._board = board
         self._timeout_seconds = timeout_seconds
-        self._silent_since: Seconds | None = None
+        self._silent_since: WallSeconds | None = None
         self._heard_at = clock.wall()
 
     @property
@@ -81,7 +83,7 @@ class SchedulerLiveness:
         """No scheduler serves the command that was sent just now."""
         self._silent(self._clock.wall())
 
-    async def check(self, asked_at: Seconds) -> None:
+    async def check(self, asked_at: WallSeconds) -> None:
         """After a command, sent at `asked_at`, that was not answered in time."""
         heard_at = self._heard_at
         if heard_at < asked_at and not await self._answers() and self._heard_at == heard_at:
@@ -102,7 +104,7 @@ class SchedulerLiveness:
         self.heard()
         return True
 
-    def _silent(self, since: Seconds) -> None:
+    def _silent(self, since: WallSeconds) -> None:
         if self._silent_since is None:
             self._silent_since = since
             self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")

@@ -20,7 +20,7 @@ import structlog
 
 from pointsman.adapters.tokenizer import Tokenizer, UnsupportedContentError
 from pointsman.ports import Clock
-from pointsman.primitives import Epoch, InstanceId, Seconds
+from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 TOKENIZE_PATH = "/tokenize"
 TOKENIZE_THREADS = 2
 INLINE_CHARACTERS_MAX = 512  # prompts up to here are encoded in place: a hop to a thread would cost more
-ENGINE_WALL_SECONDS_MAX: Seconds = 10.0  # how long an engine may take before the prompt is guessed
+ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # how long an engine may take before the prompt is guessed
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # largest answer of an engine that is asked for tokens: two million of them
 MARKS = ("x", "\n\n.")
 """Two placeholders for content that is no text. Tokens before the placeholder that are equal in both renderings do not
@@ -115,7 +115,7 @@ class PromptTokenizer:
             raise bad_request(msg, param=request.prompt_field) from error
         finally:
             if not isinstance(request.prompt, TokenIds):
-                TOKENIZATION_SECONDS.observe(self._clock.wall() - started)
+                TOKENIZATION_SECONDS.observe(float(self._clock.wall() - started))
         if not request.reads_cache:
             return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
         return tokens
@@ -187,7 +187,7 @@ class PromptTokenizer:
         if engine is None:
             return None
         try:
-            async with asyncio.timeout(ENGINE_WALL_SECONDS_MAX):
+            async with asyncio.timeout(float(ENGINE_WALL_SECONDS_MAX)):
                 if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, context)):
                     return [rendered]
                 if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):

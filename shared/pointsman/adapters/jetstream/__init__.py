@@ -19,7 +19,7 @@ from pointsman.adapters.jetstream.stream import Stream, StreamSettings
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Clock, Link
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 
 __all__ = ["StreamSettings", "WindowSettings", "connect"]
 
@@ -59,7 +59,7 @@ async def connect(
         )
     finally:
         if connection.connected:
-            await log.flush(CLOSE_SECONDS_MAX)
+            await log.flush(WallSeconds(CLOSE_SECONDS_MAX))
         log.close()
         await _ended(tasks)
         await connection.close()

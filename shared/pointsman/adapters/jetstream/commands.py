@@ -21,7 +21,7 @@ from pointsman.adapters.jetstream.connection import (
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 
 ANSWERS_WAITING_MAX = 65_536
 """Answers that have arrived and wait for the event loop. More than there are requests in flight."""
@@ -99,13 +99,13 @@ class JetStreamCommands(Commands):
         return self._connection.connected
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         try:
             payload = encode(command)
         except UnwritableError as error:
             self._listener.trouble("command not sent", str(error))
             raise CommandTimeoutError(str(error)) from error
-        answer = await self._requests.ask(subject, payload, timeout)
+        answer = await self._requests.ask(subject, payload, float(timeout))
         try:
             return decode_command(answer)
         except UndecodableError as error:
@@ -114,8 +114,8 @@ class JetStreamCommands(Commands):
             raise CommandTimeoutError(not_understood) from error
 
     @override
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
-        return await self._requests.ask(subject, payload, timeout)
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
+        return await self._requests.ask(subject, payload, float(timeout))
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:

@@ -19,7 +19,7 @@ from pointsman.adapters.jetstream.connection import Connection, Message, NotConn
 from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.log_listener import LogListener
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import Seconds, Sequence, WallSeconds
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
@@ -32,8 +32,8 @@ TICK_SECONDS = 0.25
 QUIET_TICKS_MAX = 5
 """Ticks and not time: when our own event loop stood still, nothing is wrong with the consumer."""
 AUDIT_TICKS = 40
-RETRY_SECONDS_MIN = 0.1
-RETRY_SECONDS_MAX = 1.0
+RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 HEARTBEAT = "100"
 PULL_ENDED = ("404", "408", "409")
 PENDING_HEADER = "Nats-Pending-Messages"
@@ -277,7 +277,7 @@ class Reader:
     def _consumer_lost(self) -> None:
         """Try again soon, then less soon."""
         self._pull.attached = False
-        self._upkeep.not_before = asyncio.get_running_loop().time() + self._upkeep.backoff.next_wait()
+        self._upkeep.not_before = asyncio.get_running_loop().time() + float(self._upkeep.backoff.next_wait())
 
     def _request_more(self) -> None:
         while self._pull.attached and self._pull.credit + len(self._pull.buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:

@@ -26,12 +26,12 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.primitives import PoolName, Sequence, WallSeconds
 
 APPEND_SECONDS_MAX = 4.0
 """How long one append is tried, a second for each try."""
-STREAM_RETRY_SECONDS_MIN = 0.1
-STREAM_RETRY_SECONDS_MAX = 2.0
+STREAM_RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+STREAM_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 
 
 class JetStreamLog(EventLog):
@@ -108,8 +108,8 @@ class JetStreamLog(EventLog):
             raise LogUnavailableError(str(error)) from error
 
     @override
-    async def flush(self, timeout: Seconds) -> bool:
-        return await self._writes.flushed(timeout)
+    async def flush(self, timeout: WallSeconds) -> bool:
+        return await self._writes.flushed(float(timeout))
 
     @override
     async def extent(self) -> LogExtent:
@@ -148,7 +148,7 @@ class JetStreamLog(EventLog):
             except LogUnavailableError as error:
                 self._listener.log_missing(str(error))
                 self._writes.resume()  # we may have the right to write and none to ask
-                await asyncio.sleep(backoff.next_wait())
+                await asyncio.sleep(float(backoff.next_wait()))
                 continue
             self._writes.server_fences = replicas == 1
             if differences:

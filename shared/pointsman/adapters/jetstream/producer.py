@@ -24,7 +24,7 @@ from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import Clock, Fence, LogUnavailableError
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
@@ -37,8 +37,8 @@ UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
 STALLED_SECONDS = 3.0
 """A write sent so long ago, and again since, means that the log is stuck: a full disk fails publishes only."""
-RETRY_SECONDS_MIN = 0.1
-RETRY_SECONDS_MAX = 1.0
+RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
+RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +381,7 @@ class WriteWindow:
         """Pause, then try the oldest alone; the rest follows once it is confirmed."""
         self._queue.open = False
         self._take_back()
-        asyncio.get_running_loop().call_later(self._backoff.next_wait(), self.resume)
+        asyncio.get_running_loop().call_later(float(self._backoff.next_wait()), self.resume)
 
     def _take_back(self) -> None:
         """Put what is in flight back, in its order."""

@@ -13,14 +13,14 @@ from typing_extensions import override
 
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 
 log = structlog.get_logger()
 
 POOL_LABEL = "pointsman.pool"
 INSTANCE_LABEL = "pointsman.instance"
 PART_LABEL = "pointsman.part"
-STOP_WALL_SECONDS: Seconds = 5.0
+STOP_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 CALL_WALL_SECONDS = 30
 NOT_FOUND, CONFLICT = 404, 409
 
@@ -147,7 +147,7 @@ class DockerProvider(InstanceProvider):
 
     def _remove(self, container: Any) -> None:
         try:
-            container.stop(timeout=int(STOP_WALL_SECONDS))
+            container.stop(timeout=int(float(STOP_WALL_SECONDS)))
             container.remove(force=True)
         except self._errors as error:
             if getattr(error, "status_code", None) not in (NOT_FOUND, CONFLICT):

@@ -24,13 +24,13 @@ from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import InstanceId, WallSeconds
 
 log = structlog.get_logger()
 
-STOP_WALL_SECONDS: Seconds = 26.0
+STOP_WALL_SECONDS: WallSeconds = WallSeconds(26.0)
 """Longest stop of a supervisor before it is killed with all its processes; worker and engine have 12 s each."""
-POLL_WALL_SECONDS: Seconds = 0.05
+POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
 GROWTH_LOCK = "growth"
 
 
@@ -161,13 +161,13 @@ class ProcessProvider(InstanceProvider):
             beginning = f"{instance} is only just being started"
             raise ProviderError(beginning) from error
 
-    async def _ended(self, instance: InstanceId, seconds: Seconds) -> bool:
-        deadline = time.monotonic() + seconds
+    async def _ended(self, instance: InstanceId, seconds: WallSeconds) -> bool:
+        deadline = time.monotonic() + float(seconds)
         while is_locked(self._lock_file(instance)):
             if time.monotonic() > deadline:
                 return False
             self._reap()
-            await asyncio.sleep(POLL_WALL_SECONDS)
+            await asyncio.sleep(float(POLL_WALL_SECONDS))
         return True
 
     def _reap(self) -> None:
@@ -181,10 +181,10 @@ class ProcessProvider(InstanceProvider):
 async def stop_all(directory: Path) -> None:
     """Stop every instance of this directory, also those just starting, within twice the bound of one."""
     provider = _provider_of(directory)
-    deadline = time.monotonic() + 2 * STOP_WALL_SECONDS
+    deadline = time.monotonic() + 2 * float(STOP_WALL_SECONDS)
     while (kept := await provider.running()) and time.monotonic() < deadline:
         await asyncio.gather(*(provider.stop(provided.instance) for provided in kept), return_exceptions=True)
-        await asyncio.sleep(POLL_WALL_SECONDS)
+        await asyncio.sleep(float(POLL_WALL_SECONDS))
 
 
 async def kill_all(directory: Path) -> None:

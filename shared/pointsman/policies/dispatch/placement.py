@@ -15,12 +15,12 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import InstanceId, Seconds, WallSeconds, engine_seconds
 from pointsman.state.workload import Request, Stage
 
-RETRY_WALL_SECONDS: Seconds = 5.0
+RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """Retry-After where it is unknown when an instance will be ready."""
-STARTING_WALL_SECONDS_MIN: Seconds = 1.0
+STARTING_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
 
 
 def route(turn: Turn, command: RouteRequest) -> None:
@@ -245,5 +245,5 @@ def _retry_after(turn: Turn) -> Seconds:
         return 1.0
     decided = turn.state.scaling.decided
     if decided is not None and decided.wanted > len(turn.state.fleet.ready):
-        return min(max(turn.now - decided.at, STARTING_WALL_SECONDS_MIN * settings.speed), hold)
-    return min(RETRY_WALL_SECONDS * settings.speed, hold)
+        return min(max(turn.now - decided.at, engine_seconds(STARTING_WALL_SECONDS_MIN, settings.speed)), hold)
+    return min(engine_seconds(RETRY_WALL_SECONDS, settings.speed), hold)

@@ -11,12 +11,10 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.primitives import RequestId, Sequence, Term
 from pointsman.state.state import State
-from pointsman.state.workload import InstanceQueue
+from pointsman.state.workload import EMPTY_QUEUE
 
 DIFFERENCES_KEPT_MAX = 100
 """Kept; all are counted."""
-
-_NO_LINE = InstanceQueue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +133,17 @@ def _request(state: State, request_id: RequestId) -> dict[str, Any]:
 
 def _instance(state: State, instance_id: Any, now: float) -> dict[str, Any]:
     instance = state.fleet[instance_id]
-    line = state.workload.queues.get(instance_id, _NO_LINE)
+    queue = state.workload.queues.get(instance_id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "epoch": instance.epoch,
         "status": str(instance.status),
-        "pending": len(line.pending),
-        "in_prefill": len(line.prefill),
-        "decoding": len(line.decoding),
-        "pending_tokens": line.pending_tokens,
-        "prefill_tokens": line.prefill_tokens,
-        "queue_seconds": line.queue_seconds(now),
+        "pending": len(queue.pending),
+        "in_prefill": len(queue.prefill),
+        "decoding": len(queue.decoding),
+        "pending_tokens": queue.pending_tokens,
+        "prefill_tokens": queue.prefill_tokens,
+        "queue_seconds": queue.queue_seconds(now),
         "correction": state.latency.correction(instance_id),
         "blocks": state.index.blocks(instance_id),
         "heard_at": instance.heard_at,

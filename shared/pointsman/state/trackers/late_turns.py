@@ -53,10 +53,10 @@ class LateCredit(Tracker):
         self._corrections: dict[InstanceId, PrefillCorrection] = {}
 
     def split(
-        self, requests: Iterable[Request], line: InstanceQueue, now: Seconds
+        self, requests: Iterable[Request], queue: InstanceQueue, now: Seconds
     ) -> tuple[list[Request], list[Request]]:
         """Requests that may be on time if granted now, and those that are late even then, in order."""
-        before = line.engine_seconds_left(now)
+        before = queue.engine_seconds_left(now)
         on_time: list[Request] = []
         late: list[Request] = []
         factor = 0.0

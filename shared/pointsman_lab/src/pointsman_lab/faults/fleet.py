@@ -16,7 +16,7 @@ from pointsman.adapters.backoff import FIRST_RESTART_WAIT_SECONDS
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import PoolName, Seconds
+from pointsman.primitives import PoolName, Seconds, WallSeconds
 from pointsman.runtime.embedded_nats import ClusterNode, EmbeddedNats, start_nats
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.bench.fresh_fleet import FreshFleet
@@ -102,7 +102,7 @@ class Struck:
         subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
         while True:
             try:
-                answer = await link.commands.request_bytes(subject, b"", timeout=ASK_SECONDS_MAX)
+                answer = await link.commands.request_bytes(subject, b"", timeout=WallSeconds(ASK_SECONDS_MAX))
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(POLL_SECONDS)
                 continue

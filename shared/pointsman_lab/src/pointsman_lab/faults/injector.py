@@ -14,7 +14,7 @@ import msgspec
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, Seconds
+from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
 from pointsman_cli.up.child import lacks_told
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
@@ -100,7 +100,7 @@ class Injector:
         """What the leader says of the fleet; None while nobody does."""
         subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
         try:
-            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=ASK_SECONDS_MAX)
+            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
         except (NoResponderError, CommandTimeoutError):
             return None
         return answer if isinstance(answer, FleetDescribed) else None

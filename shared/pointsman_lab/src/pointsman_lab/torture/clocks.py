@@ -6,7 +6,7 @@ import asyncio
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_time_of
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 
 BEGIN_SECONDS = 86_400.0
 """The simulated world begins a day after the anchor."""
@@ -34,8 +34,8 @@ class SkewedClock(ScaledClock):
         return engine_time_of(self.unix, self.speed)
 
     @override
-    def wall(self) -> Seconds:
-        return UPTIME_SECONDS + self._loop.time() - self.asleep
+    def wall(self) -> WallSeconds:
+        return WallSeconds(UPTIME_SECONDS + self._loop.time() - self.asleep)
 
 
 class EngineClock(SkewedClock):

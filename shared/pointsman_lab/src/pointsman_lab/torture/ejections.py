@@ -11,14 +11,14 @@ from statistics import fmean, median
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import InstanceId, RequestId, Seconds, WallSeconds, engine_seconds
 
 PREFILLS_MIN = 5
 SHARE_REQUESTS_MIN = 10
 RATE_REQUESTS_MIN = 20
 RATE_HOSTS_MIN = 3
 RATE_GAP_MIN = 0.05
-MEMORY_WALL_SECONDS: Seconds = 60.0
+MEMORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 SAME_TIME: Seconds = 1e-6
 
 
@@ -233,7 +233,7 @@ class EjectionRules:
 
     def _paces(self, own: Peer, now: Seconds) -> list[float]:
         """Of prefills of the last minute that are over, and of those that are inside the engine."""
-        conduct, since = self._conducts.of(own.id), now - MEMORY_WALL_SECONDS * self._speed
+        conduct, since = self._conducts.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 

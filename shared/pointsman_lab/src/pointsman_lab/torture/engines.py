@@ -26,7 +26,8 @@ from pointsman.simulation.block_cache import (
     PromptIdentity,
     RunCached,
 )
-from pointsman.simulation.engine_model import EngineModel, EngineSettings
+from pointsman.simulation.engine_model import EngineModel
+from pointsman.simulation.engine_types import EngineSettings
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_engine_sim.app import EngineApp
 from pointsman_engine_sim.engine import SimulatedEngine

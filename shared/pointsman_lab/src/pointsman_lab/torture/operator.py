@@ -8,7 +8,7 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
 from pointsman.contracts.subjects import drain_subject, scale_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import InstanceId, Seconds, WallSeconds
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.environment import Environment
 
@@ -40,7 +40,7 @@ class Operator:
     async def _ask(self, subject: str, command: AnyCommand) -> None:
         for _ in range(TRIES_MAX):
             try:
-                await self._link.ports.commands.request(subject, command, timeout=ANSWER_SECONDS)
+                await self._link.ports.commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(AGAIN_SECONDS)
             else:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any, Literal
 
 from pointsman.contracts.fleet import Role
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman_lab.torture.engines import EngineShape
 from pointsman_scheduler.settings import SchedulerSettings
 
@@ -215,13 +215,13 @@ def _any_plan(seed: int) -> Plan:
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
             running_max=chance.choice((1, 2, 8, 256)),
             pending_max=chance.choice((8, 10_000, 10_000)),
-            suspect_seconds=3.0,
+            suspect_seconds=WallSeconds(3.0),
             leave_seconds=chance.choice((8.0, 30.0)),
-            waiter_seconds=3.0,
+            waiter_seconds=WallSeconds(3.0),
             request_seconds_max=60.0,
             hold_seconds=Random(f"hold {seed}").choice((0.0, 3.0, 30.0)),
             hold_max=Random(f"hold max {seed}").choice((2, 1000, 1000)),
-            checkpoint_seconds=chance.choice((3.0, 10.0)),
+            checkpoint_seconds=WallSeconds(chance.choice((3.0, 10.0))),
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),
         ingress_settings={

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.health import AsgiApp, HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman_lab.torture.clocks import SkewedClock
@@ -17,7 +17,7 @@ from pointsman_lab.torture.http import Exchange, Site
 from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.loop import OWNER, KillableTask
 
-LINK_CLOSE_SECONDS: Seconds = 2.0
+LINK_CLOSE_SECONDS: WallSeconds = WallSeconds(2.0)
 """How long what a process that ends has written may take to be confirmed."""
 
 

@@ -11,7 +11,7 @@ from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import InstanceProvider
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import InstanceId, RequestId, WallSeconds
 from pointsman.runtime.health import SHUTDOWN_PART
 from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.main import assembled
@@ -242,7 +242,7 @@ class RecorderProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         recorder = Recorder(
-            self.link.ports.log, self.archive, self.clock, life.board, batch_events=200, batch_seconds=0.05
+            self.link.ports.log, self.archive, self.clock, life.board, batch_events=200, batch_seconds=WallSeconds(0.05)
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")

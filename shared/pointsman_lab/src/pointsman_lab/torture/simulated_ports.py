@@ -25,7 +25,7 @@ from pointsman.ports import (
     Tenure,
 )
 from pointsman.ports import Link as Ports
-from pointsman.primitives import Seconds, Sequence, Term
+from pointsman.primitives import Sequence, Term, WallSeconds
 from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.network import Endpoint, Network, Served
 
@@ -86,9 +86,9 @@ class SimulatedLog(EventLog):
             self._link.window.withdraw(number)
 
     @override
-    async def flush(self, timeout: Seconds) -> bool:
+    async def flush(self, timeout: WallSeconds) -> bool:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(float(timeout)):
                 await self._link.window.idle.wait()
         except TimeoutError:
             return False
@@ -139,12 +139,12 @@ class SimulatedCommands(Commands):
         return self._link.connected
 
     @override
-    async def request(self, subject: str, command: AnyCommand, *, timeout: Seconds) -> AnyCommand:
-        return decode_command(await self._link.ask(subject, encode(command), timeout))
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
+        return decode_command(await self._link.ask(subject, encode(command), float(timeout)))
 
     @override
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: Seconds) -> bytes:
-        return await self._link.ask(subject, payload, timeout)
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
+        return await self._link.ask(subject, payload, float(timeout))
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
