@@ -15,6 +15,7 @@ from yarl import URL
 
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
+from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
