@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
+from pointsman.primitives import InstanceId
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.engine.first_byte import FirstByteDeadline
 from pointsman_ingress.placement import in_flight, retry_budget
@@ -220,6 +221,38 @@ async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_with
 
         assert status == (200 if back else 502)
         assert {failure.failure for failure in await failures(world)} == {"connect_failure"}
+
+
+REFUSING = {InstanceId(f"refusing-{number}"): "http://127.0.0.1:9" for number in range(2)}
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_refused_connections_do_not_count_towards_the_retries(*, before: bool) -> None:
+    async with world_with(retries_max=1) as world:
+        one, two = {ONE: world.one.url}, {TWO: world.two.url}
+        world.scheduler.engines = REFUSING | one | two if before else one | REFUSING | two
+        world.one.script.append(Behaviour.ERRS)
+
+        assert await asked(world) == (200, TWO)
+        assert len(world.scheduler.asked) == 4
+
+
+async def test_a_slow_engine_is_left_after_refused_connections_too() -> None:
+    async with world_with(**AT_ONCE, retries_max=1, request_timeout_seconds=3.0) as world:
+        world.scheduler.engines = REFUSING | world.scheduler.engines
+        world.one.script.append(Behaviour.HANGS)
+
+        assert await asked(world, STREAM) == (200, TWO)
+
+
+async def test_a_request_that_was_refused_connections_fails_after_its_last_retry() -> None:
+    async with world_with(retries_max=1) as world:
+        world.scheduler.engines = REFUSING | world.scheduler.engines | {InstanceId("engine-3"): world.two.url}
+        world.one.script.append(Behaviour.ERRS)
+        world.two.script.append(Behaviour.ERRS)
+
+        assert await asked(world) == (502, "")
+        assert len(world.scheduler.asked) == 4
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -227,7 +227,7 @@ class Delivery:
         command, grant = self._command, self._lifecycle.grant
         tried = [*command.excluded, self._lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or command.attempt > self._settings.retries_max:
+        if other is None or self._lifecycle.retries_counted >= self._settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader places only on ready instances
@@ -310,14 +310,16 @@ class Delivery:
         log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
         if error.failure is not None:
             life.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self._settings.retries_max and (life.reached_engine or not self._may_wait()):
+        refused, retries_max = error.failure == "connect_failure", self._settings.retries_max
+        spent = command.attempt > retries_max and not self._may_wait() if refused else life.retries_counted >= retries_max
+        if spent:
             life.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
         if life.reached_engine and not self._ticket.claim():
             life.failed("retry_budget_spent", 503)
             raise retry_budget_spent(error.public_reason) from error
         ENGINE_RETRIES.inc()
-        life.waits_again()
+        life.waits_again(refused=refused)
         excluded = [*command.excluded, failed]
         self._command = msgspec.structs.replace(
             command, request=life.request, attempt=command.attempt + 1, excluded=excluded

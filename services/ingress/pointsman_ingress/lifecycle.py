@@ -53,6 +53,7 @@ class RequestLifecycle:
         self.grant: RouteGranted | None = None  # where it is, or was served last; None while it waits for a place
         self.sent_at = context.command.arrived_at  # when it was sent to its last engine
         self.retries = 0  # further engines that it was sent to because one failed
+        self.retries_counted = 0  # those that count towards `--retries-max`: not after refused connections
         self.reached_engine = False
         """Whether an engine that failed it may have begun with it: not if it refused the connection."""
         self.reason: str | None = None  # why it failed or was cancelled; empty if it did not, None until its end
@@ -87,10 +88,11 @@ class RequestLifecycle:
         self.granted(grant)
         self._prefill_cached = cached_tokens
 
-    def waits_again(self) -> None:
-        """Its engine failed, and it needs another place."""
+    def waits_again(self, *, refused: bool) -> None:
+        """Its engine failed, or refused the connection, and it needs another place."""
         self.grant = None
         self.retries += 1
+        self.retries_counted += not refused
         self._prefill_cached = None
 
     def attempt_failed(self, failure: AttemptFailure, *, status: int = 0, detail: str = "") -> None:
