@@ -49,7 +49,7 @@ test-vllm: setup ## the tests that need real vLLM engines, on two CPU engines
 
 # docs/testing.md describes it. Another sample: make mutation ARGS="--sample 50 --seed 7 --only translator".
 mutation: setup ## plant small defects one at a time and count those that tests find; about 15 minutes
-	$(BIN)/pointsman-lab mutants $(ARGS)
+	$(BIN)/pointsman-lab mutation $(ARGS)
 
 # Clients have an environment of their own (1.4 GB). Also runs `vllm bench serve` if the environment of test-vllm exists.
 CLIENTS ?= .venv-clients

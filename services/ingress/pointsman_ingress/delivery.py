@@ -311,7 +311,9 @@ class Delivery:
         if error.failure is not None:
             life.attempt_failed(error.failure, status=error.status, detail=str(error))
         refused, retries_max = error.failure == "connect_failure", self._settings.retries_max
-        spent = command.attempt > retries_max and not self._may_wait() if refused else life.retries_counted >= retries_max
+        spent = life.retries_counted >= retries_max
+        if refused:
+            spent = command.attempt > retries_max and not self._may_wait()
         if spent:
             life.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error

@@ -26,9 +26,9 @@ COMMANDS = {
         "torture_command",
         "Run the whole system on virtual time under seeded faults, and check what must hold.",
     ),
-    "mutants": (
-        "pointsman_lab.torture.mutants_command",
-        "mutants_command",
+    "mutation": (
+        "pointsman_lab.torture.mutation_command",
+        "mutation_command",
         "Plant small defects and report which of them unit tests and torture find.",
     ),
     "elasticity": (

@@ -1,4 +1,4 @@
-"""`pointsman-lab mutants`: plants small defects, one at a time, and reports whether unit tests or torture find each.
+"""`pointsman-lab mutation`: plants small defects, one at a time, and reports whether unit tests or torture find each.
 
 A mutant is one changed expression or one dropped statement of a file in MUTATED. Each runs in a forked process in which the
 changed module is loaded in place of the file: first the unit tests of its package, then seeds of torture, until one fails.

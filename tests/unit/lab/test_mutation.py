@@ -1,4 +1,4 @@
-"""`pointsman-lab mutants`: planted defects apply to the source as it is."""
+"""`pointsman-lab mutation`: planted defects apply to the source as it is."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`pointsman-lab mutants`: a sample of mutants, or the listed defects; which of them unit tests and torture find."""
+"""`pointsman-lab mutation`: a sample of mutants, or the listed defects; which of them unit tests and torture find."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ TORTURE_SEEDS = (61, 27, 67, 30)
 SHOWN_MAX = 110
 
 
-@click.command("mutants", context_settings=CONTEXT)
+@click.command("mutation", context_settings=CONTEXT)
 @click.option("--sample", default=200, show_default=True, help="Mutants to run.")
 @click.option("--seed", default=1, show_default=True, help="Chooses the sample.")
 @click.option(
@@ -29,7 +29,7 @@ SHOWN_MAX = 110
 )
 @click.option("--planted", is_flag=True, help="Run the listed defects of `planted.py` instead of a sample.")
 @out_option
-def mutants_command(sample: int, seed: int, only: str, planted: bool, out: Path | None) -> None:
+def mutation_command(sample: int, seed: int, only: str, planted: bool, out: Path | None) -> None:
     """Plant defects in dispatcher, state and translator, and report which of them unit tests and torture find.
 
     Run it in the root of the repository.
