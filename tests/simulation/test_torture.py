@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.policies.outliers import _Look
+from pointsman.policies.outliers import _Evaluation
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
@@ -136,7 +136,7 @@ def test_a_bad_engine_and_a_rolling_restart_are_noticed_by_nobody(seed: int) -> 
     assert not verdict_of(seed).problems, f"pointsman-lab torture --seed {seed}"
 
 
-def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
+def _ejecting_soon(_evaluation: object, instance: object, record: Record) -> str:
     return f"{record.in_a_row} requests failed there" if record.in_a_row else ""
 
 
@@ -175,7 +175,7 @@ _hear_election = SchedulerClient._on_election
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
-        (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
+        (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
         "the epoch is not looked at",

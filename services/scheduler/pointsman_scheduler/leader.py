@@ -53,7 +53,7 @@ class ActiveTerm:
     def __init__(
         self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: Heartbeats
     ) -> None:
-        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._note)
+        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher)
         self.ownership = Ownership()
         self.migrations = MigrationHandler(self.dispatcher)
@@ -76,11 +76,11 @@ class ActiveTerm:
         for event in decided:
             self._log.append_soon(event, self._fence)
             if event.stamp is not None:
-                self._heartbeats.wrote(event.stamp.number)
+                self._heartbeats.decision_written(event.stamp.number)
             answers += self.waiters.answers_to(event)
         await send(answers)
 
-    def _note(self, decision: LogEvent) -> LogEvent:
+    def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
         return decision
 

@@ -32,7 +32,7 @@ class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: Seconds
     prefill_seconds: Seconds
     work_seconds: Seconds
-    """The prefill by the cost model alone: what is booked on the instance's line."""
+    """The prefill by the cost model alone: what is booked on the instance's queue."""
     load_tokens: Tokens
     waiting: int
     """Requests that have no first token yet."""
@@ -133,7 +133,7 @@ class PoolView:
         """The memory of this kind, which the policy asked State to keep."""
         return self._state.tracker(kind)
 
-    def line(self, instance_id: InstanceId) -> InstanceQueue:
+    def queue(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
@@ -146,8 +146,8 @@ class PoolView:
         cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
-        line = self.line(instance_id)
-        queued, queued_tokens = line.work_ahead(self.now)
+        queue = self.queue(instance_id)
+        queued, queued_tokens = queue.work_ahead(self.now)
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
         return ScoredInstance(
             instance=instance_id,
@@ -157,9 +157,9 @@ class PoolView:
             queue_seconds=correction.seconds(queued, queued_tokens),
             prefill_seconds=correction.seconds(work, uncached),
             work_seconds=work,
-            load_tokens=line.load_tokens,
-            waiting=line.waiting,
-            requests=line.requests,
+            load_tokens=queue.load_tokens,
+            waiting=queue.waiting,
+            requests=queue.requests,
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 

@@ -21,7 +21,7 @@ from pointsman.policies.rebalancing.redispatch import (
     Redispatching,
     Window,
 )
-from pointsman.policies.stall_detection import FORSAKEN_SECONDS, stalled_seconds
+from pointsman.policies.stall_detection import ABORT_STALL_SECONDS, stalled_seconds
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.simulation.replay import verify
@@ -199,8 +199,8 @@ def test_an_engine_that_was_left_counts_as_stalled_until_it_gives_a_first_token_
     line = dispatcher.state.workload.queues[A]
     carried_out(dispatcher, now)
 
-    assert stalled_seconds(line, now + FORSAKEN_SECONDS) == pytest.approx(now + FORSAKEN_SECONDS)
-    assert stalled_seconds(line, now + FORSAKEN_SECONDS + 0.1) == 0.0
+    assert stalled_seconds(line, now + ABORT_STALL_SECONDS) == pytest.approx(now + ABORT_STALL_SECONDS)
+    assert stalled_seconds(line, now + ABORT_STALL_SECONDS + 0.1) == 0.0
     place(dispatcher, "r2", now, excluded=[B])
     assert stalled_seconds(line, now) == pytest.approx(now)
     dispatcher.state.apply(first_token("r2", "a", at=now + 1))

@@ -71,7 +71,7 @@ class DualMap(RoutingPolicy):
         candidate = view.candidate(instance)
         if self.stall_seconds <= 0:
             return candidate
-        stalled = stalled_seconds(view.line(instance), view.now, after=self.stall_seconds)
+        stalled = stalled_seconds(view.queue(instance), view.now, after=self.stall_seconds)
         return (
             msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + stalled)
             if stalled
