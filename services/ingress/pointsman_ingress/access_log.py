@@ -1,8 +1,5 @@
-"""The access log: in, a request that is over; out, one JSON line for it on standard output.
-
-Each line has every field; unknown ones are null. Times are wall milliseconds. No prompt, answer, key, or header but
-`user-agent` is in it.
-"""
+"""Access log: receives a finished request, writes one JSON line to standard output. Every line has every field, null if
+unknown. Prompts, answers, keys and headers other than `user-agent` are not logged."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +16,7 @@ from pointsman_ingress.http.call import Call
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's status of a request whose client hung up before it had an answer
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before an answer
 
 
 class AccessLog:
@@ -29,7 +26,7 @@ class AccessLog:
         self._encode = msgspec.json.Encoder().encode
 
     def write(self, call: Call, facts: RequestFacts, life: RequestLifecycle | None) -> None:
-        """`life`: None if the request was not understood. Does not block or raise."""
+        """`lifecycle`: None if the request was refused. Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
         line = _line(call, facts, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
@@ -39,7 +36,7 @@ class AccessLog:
 def _line(
     call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: WallSeconds, speed: float, now: datetime
 ) -> dict[str, Any]:
-    """In the order in which fields are written; docs/operations.md describes them."""
+    """Fields in output order; described in docs/operations.md."""
     grant = None if life is None else life.grant
     usage = Usage() if life is None else life.usage
     first_byte = float(call.first_byte_at_wall - call.received_at_wall) if call.first_byte_at_wall is not None else None

@@ -1,8 +1,5 @@
-"""The ASGI application: in, HTTP requests; out, those for engines to `Gateway.serve`, all others to FastAPI.
-
-FastAPI's routing alone costs as much as all the rest of a forwarded request, so the paths that lead to engines are looked
-up in a dictionary before it. Its OpenAPI document lists them all the same.
-"""
+"""The ASGI application: engine endpoints go to `Gateway.serve`, all others to FastAPI. A dictionary looks up engine
+endpoints because FastAPI's routing costs as much as the rest of a forwarded request."""
 
 from typing import Any
 
@@ -75,7 +72,7 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
 
 def _card(pool: Pool, model: Model) -> dict[str, Any]:
-    """As vLLM describes a model, without paths on the engine."""
+    """vLLM's model card, without paths on the engine."""
     card = {
         "id": model.name,
         "object": "model",

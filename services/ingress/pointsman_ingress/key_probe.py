@@ -1,9 +1,6 @@
-"""Checks for each engine whether our block keys equal its own: in, instances that become ready; out, InstanceProbed.
-
-A short chat that nobody else has is tokenized and chained here, sent to that engine, and searched in the cache events of
-its worker. If its last whole block appears, tokenizer, chat template, model name and secret agree. If not, a prompt of
-token ids tells which half differs: the tokens, or everything from the engine's events to the keys.
-"""
+"""Verifies that our block keys equal each engine's: probes ready instances, logs InstanceProbed. Sends a unique chat
+and waits for its last block key in the worker's cache events. On a mismatch a prompt of token ids shows whether
+tokenization or the keys differ."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,28 +26,23 @@ from pointsman_ingress.prompt.tokenization import TokenizeContext
 
 log = structlog.get_logger()
 
-ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
-"""How long a trial may take: an engine on a CPU computes a few hundred tokens in some seconds, longer while busy."""
-EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    10.0
-)  # how long the engine's events may then take to show the prompt
-ATTEMPTS_MAX = 3  # how often an engine that does not answer is asked in a row
+ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
+EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
+ATTEMPTS_MAX = 3  # without an answer, in a row
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
-REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)
-"""Waits before an engine whose keys differ, or that did not answer, is probed again; they double."""
+REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
 
 
-Subject = tuple[InstanceId, Epoch, Tokens]
-"""What a verdict is about: a new leader may change the size of the pool's keys."""
+Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
 
 
 class NoVerdictError(Exception):
-    """The engine or the log could not be asked."""
+    """The engine or the log did not answer."""
 
 
 class KeyProber:
-    """Probes every ready instance of a pool whose keys were not found to agree in this epoch."""
+    """Probes ready instances of a pool that have no matching probe in this epoch."""
 
     def __init__(
         self, pool: Pool, *, engines: EngineClient, clock: Clock, supervisor: Supervisor, chance: Random
@@ -66,7 +58,7 @@ class KeyProber:
         self._probed: set[Subject] = set()
 
     async def run(self) -> None:
-        """Runs forever, with a task per instance: one that differs takes long."""
+        """Runs without end; one task per instance."""
         while True:
             await self._fleet.changed()
             for instance in self._fleet.instances:
@@ -83,7 +75,7 @@ class KeyProber:
         return bool(instance.parity) and instance.block_tokens == self._keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
-        """Until keys are found to agree, here or by another ingress, or the subject is gone."""
+        """Repeats until the keys match or the subject is gone."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
@@ -102,7 +94,6 @@ class KeyProber:
                 instance = present
 
     def _present(self, subject: Subject) -> Instance | None:
-        """The instance as it is now; None if the subject is gone."""
         present = self._fleet.get(subject[0], subject[1])
         return present if present is not None and self._subject(present) == subject else None
 
@@ -114,7 +105,7 @@ class KeyProber:
         )
 
     async def _attempts(self, instance: Instance) -> tuple[bool, str] | None:
-        """Parity and its detail; None if the engine or the log could not be asked."""
+        """Returns parity and detail; None if the engine or the log did not answer."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._verdict(instance)
@@ -126,7 +117,7 @@ class KeyProber:
         return None
 
     async def _verdict(self, instance: Instance) -> tuple[bool, str]:
-        """Parity and its detail. Raises NoVerdictError."""
+        """Returns parity and detail. Raises NoVerdictError."""
         own, pool = instance.block_tokens, self._keys.block_tokens
         if own != pool:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
@@ -138,15 +129,14 @@ class KeyProber:
             if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens):
                 return True, "the keys of a chat agree"
             problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
-        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # small ones, which every vocabulary has
+        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # ids in every vocabulary
         body = msgspec.json.encode({"model": instance.model, "prompt": ids, "max_tokens": 1})
         if await self._matches(instance, COMPLETIONS.path, body, ids):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
         return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
 
     async def _chat(self, instance: Instance) -> tuple[bytes, Sequence[int], bool]:
-        """A chat of at least two blocks, whatever the tokenizer, that is unlike any other from its start; its tokens, and
-        whether they are exact."""
+        """Returns the body of a unique chat of at least two blocks, its tokens, and whether they are exact."""
         words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
         message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
@@ -155,7 +145,7 @@ class KeyProber:
         return body, tokens.prompts[0], tokens.exact
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        """Whether the engine's events show the prompt's last whole block in time. Raises NoVerdictError."""
+        """Whether cache events show the prompt's last whole block in time. Raises NoVerdictError."""
         key = self._keys.last(instance.model, tokens)
         if not key:
             return False
@@ -170,7 +160,7 @@ class KeyProber:
             raise NoVerdictError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
-        """Raises EngineFailedError, also if the answer takes too long."""
+        """Raises EngineFailedError, also on timeout."""
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:

@@ -1,4 +1,4 @@
-"""`pointsman-ingress`: chooses and connects the ingress's parts, and runs them in one process or several."""
+"""Composition root of `pointsman-ingress`: wires its parts and runs them in one or several processes."""
 
 import asyncio
 import os
@@ -50,8 +50,8 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how often one of several processes shows its parent that it runs
-FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how long the last events may take to reach the log at shutdown
+LISTENS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # for pending events at shutdown
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")
@@ -91,8 +91,7 @@ async def serve(
     listener: socket.socket | None = None,
     listens: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run until the supervisor is stopped. `listener`: as in `HttpServer`. `listens`: called every second from when it
-    listens."""
+    """`report_listening`: called every second while the server listens."""
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
@@ -145,12 +144,9 @@ async def assembled(
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """The ASGI application, which works while the context is open.
-
-    `links`: one per pool. `engine_session`: instead of real HTTP to engines. `chance`: source of ids and probes.
-    `pool_boards`: health of single pools, if not on `board`. `access_log_out`: default standard output.
-    Raises click.ClickException if the keys file or a tokenizer cannot be read.
-    """
+    """The ASGI application, valid inside the context. `links`: one per pool. `engine_session`: replaces HTTP to
+    engines. `chance`: source of ids and probes. `access_log_out`: default standard output. Raises click.ClickException
+    if the keys file or a tokenizer is unreadable."""
     try:
         keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
     except KeysFileError as error:
@@ -206,7 +202,7 @@ def _pool(
     hold: HoldQueue,
     supervisor: Supervisor,
 ) -> Pool:
-    """A pool, with its background tasks started. Raises click.ClickException."""
+    """Starts the pool's background tasks. Raises click.ClickException."""
     fleet = FleetView(clock, board)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
@@ -249,7 +245,7 @@ def _pool(
 
 
 async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
-    """Report that the server listens, and stop it with the process; at once if a background task fails."""
+    """Report that the server listens; stop it at shutdown or when a background task fails."""
     while not server.started:
         await clock.sleep_wall(WallSeconds(0.01))
     log.info("listening", port=server.bound_port)
@@ -261,7 +257,7 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
             server.lame_duck_seconds = 0.0
         server.should_exit = True
         await supervisor.until_hurried()
-    finally:  # `until_stopped` raises what a background task failed with
+    finally:  # `until_stopped` raises background failures
         server.should_exit = True
         server.hurry()
 
@@ -281,7 +277,7 @@ def _name(settings: IngressSettings) -> str:
 
 
 def _pool_tokenizers(settings: IngressSettings) -> dict[str, str]:
-    """Directories of `--pool-tokenizer`. Raises click.BadParameter."""
+    """Directories by pool. Raises click.BadParameter."""
     directories = {}
     for given in settings.pool_tokenizer:
         pool, equals, directory = given.partition("=")

@@ -1,8 +1,5 @@
-"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer, nothing is scheduled and nothing logged.
-
-The least busy reachable instance is asked, and another when it fails, within the same bounds as other requests. They cost
-no prefill, so the shortest deadline for the first byte applies.
-"""
+"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer; not scheduled, not logged. Tries the least
+busy instance first, others after failures."""
 
 from functools import partial
 

@@ -1,11 +1,6 @@
-"""One request over HTTP, from the client's bytes to an answer and, if it left a trace in the log, exactly one end there.
-
-1. *Read*: API key, body, fields. 2. *Understand* (`context`): model, tokens, length, SLOs; refused requests leave no trace.
-3. *Deliver* (`delivery`): place it, forward it, pass the answer on.
-
-A client that hangs up, or a request that takes too long, interrupts wherever it is (`RequestDeadline`). The leader writes
-the end while the request waits, the ingress after a grant.
-"""
+"""Serves one HTTP request: reads it, resolves it (`context`) and delivers it (`delivery`). Disconnects and timeouts
+cancel it at any point (`RequestDeadline`). A request in the log gets exactly one end there: from the leader while
+queued, from the ingress after a grant."""
 
 import asyncio
 
@@ -62,7 +57,7 @@ class Gateway:
         self._body_budget = BodyBudget()
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. If its task is cancelled, the request ends with an error; a second cancellation is raised."""
+        """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
         life: RequestLifecycle | None = None
         try:
@@ -94,7 +89,7 @@ class Gateway:
                 except asyncio.CancelledError:
                     facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
                     await self._end_interrupted(call, life, cause)
-                except RecursionError:  # only what a client nests is nested so deeply
+                except RecursionError:  # the client's nesting
                     _fail(life, "malformed_body", 400)
                     await call.fail(nested_too_deeply())
                 except Exception:

@@ -1,8 +1,6 @@
-"""The engine's blocks as a forest of spans. In: stores with their parent. Out: nodes that know their pool key.
-
-A pool block is a span of `m` engine blocks. An engine block inside a span may belong to several pool blocks, where prompts part
-ways inside the span; so each node knows the one before it within its span, and a pool key belongs to a span's last node.
-"""
+"""The engine's blocks as a forest: takes stores with their parent, keeps nodes with their pool key. A pool block is a
+span of `m` engine blocks; its key belongs to the span's last node. Inside a span prompts may branch, so each node
+refers to its predecessor."""
 
 from array import array
 
@@ -13,21 +11,18 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Seconds, Tokens
 from pointsman_worker.block_rules import lora_of, salt_of
 
-PROMPT_START = BlockKey(0)
-"""In place of the key above a block that starts a prompt."""
-UNVERIFIED_COPIES = -1
-"""As a count of copies: held as far as known, how many is not known."""
-VERIFIED = -1.0
-"""In place of the time since when a block is unverified: its removal will be seen."""
+PROMPT_START = BlockKey(0)  # parent key of a prompt's first block
+UNVERIFIED_COPIES = -1  # held, number of copies unknown
+VERIFIED = -1.0  # `unverified` of a block with certain removal events
 
 
 class Block:
-    """One engine block that is held, or that a held one of the same span depends on.
+    """One engine block, held or needed by a held block of its span.
 
-    `place`: position within the span, from 0; the last completes a pool block. `key`: of the last of a span its pool key, before
-    that the key the span starts from; None: keyed by more than tokens. `above`: the pool key before this span's, or PROMPT_START.
-    `tail`: tokens of the span so far, empty for the last. `prior`: the block before it, also in the span before. `confirmed`:
-    when it was last known to be held. `unverified`: since when its removal may have been missed.
+    `span_index`: from 0; the last completes a pool block. `key`: pool key of a span's last block; of others the key
+    that the span starts from; None: keyed by more than tokens. `parent_key`: key before the span. `tail`: the span's
+    tokens so far, empty for the last. `previous`: the block before. `confirmed`: time last known to be held.
+    `unverified`: time since when its removal may have been missed.
     """
 
     __slots__ = (
@@ -50,7 +45,7 @@ class Block:
 
 
 class HeldBlock(msgspec.Struct, array_like=True, frozen=True):
-    """A Block for a file, with its neighbours by their engine hashes."""
+    """Serialized Block; neighbours by engine hash."""
 
     engine_hash: EngineHash
     place: int
@@ -66,10 +61,8 @@ _NO_TOKENS: "array[int]" = array("I")
 
 
 class EngineBlocks:
-    """`nodes` has every block by its engine hash."""
-
     def __init__(self, key_chain: KeyChain, engine_block_tokens: Tokens) -> None:
-        """Raises ValueError when a pool block is no whole number of engine blocks."""
+        """Raises ValueError if a pool block is not a multiple of the engine's block."""
         span, rest = divmod(key_chain.block_tokens, engine_block_tokens) if engine_block_tokens > 0 else (0, 1)
         if rest or not span:
             msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
@@ -80,8 +73,8 @@ class EngineBlocks:
         self.nodes: dict[EngineHash, Block] = {}
 
     def insert(self, event: EngineBlockStored, parent: Block | None, count: int) -> None:
-        """Make the nodes of the event's first `count` blocks that are not there yet. Raises ValueError, having changed nothing,
-        when a token id fits no key."""
+        """Adds nodes for the event's first `count` blocks. Raises ValueError, without changes, for an invalid token
+        id."""
         width, last_place = self.block_tokens, self.last_place
         if parent is None:
             start = self._chain.root(lora=lora_of(event), cache_salt=salt_of(event))
@@ -122,7 +115,6 @@ class EngineBlocks:
         return self._add(engine_hash, self.last_place, None, PROMPT_START, _NO_TOKENS, None, None)
 
     def dump(self) -> list[HeldBlock]:
-        """Parents before children."""
         return [
             HeldBlock(
                 node.engine_hash,
@@ -138,7 +130,7 @@ class EngineBlocks:
         ]
 
     def restore(self, blocks: list[HeldBlock]) -> None:
-        """Raises ValueError where the blocks contradict each other."""
+        """Raises ValueError for inconsistent blocks."""
         for block in blocks:
             before = self.nodes.get(block.parent) if block.parent is not None else None
             misplaced = not 0 <= block.place <= self.last_place or block.copies < 0 or block.engine_hash in self.nodes

@@ -1,4 +1,4 @@
-"""Reads the engine's KV events into the translator of the session. In: EngineItems. Out: changes to write, and new sessions."""
+"""Applies the engine's KV events to the session's translator, and starts new sessions."""
 
 import contextlib
 from contextlib import aclosing
@@ -32,7 +32,7 @@ class Follower:
         self._successor = successor
 
     async def run(self) -> None:
-        """Raises SettingsError where the first engine cannot be followed."""
+        """Raises SettingsError if the first engine cannot be followed."""
         state, probe = self._state, self._probe
         events, facts = state.events, await probe.facts()
         while events is None or not facts.completes:

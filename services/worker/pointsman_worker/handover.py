@@ -1,10 +1,7 @@
-"""What a stopped worker leaves in a file for the one started in its place: the cache as the log knows it, and how far the
-engine's events were read.
-
-The log holds pool keys only, and an engine's removals name engine hashes, so what joins the two must be kept. The successor
-resumes the epoch if the engine still has the very batch that was read last. A file is used once and only while it is fresh:
-later another worker may have written of this instance.
-"""
+"""Handover file from a stopped worker to its successor: the cache in the log's state, and the cursor in the engine's
+events. Engine hashes must be kept because the log has pool keys only. The successor resumes the epoch if the engine
+still has the last batch read. A file is used once, while fresh: afterwards another worker may have written for this
+instance."""
 
 import contextlib
 from pathlib import Path
@@ -27,8 +24,8 @@ FILE_BYTES_MAX = 1 << 30
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """`joined`: the instance as the log knows it, without times. `written`: the log's sequence of the last write.
-    `keys`: stands for secret, model and block size. `kept_at`: Unix time."""
+    """`joined`: the join event without times. `written`: log sequence of the last write. `keys`: root of secret, model
+    and block size. `kept_at`: Unix time."""
 
     kept_at: Seconds
     keys: int
@@ -43,7 +40,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def leave(path: Path, handover: Handover) -> None:
-    """Write the file. Raises OSError."""
+    """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
     unfinished.touch(mode=0o600)
@@ -52,7 +49,7 @@ def leave(path: Path, handover: Handover) -> None:
 
 
 def take(path: Path, *, now: Seconds) -> Handover | None:
-    """Read and delete the file; None if there is none that is fresh at the Unix time `now`. Never raises."""
+    """Reads and deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             return None
@@ -74,13 +71,12 @@ def take(path: Path, *, now: Seconds) -> Handover | None:
 
 
 class Successor:
-    """Saves the session for the next worker, and resumes that of the one before."""
+    """Saves the session for the next worker and resumes the previous one's."""
 
     def __init__(self, fleet_events: FleetEvents) -> None:
         self._fleet_events = fleet_events
         self._state = fleet_events.state
-        self._loaded: tuple[CacheSession, Sequence] | None = None
-        """The earlier worker's session and last write, until the engine has proved to be the same."""
+        self._loaded: tuple[CacheSession, Sequence] | None = None  # until the engine is identified
 
     @property
     def _path(self) -> Path | None:
@@ -89,7 +85,7 @@ class Successor:
         return Path(directory) / f"{settings.pool}.{self._state.instance}.worker" if directory else None
 
     def save(self, session: CacheSession) -> None:
-        """Without an await: blocks and cursor are of the same moment."""
+        """Synchronous: blocks and cursor must belong to the same moment."""
         state, path, translator = self._state, self._path, session.translator
         blocks = translator.dump() if translator is not None and session.cache == "empty" else None
         cursor = state.events.cursor if state.events is not None else None
@@ -117,7 +113,7 @@ class Successor:
             log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.blocks))
 
     def load(self, facts: EngineFacts) -> Cursor | None:
-        """Read what the worker before this one saved. Returns how far its engine's events were read, if there is anything."""
+        """Reads the handover. Returns its cursor, or None if there is no usable one."""
         state, path = self._state, self._path
         kept = take(path, now=state.unix_time()) if path is not None else None
         if kept is None or kept.keys != state.key_chain(facts).root():
@@ -135,12 +131,12 @@ class Successor:
             sequencer, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity
         )
         if self._fleet_events.identity(session) != kept.joined:
-            session.joined_at = 0  # to the log it is another instance, with the same cache
+            session.joined_at = 0  # the log needs a new join event
         self._loaded = session, kept.written
         return kept.cursor
 
     def resume(self) -> None:
-        """The engine is the one that the worker before this one followed."""
+        """The previous worker's engine is still running."""
         assert self._loaded is not None
         (session, written), self._loaded = self._loaded, None
         state = self._state
@@ -152,5 +148,5 @@ class Successor:
         log.info("epoch_resumed", instance=state.instance, epoch=session.epoch, sequence=session.sequencer.sequence)
 
     def discard(self) -> None:
-        """The engine is another one."""
+        """The engine is a new one."""
         self._loaded = None

@@ -1,4 +1,5 @@
-"""The pool keys an engine holds, and their net change since the last write. In: gains and losses. Out: Changes, runs, digest."""
+"""An engine's pool keys and their net change since the last write: takes gains and losses, returns Changes, runs and a
+digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from pointsman_worker.engine_blocks import Block
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """In this order: all is `cleared` (if so), `removed` and `expired` (nothing confirmed them) go, `stored` comes, parents
-    before children."""
+    """Applied in order: clear, remove `removed` and `expired` (unconfirmed) keys, add `stored`, parents before
+    children."""
 
     cleared: bool
     removed: list[BlockKey]
@@ -26,25 +27,22 @@ class Changes:
 
 
 class HeldKeys:
-    """`count` and `digest` (xor of the keys) are as of the last `take_changes` or `take_snapshot`."""
+    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`."""
 
     def __init__(self, last_place: int) -> None:
-        """`last_place`: of an engine block that completes a pool block."""
+        """`last_index`: span index of blocks that complete a pool block."""
         self._last_place = last_place
         self.count = 0
         self.digest = 0
-        self.parents: dict[BlockKey, BlockKey] = {}
-        """Every key held, with the one above it."""
-        self._further_holders: dict[BlockKey, int] = {}
-        """Keys that several engine blocks stand for, with how many beyond the first."""
+        self.parents: dict[BlockKey, BlockKey] = {}  # held keys with their parent key
+        self._further_holders: dict[BlockKey, int] = {}  # holders beyond the first
         self._to_store: dict[BlockKey, None] = {}
-        self._to_remove: dict[BlockKey, bool] = {}
-        """Keys that are gone; true: expired."""
+        self._to_remove: dict[BlockKey, bool] = {}  # True: expired
         self._cleared = False
 
     @property
     def pending(self) -> int:
-        """Keys of the next Changes. At most those held before and now together."""
+        """Keys in the next Changes; bounded by keys held before plus now."""
         return len(self._to_store) + len(self._to_remove)
 
     @property
@@ -52,7 +50,7 @@ class HeldKeys:
         return self._cleared or bool(self._to_store) or bool(self._to_remove)
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
-        """A node came or went: count or discount the pool blocks it is part of."""
+        """Update the pool blocks that contain a node after it came or went."""
         if node.place < self._last_place:
             for child in node.children or ():
                 self.recount(child, expired=expired)
@@ -103,7 +101,6 @@ class HeldKeys:
         self._cleared = True
 
     def take_changes(self) -> Changes:
-        """What is different since the last call."""
         cleared, gone, stored = self._cleared, self._to_remove, self._to_store
         if cleared:
             self.digest = 0
@@ -117,12 +114,12 @@ class HeldKeys:
         return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
 
     def take_snapshot(self) -> list[Run]:
-        """Everything held, pending changes included, parents before children."""
+        """All held keys, including pending changes."""
         self.settle_all()
         return self._runs(self.parents)
 
     def settle_all(self) -> None:
-        """The log knows everything that is held."""
+        """The log has all held keys."""
         self.digest = reduce(xor, self.parents, 0)
         self._settle()
 
@@ -131,7 +128,7 @@ class HeldKeys:
         self.count = len(self.parents)
 
     def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
-        """Each run follows a chain as far as it goes; branches come after what they branch from."""
+        """Each run follows a chain to its end; branches come after their parent."""
         above = self.parents
         children: dict[BlockKey, list[BlockKey]] = {}
         for key in keys:

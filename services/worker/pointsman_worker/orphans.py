@@ -1,5 +1,5 @@
-"""Stores whose parent block was not seen yet, within a bound. In: stores and removes. Out: the stores of a parent once it came, or
-those dropped for room."""
+"""Stores with an unknown parent block: parks them, returns them when the parent arrives or when the bound drops
+them."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
 from pointsman.primitives import Seconds
 
-PARKED_BLOCKS_MAX = 16_384
-"""Engine blocks that may wait for their parents; beyond it the oldest stores are dropped."""
+PARKED_BLOCKS_MAX = 16_384  # then the oldest stores are dropped
 
 
 @dataclass(slots=True)
 class Orphan:
-    """A store that waits, and the indices of its blocks that were removed meanwhile."""
+    """`removed`: indices of blocks removed while parked."""
 
     event: EngineBlockStored
     since: Seconds
@@ -34,11 +33,10 @@ class Orphans:
 
     @property
     def since(self) -> Seconds | None:
-        """Since when the oldest store waits; None while none waits."""
         return next(iter(self._waiting.values())).since if self._waiting else None
 
     def park(self, event: EngineBlockStored, now: Seconds) -> list[EngineBlockStored]:
-        """Keep a store. Returns those that were dropped for it, oldest first."""
+        """Returns stores dropped for the bound, oldest first."""
         assert event.parent_block_hash is not None
         self._number += 1
         self._waiting[self._number] = Orphan(event, now)
@@ -52,11 +50,10 @@ class Orphans:
         return dropped
 
     def of_parent(self, parent: EngineHash) -> list[Orphan]:
-        """Take out the stores that waited for this block."""
         return [self._take(number) for number in list(self._by_parent.get(parent, ()))]
 
     def remove(self, engine_hash: EngineHash) -> None:
-        """A block of a store that waits was removed."""
+        """Mark a block of a parked store as removed."""
         for number in self._by_hash.get(engine_hash, ()):
             orphan = self._waiting[number]
             index = orphan.event.block_hashes.index(engine_hash)

@@ -1,5 +1,5 @@
-"""The engine's HTTP side. In: its /health, /v1/models and /metrics, once a report interval. Out: facts for a new session, load and
-names for reports, and whether the engine serves."""
+"""The engine's HTTP side: polls /health, /v1/models and /metrics each report interval; provides facts for new sessions,
+load and names for reports, and whether the engine serves."""
 
 import asyncio
 from dataclasses import replace
@@ -18,14 +18,12 @@ log = structlog.get_logger()
 
 ENGINE_PART = "engine"
 ENGINE_RETRY_SECONDS: WallSeconds = WallSeconds(0.25)
-ENGINE_LOG_SECONDS: WallSeconds = WallSeconds(30.0)
-"""How often the log repeats that the engine does not answer."""
-SERVING_GRACE_SECONDS: WallSeconds = WallSeconds(2.5)
-"""An engine that is slow to answer counts as serving for so long; one that refuses the connection does not."""
+ENGINE_LOG_SECONDS: WallSeconds = WallSeconds(30.0)  # between log lines about an unreachable engine
+SERVING_GRACE_SECONDS: WallSeconds = WallSeconds(2.5)  # for timeouts; a refused connection counts at once
 
 
 class Engine(Protocol):
-    """The engine's HTTP interface. Both methods raise EngineAwayError."""
+    """Both methods raise EngineAwayError."""
 
     async def describe(self) -> EngineFacts: ...
 
@@ -33,7 +31,7 @@ class Engine(Protocol):
 
 
 class EngineProbe:
-    """Watches one engine. `load`, `names` and `serving` are what reports carry."""
+    """`load`, `names` and `serving` go into reports."""
 
     def __init__(self, engine: Engine, state: SessionState, board: HealthBoard) -> None:
         self._engine = engine
@@ -42,13 +40,10 @@ class EngineProbe:
         self.load = EngineLoad()
         self.names = FurtherNames()
         self.serving = False
-        self._contradiction = ""
-        """Why the engine cannot be followed as it describes itself now; empty while it can."""
-        self._refused = False
-        """Whether nothing listens where the engine was."""
+        self._contradiction = ""  # why the engine cannot be followed now
+        self._refused = False  # connection refused
         self._answered_at = WallSeconds(0.0)
-        self._returned = asyncio.Event()
-        """Set when an engine that was away serves again."""
+        self._returned = asyncio.Event()  # the engine serves again
         board.missing(ENGINE_PART, "not asked yet")
 
     async def run(self) -> None:
@@ -58,7 +53,7 @@ class EngineProbe:
             await self._state.clock.sleep_wall(self._state.settings.report_seconds)
 
     async def facts(self) -> EngineFacts:
-        """What the engine is, as soon as it answers."""
+        """Waits until the engine answers."""
         clock, settings = self._state.clock, self._state.settings
         logged_at: WallSeconds | None = None
         while True:
@@ -76,8 +71,8 @@ class EngineProbe:
             return replace(facts, block_tokens=settings.engine_block_tokens or facts.block_tokens)
 
     async def engine_to_follow(self) -> tuple[EngineFacts, BlockTranslator]:
-        """What the engine is, as soon as its cache can be followed. Raises SettingsError where the first engine cannot be;
-        a later one is reported as not serving until it can."""
+        """Waits until the engine's cache can be followed. Raises SettingsError if the first engine's cannot; a later
+        one is reported as not serving."""
         clock = self._state.clock
         logged_at: WallSeconds | None = None
         while True:
@@ -99,7 +94,7 @@ class EngineProbe:
                 return facts, translator
 
     async def next_engine(self) -> EngineFacts:
-        """Wait until an engine that was away serves again, or another took its place."""
+        """Waits until an unreachable engine serves again or was replaced."""
         await self._returned.wait()
         self._returned.clear()
         return await self.facts()
@@ -130,7 +125,7 @@ class EngineProbe:
             await self._check_model()
 
     async def _check_model(self) -> None:
-        """An engine that serves another model or context length than it joined with is another engine."""
+        """A changed model or context length means another engine."""
         session, load = self._state.session, self.load
         if session is None or not load.model or self._contradiction:
             return

@@ -1,7 +1,5 @@
-"""Interrupts a request whose client hangs up, or that takes too long, by cancelling its task.
-
-ASGI reports a disconnect only to a caller of `receive`, so a small task calls it for as long as the request runs.
-"""
+"""Cancels a request's task on disconnect or timeout. ASGI reports a disconnect only from `receive`, so a task reads it
+while the request runs."""
 
 import asyncio
 from typing import Self
@@ -13,7 +11,7 @@ from pointsman.runtime.supervision import Supervisor
 
 
 class RequestDeadline:
-    """Watches the task that enters it. `cause` is set if it was cancelled from here: CLIENT_GONE or TIMEOUT."""
+    """Context manager for the current task. `cause`: CLIENT_GONE or TIMEOUT if it was cancelled from here."""
 
     def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
         self._supervisor = supervisor
@@ -22,12 +20,11 @@ class RequestDeadline:
         self.cause: CancelCause | None = None
 
     def watch(self, receive: Receive) -> None:
-        """Watch for a disconnect from now on; the body must have been read."""
+        """Detect disconnects; call after reading the body."""
         self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
 
     def uncancel(self) -> CancelCause | None:
-        """Undo a cancellation from here, so that the task can end the request. None if somebody else cancelled it: then
-        it must stop."""
+        """Undo a cancellation from here and return its cause. Returns None if the task was cancelled elsewhere."""
         if self.cause is not None:
             self._task.uncancel()
         return self.cause

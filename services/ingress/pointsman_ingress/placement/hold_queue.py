@@ -1,8 +1,5 @@
-"""Requests that wait in the ingress for an engine: bounded in time and number.
-
-A leader that answers queues requests itself (`policies.dispatch`). Here wait those that cannot get there: the log is not
-read yet, no engine has ever joined, or there is neither leader nor engine.
-"""
+"""Bounded wait for an engine, for requests that no leader queues: the log is not read yet, no engine has joined, or
+there is neither leader nor engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,14 +19,13 @@ POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)
 
 class HoldQueue:
     def __init__(self, wall_seconds: Seconds, clock: Clock) -> None:
-        """`wall_seconds`: how long one request waits."""
+        """`wall_seconds`: per request."""
         self._wall_seconds = wall_seconds
         self._clock = clock
         self._held = 0
 
     async def until(self, find: Callable[[], T | None]) -> T | None:
-        """The first result of `find` that is not None; None if that takes too long or too many wait. Raises what `find`
-        raises."""
+        """Polls `find`. Returns None on timeout or if HELD_REQUESTS_MAX wait. Raises what `find` raises."""
         if (found := find()) is not None:
             return found
         if self._held >= HELD_REQUESTS_MAX:

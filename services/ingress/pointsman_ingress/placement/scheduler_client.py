@@ -1,10 +1,6 @@
-"""Where requests go: in, `RouteRequest`s; out, the scheduler's grants and rejections, or without a scheduler a grant of our
-own by least load.
-
-The same `RouteRequest` is repeated every two seconds while the request waits: it is also its heartbeat, and a lost answer
-is given again. Without an answer for `--scheduler-timeout-seconds` the ingress places requests itself and goes on asking,
-one request at a time. Waiting requests ask again when the log announces a new leader; answers of earlier terms are void.
-"""
+"""The scheduler's client: sends `RouteRequest`s, returns grants and rejections. A queued request repeats its command
+every two seconds as a heartbeat, and when a new leader is elected; answers of earlier terms are ignored. After
+`--scheduler-timeout-seconds` without an answer it grants the least loaded engine itself."""
 
 import asyncio
 
@@ -36,26 +32,19 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # interval at which a waiting request repeats its command
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # for queued requests
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
-RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    0.5
-)  # waits before the command is repeated if no scheduler serves it; they double
-PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
-"""Interval at which one request asks while the others are placed without a scheduler."""
+RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)  # without a responder; doubles
+PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)  # by one request while others are placed without it
 HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
-HAND_OVER_TRIES = 2  # how often, and how long each time, to ask the leader where a prefilled request is decoded
+HAND_OVER_TRIES = 2
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""How long a scheduler may take to show that it lives, and how often a silent one is asked."""
+LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # timeout and interval
 
 
 class SchedulerLiveness:
-    """How long the scheduler of one pool has not answered. Wall time.
-
-    A scheduler sends nothing while a request is queued. To tell that from a dead one, `cmd.fleet` is sent, which is
-    always answered at once.
-    """
+    """Wall time without an answer from a pool's scheduler. A scheduler sends nothing while a request is queued, so
+    `cmd.fleet`, which is answered at once, tests it."""
 
     def __init__(
         self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: WallSeconds
@@ -80,17 +69,16 @@ class SchedulerLiveness:
             log.info("scheduler_responsive")
 
     def no_responder(self) -> None:
-        """No scheduler serves the command that was sent just now."""
         self._silent(self._clock.wall())
 
     async def check(self, asked_at: WallSeconds) -> None:
-        """After a command, sent at `asked_at`, that was not answered in time."""
+        """Call after a command sent at `sent_at` timed out."""
         heard_at = self._heard_at
         if heard_at < asked_at and not await self._answers() and self._heard_at == heard_at:
             self._silent(heard_at)
 
     async def watch(self) -> None:
-        """Asks a silent scheduler even while no requests come; runs forever. /readyz must notice that it is back."""
+        """Probes an unresponsive scheduler without requests, so that /readyz recovers. Runs without end."""
         while True:
             await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
             if self._silent_since is not None:
@@ -140,8 +128,7 @@ class SchedulerClient:
         return self._term
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
-        """Wait for a place, however long it takes; the caller bounds the wait by cancelling. None if there is neither a
-        scheduler nor an engine."""
+        """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine."""
         with self._in_flight.waiting_for_place(request.request):
             began = self._clock.now()
             while (answer := await self._ask_leader(request, began)) is None:
@@ -154,11 +141,11 @@ class SchedulerClient:
             return answer
 
     def _find(self, request: RouteRequest) -> Instance | bool | None:
-        """An engine, or true if there is a scheduler again."""
+        """An engine, or True if the scheduler answers again."""
         return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
 
     async def _ask_leader(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
-        """None if the request is to be placed without a scheduler."""
+        """Returns None if the request must be placed without a scheduler."""
         asked, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
         while not (self._liveness.timed_out and (asked or self._asked_recently)):
             held_up = self._clock.now() - began if asked else 0.0
@@ -175,7 +162,7 @@ class SchedulerClient:
                 await self._clock.sleep_wall(RETRY_WALL_SECONDS)
                 continue
             except TimeoutError:
-                continue  # there is a new leader
+                continue  # new leader
             self._liveness.heard()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
@@ -188,7 +175,7 @@ class SchedulerClient:
         return None
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
-        """Raises NoResponderError, CommandTimeoutError, and TimeoutError if there is a new leader."""
+        """Raises NoResponderError, CommandTimeoutError; TimeoutError on a new leader."""
         self._asking += 1
         wait = asyncio.timeout(None)
         try:
@@ -203,7 +190,6 @@ class SchedulerClient:
 
     @property
     def _asked_recently(self) -> bool:
-        """Whether another request is asking in vain, or just has."""
         return self._asking > 0 or self._clock.wall() - self._asked_at < PROBE_WALL_SECONDS
 
     def _on_election(self, term: Term) -> None:
@@ -213,9 +199,9 @@ class SchedulerClient:
             wait.reschedule(0.0)
 
     def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
-        """Logged, so that a scheduler that returns counts the request where it is."""
+        """Logged, so that the scheduler counts the request when it returns."""
         FALLBACK_PLACEMENTS.inc()
-        # The whole prompt, since its cached part is unknown, behind as many like it as the engine has.
+        # Assumes that nothing is cached and that queued requests have the same size.
         prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
         grant = RouteGranted(
             request=request.request,
@@ -232,8 +218,8 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
-        """Where a prefilled request is decoded, `prefill` engine seconds after it was sent: as the leader decides, or as
-        planned if no leader answers in time."""
+        """Returns the decode grant of a request prefilled in `prefill` engine seconds; the planned one if no leader
+        answers."""
         with self._in_flight.waiting_for_place(grant.request):
             answer = await self._ask_hand_over(grant, prefill)
             if answer is not None:
@@ -269,8 +255,8 @@ class SchedulerClient:
         return None
 
     async def cancel(self, request: RequestId, cause: CancelCause) -> bool:
-        """Whether the scheduler writes the request's end; if not, the caller must. One that is too slow to answer ends the
-        request too, when the command is no longer repeated."""
+        """Returns whether the scheduler logs the request's end; otherwise the caller must. After a timeout it does,
+        since the command is no longer repeated."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
             subject = subjects.cancel_subject(self._pool)

@@ -1,7 +1,5 @@
-"""Forms with a file (`multipart/form-data`) of the audio endpoints: in, a body; out, the few small fields that routing needs.
-
-The form itself is forwarded unchanged. Parts, headers of a part, and what is kept of a field are bounded.
-"""
+"""Multipart forms of the audio endpoints: parses the small fields that routing needs. The form is forwarded unchanged.
+Parts and field sizes are bounded."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,8 +1,5 @@
-"""Anthropic's /v1/messages: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
-
-vLLM 0.32 turns `system`, `messages` and `tools` into a chat completion; this does the same, so that equal conversations
-have equal keys on every path. What has no such form (images, documents, built-in tools) becomes a foreign part.
-"""
+"""Parses Anthropic's /v1/messages into a `ParsedRequest`. Builds the same chat as vLLM 0.32, so that equal
+conversations have equal keys. Images, documents and built-in tools are unsupported parts."""
 
 import json
 from dataclasses import replace
@@ -17,8 +14,7 @@ from pointsman_ingress.prompt.responses_input import Reasoning
 
 Block = dict[str, Any]
 
-BILLING_PREFIX = "x-anthropic-billing-header"
-"""vLLM drops a block of a system prompt with this prefix: its client writes another number into it each time."""
+BILLING_PREFIX = "x-anthropic-billing-header"  # dropped by vLLM: contains a changing number
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
@@ -56,7 +52,7 @@ def parse_messages(body: bytes) -> ParsedRequest:
 
 
 def _chat(fields: _MessagesBody, messages: list[Message], body: bytes, *, system_first: bool) -> Chat:
-    """`system_first`: the texts of all system messages go into the first, for templates that take none elsewhere."""
+    """`system_first`: merge all system messages into the first, for templates that require it."""
     form = ChatForm()
     if any(block.get("type") in TOOL_CHANGES for message in messages for block in _blocks(message.get("content"))):
         form.take_unknown("tools")
@@ -94,7 +90,7 @@ def _add_message(form: ChatForm, message: Message, *, system_first: bool) -> Non
 
 
 def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
-    """Tool results become messages of their own, before the one with the rest."""
+    """Tool results become separate messages before the rest."""
     parts: list[Block] = []
     calls: list[Block] = []
     thoughts: list[str] = []
@@ -121,7 +117,7 @@ def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
 
 
 def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block], thoughts: list[str]) -> None:
-    """An empty assistant message is kept, an empty user message is not."""
+    """Keeps empty assistant messages, drops empty user messages."""
     message: Message = {"role": role}
     if thoughts:
         message["reasoning"] = "".join(thoughts)
@@ -135,7 +131,7 @@ def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block],
 
 
 def _add_result(form: ChatForm, block: Block) -> None:
-    """A tool's result: its text, then its images as a user's, then the tools that it names."""
+    """Adds the result's text, images (as user) and tool references."""
     content, call = block.get("content"), block.get("tool_use_id") or ""
     items = _blocks(content)
     said = [item.get("text", "") for item in items if item.get("type") == "text"]

@@ -1,8 +1,5 @@
-"""OpenAI's /v1/responses: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
-
-vLLM turns `instructions` and `input` into chat messages; this does the same, so that equal conversations have equal keys
-on every path. What has no such form (images, built-in tools, conversations kept by the engine) becomes a foreign part.
-"""
+"""Parses OpenAI's /v1/responses into a `ParsedRequest`. Builds the same chat as vLLM, so that equal conversations have
+equal keys. Images, built-in tools and conversations stored by the engine are unsupported parts."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,8 +10,7 @@ from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
 from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
 
-KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
-"""Fields that refer to a part of the conversation which the body does not hold."""
+KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")  # refer to input outside of the body
 
 
 class Reasoning(msgspec.Struct):
@@ -64,7 +60,7 @@ def parse_response(body: bytes) -> ParsedRequest:
 def chat_form(
     *, instructions: str, given: str | list[dict[str, Any]], tools: list[dict[str, Any]], kept_by_engine: str
 ) -> ChatForm:
-    """`given`: the request's `input`. `kept_by_engine`: the field that refers to what precedes it, if any."""
+    """`given`: the request's `input`. `kept_by_engine`: field that refers to earlier input, if any."""
     form = ChatForm()
     if any(tool.get("type") not in ("function", None) for tool in tools):
         form.take_unknown("tools")
@@ -79,7 +75,7 @@ def chat_form(
 
 
 def continues(given: str | list[dict[str, Any]]) -> bool:
-    """Whether the last message is unfinished, and the answer goes on with it."""
+    """Whether the answer continues the last message."""
     item = given[-1] if given and not isinstance(given, str) else {}
     unfinished = item.get("status") in ("in_progress", "incomplete")
     return unfinished and item.get("type", "message") in ("message", "reasoning")
@@ -102,7 +98,7 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
 
 
 def _add_message(form: ChatForm, item: Message) -> None:
-    """Of an assistant only the first part counts; other messages are taken with all parts."""
+    """Only an assistant's first part counts."""
     content = item.get("content")
     if item["role"] != "assistant":
         form.take(item, foreign=foreign_part(content))
@@ -116,7 +112,7 @@ def _add_message(form: ChatForm, item: Message) -> None:
 
 
 def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
-    """Calls that follow one another are one message."""
+    """Consecutive calls form one message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     last = form.messages[-1] if form.messages else {}
@@ -127,7 +123,7 @@ def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
 
 
 def _add_to_assistant(form: ChatForm, **fields: Any) -> None:
-    """Text, thoughts and calls of an assistant are one message, if each is there once."""
+    """Merges text, reasoning and calls of an assistant."""
     last = form.messages[-1] if form.messages else {}
     if last.get("role") == "assistant" and all(last.get(name) is None for name in fields):
         last.update(fields)
@@ -144,5 +140,5 @@ def _thought(item: dict[str, Any]) -> str | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """As chat completions have it: the description is one level deeper."""
+    """The format of chat completions."""
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

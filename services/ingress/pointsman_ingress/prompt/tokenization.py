@@ -1,11 +1,9 @@
-"""Tokens of a prompt, as the engine will have them: in, a `ParsedRequest`; out, `PromptTokens`, made once per request.
+"""Tokenizes prompts as the engine does: takes a `ParsedRequest`, returns `PromptTokens`. Sources in order: the client's
+token ids; the local tokenizer and chat template; an engine's `/render` or `/tokenize`. If all fail, tokens are guessed
+and marked inexact.
 
-Sources, best first: token ids of the client; the model's tokenizer and chat template in this process; an engine, which
-renders the request (`/v1/chat/completions/render`, `/v1/messages/render`) or tokenizes it (`/tokenize`). If all fail the
-tokens are guessed and marked inexact: their keys match nothing but other guesses.
-
-Of a chat with images only the beginning is known, up to the message with the first of them. Encoding takes about 1 ms per
-1,000 characters, so long prompts go to threads (the tokenizer releases the GIL).
+Of a chat with images only the part before the first is known. Encoding costs 1 ms per 1,000 characters; long prompts
+run in threads.
 """
 
 import asyncio
@@ -41,19 +39,18 @@ log = structlog.get_logger()
 
 TOKENIZE_PATH = "/tokenize"
 TOKENIZE_THREADS = 2
-INLINE_CHARACTERS_MAX = 512  # prompts up to here are encoded in place: a hop to a thread would cost more
-ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # how long an engine may take before the prompt is guessed
-TOKENS_BYTES_MAX = 16 * 1024 * 1024  # largest answer of an engine that is asked for tokens: two million of them
+INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
+ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # then the prompt is guessed
+TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
 MARKS = ("x", "\n\n.")
-"""Two placeholders for content that is no text. Tokens before the placeholder that are equal in both renderings do not
-depend on it."""
+"""Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
 GUESSED = "guessed"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeContext:
-    """For requests to an engine. `demand`: an engine that cannot serve the request may not even know the model."""
+    """For requests to an engine that can serve `demand`."""
 
     headers: Headers
     request_id: str
@@ -62,13 +59,12 @@ class TokenizeContext:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Token ids of each prompt in the request (nearly always one). `exact`: whether they are the engine's own."""
+    """Token ids per prompt. `exact`: whether they equal the engine's."""
 
     prompts: Sequence[Sequence[int]]
     exact: bool
-    known: int | None = None
-    """Leading tokens of the first prompt that are the engine's own and looked up in its cache; None: all."""
-    doubt: str = ""  # why the rest is not known
+    known: int | None = None  # exact leading tokens of the first prompt; None: all
+    doubt: str = ""  # why the rest is inexact
 
     @property
     def count(self) -> int:
@@ -96,17 +92,17 @@ class PromptTokenizer:
         clock: Clock,
         failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
-        """`engine` gives an instance to ask; `failed` is called with one that did not answer."""
+        """`engine` returns an instance to use; `failed` receives one that did not answer."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
         self._failed = failed
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
         self._clock = clock
-        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # engines and paths
+        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # with paths
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
-        """Raises ApiError if the prompt itself is at fault."""
+        """Raises ApiError for an invalid prompt."""
         started = self._clock.wall()
         try:
             tokens = _truncated(await self._tokens(request, context), request)
@@ -144,7 +140,7 @@ class PromptTokenizer:
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
-        """The variant of a chat that this model's template takes."""
+        """Selects the chat variant for this model's template."""
         tokenizer = self._tokenizer
         if tokenizer is None or not isinstance(prompt, Chat):
             return prompt
@@ -191,7 +187,7 @@ class PromptTokenizer:
                 if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, context)):
                     return [rendered]
                 if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
-                    return None  # it depends on the template, which only the engine has
+                    return None  # depends on the engine's template
                 return [await self._tokenized(engine, body, context) for body in _tokenize_bodies(prompt, model)]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
@@ -200,7 +196,7 @@ class PromptTokenizer:
             return None
 
     async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> list[int]:
-        """Empty if the engine does not render, which `/tokenize` may still do. Raises _ImpossibleError."""
+        """Empty if the engine cannot render. Raises _ImpossibleError."""
         path = chat.render_path
         if not chat.body or (engine.id, engine.epoch, path) in self._cannot_render:
             return []
@@ -222,7 +218,7 @@ class PromptTokenizer:
         return msgspec.json.decode(answer, type=_Tokenized).tokens
 
     async def _ask(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
-        """Raises EngineFailedError, and _ImpossibleError if the engine finds the prompt at fault."""
+        """Raises EngineFailedError, and _ImpossibleError for an invalid prompt."""
         request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
         async with await self._engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
@@ -243,7 +239,7 @@ class _Tokenized(msgspec.Struct):
 
 
 class _ImpossibleError(Exception):
-    """The prompt itself is at fault."""
+    """The prompt is invalid."""
 
 
 def _encode(tokenizer: Tokenizer, prompt: Texts | Chat) -> list[list[int]]:
@@ -278,7 +274,7 @@ def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """With reasoning under its newer name, the only one that `/tokenize` knows."""
+    """`/tokenize` accepts only the newer field name."""
     older = message.get("reasoning_content")
     if older is None or message.get("reasoning") is not None:
         return message
@@ -286,7 +282,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 def _with_mark(chat: Chat, mark: str) -> Chat:
-    """The chat without its foreign parts, and with `mark` at the start of the message with the first of them."""
+    """Replaces unsupported parts by `placeholder`, at the start of the first message that has one."""
     messages = [{**message, "content": text_parts(message.get("content"))} for message in chat.messages]
     at = messages[chat.foreign_message]
     at["content"] = mark + "\n".join(texts(at["content"]))
@@ -294,7 +290,7 @@ def _with_mark(chat: Chat, mark: str) -> Chat:
 
 
 def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
-    """As the engine truncates. If the client does not name the side the tokenizer decides, and most keep the beginning."""
+    """Truncates as the engine does. Without a side the tokenizer decides; most keep the beginning."""
     if not request.truncates:
         return tokens
     kept = request.truncate_to
@@ -308,7 +304,6 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
 
 
 def _complaint(body: bytes) -> str:
-    """What the engine found wrong, for the client."""
     try:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
@@ -319,7 +314,7 @@ def _complaint(body: bytes) -> str:
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:
-    """Four bytes of text per token: equal prefixes stay equal, and the count is about right."""
+    """Four bytes per token: equal prefixes stay equal."""
     guessed = prompt.prompts if isinstance(prompt, Texts) else [msgspec.json.encode(prompt.messages).decode()]
     return [_guess(text.encode(errors="replace")) for text in guessed]
 
