@@ -79,23 +79,23 @@ class Delivery:
 
     async def _place(self) -> RouteGranted:
         """Raises ApiError after logging the request's end."""
-        answer, life = await self._route(), self._lifecycle
-        while _no_instance(answer) and self._command.excluded and not life.reached_engine and self._may_wait():
+        answer, lifecycle = await self._route(), self._lifecycle
+        while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
             # No engine accepts connections, and the workers may not have reported it yet.
             await self._clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
-                life.request = self._ids.fresh()
+                lifecycle.request = self._ids.fresh()
             self._command = msgspec.structs.replace(
-                self._command, request=life.request, attempt=self._command.attempt + 1, excluded=[]
+                self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
             )
             answer = await self._route()
         if answer is None:
-            life.failed("no_place", 503)
+            lifecycle.failed("no_place", 503)
             raise no_place()
         if isinstance(answer, RouteRejected):
-            life.ended_by_leader()
+            lifecycle.ended_by_leader()
             raise self._rejected(answer)
-        life.granted(answer)
+        lifecycle.granted(answer)
         return answer
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
@@ -108,7 +108,7 @@ class Delivery:
             )
         return answer
 
-    def _may_wait(self) -> bool:
+    def _may_hold(self) -> bool:
         waited = self._clock.now() - self._command.arrived_at
         return waited < self._settings.hold_seconds * self._clock.speed
 
@@ -120,17 +120,17 @@ class Delivery:
         """Raises EngineFailedError if the client has received nothing; later failures end the stream with an error
         event."""
         body = self._context.body
-        onward: RouteGranted | None = grant
+        next_grant: RouteGranted | None = grant
         if grant.decode:
             split = SplitBody(body, splittable=self._context.endpoint.splittable)
-            onward, body = await self._prefill(grant, split)
-        while onward is not None:
-            onward = await self._exchange(onward, body)
+            next_grant, body = await self._prefill(grant, split)
+        while next_grant is not None:
+            next_grant = await self._exchange(next_grant, body)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
         """Returns the decode engine's grant and body; None if the prefill engine's refusal was passed on. Raises
         EngineFailedError, and ApiError if no decode engine accepts the request."""
-        life, prefill = self._lifecycle, NO_PREFILL
+        lifecycle, prefill = self._lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
                 answer, first = await self._open(at_engine, split.for_prefill())
@@ -140,16 +140,16 @@ class Delivery:
                         return None, b""
                     prefill = read_prefill(await answer.whole(first))
                     self._pool.in_flight.answered(grant.instance)
-        seconds = self._clock.now() - life.sent_at if split.possible else 0.0
-        onward = await self._pool.scheduler.hand_over(grant, seconds)
-        if isinstance(onward, RouteRejected):
-            if onward.reason == RejectReason.ALREADY_ENDED:
-                life.ended_by_leader()
+        seconds = self._clock.now() - lifecycle.sent_at if split.possible else 0.0
+        next_grant = await self._pool.scheduler.hand_over(grant, seconds)
+        if isinstance(next_grant, RouteRejected):
+            if next_grant.reason == RejectReason.ALREADY_ENDED:
+                lifecycle.ended_by_leader()
             else:
-                life.failed(onward.reason, onward.status)
-            raise self._rejected(onward)
-        life.handed_over(onward, prefill.cached_tokens)
-        return onward, split.for_decode(prefill)
+                lifecycle.failed(next_grant.reason, next_grant.status)
+            raise self._rejected(next_grant)
+        lifecycle.handed_over(next_grant, prefill.cached_tokens)
+        return next_grant, split.for_decode(prefill)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Passes one engine's answer on. Returns the next grant if the leader redispatched the request before the
@@ -168,10 +168,10 @@ class Delivery:
                     await self._stream(grant, answer, first)
                 else:
                     await self._pass_whole(grant, answer, first)
-        onward = at_engine.redispatched_to
-        if onward is not None:
-            self._lifecycle.granted(onward)
-        return onward
+        next_grant = at_engine.redispatched_to
+        if next_grant is not None:
+            self._lifecycle.granted(next_grant)
+        return next_grant
 
     async def _open(
         self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
@@ -181,7 +181,7 @@ class Delivery:
         grant, context = at_engine.grant, self._context
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
-        deadline = FirstByteDeadline(wall_seconds, self._leave_slow_engine)
+        deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
         request = EngineRequest(
             grant.url,
             context.endpoint.path,
@@ -209,11 +209,11 @@ class Delivery:
             return FOREVER
         return command.max_output_tokens * max(command.slo_tpot, self._settings.slo_tpot_seconds)
 
-    def _leave_slow_engine(self, wall_seconds: Seconds) -> bool:
+    def _give_up_engine(self, wall_seconds: Seconds) -> bool:
         self._lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
-        return self._may_leave()
+        return self._may_retry_elsewhere()
 
-    def _may_leave(self) -> bool:
+    def _may_retry_elsewhere(self) -> bool:
         """Whether another engine can take the request within the retry budget."""
         command, grant = self._command, self._lifecycle.grant
         tried = [*command.excluded, self._lifecycle.instance]
@@ -225,33 +225,33 @@ class Delivery:
         return self._ticket.claim()
 
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        call, life = self._call, self._lifecycle
+        call, lifecycle = self._call, self._lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
         remover = UsageRemover() if self._context.removes_usage else None
         await call.write(remover.feed(first) if remover else first)
-        life.first_token()
+        lifecycle.first_token()
         try:
             while chunk := await answer.chunk():
                 if passed := remover.feed(chunk) if remover else chunk:
                     await call.write(passed)
         except EngineFailedError as error:
-            self._broke_off(error)
+            self._stream_failed(error)
             await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)
             return
         if answer.tail.reports_failure:  # already passed to the client
-            self._broke_off(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
+            self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
         await call.finish(remover.rest() if remover else b"")
-        if not life.over:
+        if not lifecycle.ended:
             usage = answer.tail.usage
             counted = usage.completion_tokens
-            life.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
+            lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
 
-    def _broke_off(self, error: EngineFailedError) -> None:
-        life = self._lifecycle
-        log.warning("engine_broke_off", instance=life.instance, request=life.request, reason=str(error))
+    def _stream_failed(self, error: EngineFailedError) -> None:
+        lifecycle = self._lifecycle
+        log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
-            life.attempt_failed(error.failure, detail=str(error))
-        life.failed("engine_broke_off", 502)
+            lifecycle.attempt_failed(error.failure, detail=str(error))
+        lifecycle.failed("engine_broke_off", 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await answer.whole(first)
@@ -267,7 +267,7 @@ class Delivery:
         request."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_leave():
+        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
         self._lifecycle.failed("engine_refused", answer.status)
@@ -292,22 +292,22 @@ class Delivery:
 
     def _next_attempt(self, error: EngineFailedError) -> None:
         """Raises ApiError if the request may not be retried."""
-        life, command = self._lifecycle, self._command
-        failed = life.instance
-        log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
+        lifecycle, command = self._lifecycle, self._command
+        failed = lifecycle.instance
+        log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
-            life.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self._settings.retries_max and (life.reached_engine or not self._may_wait()):
-            life.failed("engine_failed", 502)
+            lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
+        if command.attempt > self._settings.retries_max and (lifecycle.reached_engine or not self._may_hold()):
+            lifecycle.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
-        if life.reached_engine and not self._ticket.claim():
-            life.failed("retry_budget_spent", 503)
+        if lifecycle.reached_engine and not self._ticket.claim():
+            lifecycle.failed("retry_budget_spent", 503)
             raise retry_budget_spent(error.public_reason) from error
         ENGINE_RETRIES.inc()
-        life.waits_again()
+        lifecycle.requeued()
         excluded = [*command.excluded, failed]
         self._command = msgspec.structs.replace(
-            command, request=life.request, attempt=command.attempt + 1, excluded=excluded
+            command, request=lifecycle.request, attempt=command.attempt + 1, excluded=excluded
         )
 
 

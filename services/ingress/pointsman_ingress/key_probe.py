@@ -37,7 +37,7 @@ REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or
 Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
 
 
-class NoVerdictError(Exception):
+class ProbeFailedError(Exception):
     """The engine or the log did not answer."""
 
 
@@ -79,23 +79,23 @@ class KeyProber:
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
-                verdict = await self._attempts(instance)
-                present = self._present(subject)
-                if present is None:
+                verdict = await self._check_repeatedly(instance)
+                current = self._current(subject)
+                if current is None:
                     return
-                if verdict is not None and verdict[0] is not present.parity:
-                    self._announce(present, parity=verdict[0], detail=verdict[1])
+                if verdict is not None and verdict[0] is not current.parity:
+                    self._announce(current, parity=verdict[0], detail=verdict[1])
                 if verdict is not None and verdict[0]:
                     return
                 await self._clock.sleep_wall(backoff.next_wait())
-                present = self._present(subject)
-                if present is None or self._agrees(present):
+                current = self._current(subject)
+                if current is None or self._agrees(current):
                     return
-                instance = present
+                instance = current
 
-    def _present(self, subject: Subject) -> Instance | None:
-        present = self._fleet.get(subject[0], subject[1])
-        return present if present is not None and self._subject(present) == subject else None
+    def _current(self, subject: Subject) -> Instance | None:
+        current = self._fleet.get(subject[0], subject[1])
+        return current if current is not None and self._subject(current) == subject else None
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
@@ -104,20 +104,20 @@ class KeyProber:
             InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
         )
 
-    async def _attempts(self, instance: Instance) -> tuple[bool, str] | None:
+    async def _check_repeatedly(self, instance: Instance) -> tuple[bool, str] | None:
         """Returns parity and detail; None if the engine or the log did not answer."""
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._verdict(instance)
-            except NoVerdictError as error:
+                return await self._check(instance)
+            except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
                 await self._clock.sleep_wall(PAUSE_WALL_SECONDS)
                 if self._fleet.get(instance.id, instance.epoch) is None:
                     break
         return None
 
-    async def _verdict(self, instance: Instance) -> tuple[bool, str]:
-        """Returns parity and detail. Raises NoVerdictError."""
+    async def _check(self, instance: Instance) -> tuple[bool, str]:
+        """Returns parity and detail. Raises ProbeFailedError."""
         own, pool = instance.block_tokens, self._keys.block_tokens
         if own != pool:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
@@ -145,7 +145,7 @@ class KeyProber:
         return body, tokens.prompts[0], tokens.exact
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        """Whether cache events show the prompt's last whole block in time. Raises NoVerdictError."""
+        """Whether cache events show the prompt's last whole block in time. Raises ProbeFailedError."""
         key = self._keys.last(instance.model, tokens)
         if not key:
             return False
@@ -157,19 +157,19 @@ class KeyProber:
         except TimeoutError:
             return False
         except (EngineFailedError, LogUnavailableError, LogMissingError) as error:
-            raise NoVerdictError(str(error)) from error
+            raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
         """Raises EngineFailedError, also on timeout."""
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:
-                said = await answer.whole()
+                content = await answer.whole()
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
             raise EngineFailedError(msg) from error
         if answer.status >= 400:
-            msg = f"status {answer.status}: {said[:200].decode(errors='replace')}"
+            msg = f"status {answer.status}: {content[:200].decode(errors='replace')}"
             raise EngineFailedError(msg)
 
     def _request_id(self) -> str:
@@ -180,10 +180,10 @@ class KeyProber:
             event = entry.event if isinstance(entry, LogEntry) else None
             if not isinstance(event, BlocksStored | CacheSnapshot) or event.epoch != instance.epoch:
                 continue
-            if any(_holds(run.keys, key) for run in event.runs):
+            if any(_contains(run.keys, key) for run in event.runs):
                 return True
         return False
 
 
-def _holds(keys: bytes, key: bytes) -> bool:
+def _contains(keys: bytes, key: bytes) -> bool:
     return any(keys[start : start + KEY_BYTES] == key for start in range(0, len(keys), KEY_BYTES))

@@ -64,7 +64,7 @@ class RequestLifecycle:
         return self._context.pool
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.reason is not None
 
     @property
@@ -81,7 +81,7 @@ class RequestLifecycle:
         self.granted(grant)
         self._prefill_cached = cached_tokens
 
-    def waits_again(self) -> None:
+    def requeued(self) -> None:
         self.grant = None
         self.retries += 1
         self._prefill_cached = None
@@ -155,7 +155,7 @@ class RequestLifecycle:
         self._end()
 
     def _end(self, reason: str = "") -> None:
-        assert not self.over, "a request has one end"
+        assert not self.ended, "a request has one end"
         self.reason = reason
 
     @property

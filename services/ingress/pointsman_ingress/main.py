@@ -50,7 +50,7 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
+LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # for pending events at shutdown
 
 
@@ -72,16 +72,16 @@ def main(settings: IngressSettings) -> None:
             settings.processes,
             host=settings.host,
             port=settings.port,
-            serve=partial(_serve_as_one_of_several, replace(settings, name=_name(settings))),
+            serve=partial(_serve_in_child, replace(settings, name=_name(settings))),
         )
 
 
-def _serve_as_one_of_several(
-    settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
+def _serve_in_child(
+    settings: IngressSettings, number: int, listener: socket.socket, report_listening: Callable[[], None]
 ) -> None:
     own = replace(settings, name=f"{settings.name}-{number}")
     structlog.contextvars.bind_contextvars(process=own.name)
-    run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
+    run(lambda supervisor: serve(own, supervisor, listener=listener, report_listening=report_listening))
 
 
 async def serve(
@@ -89,7 +89,7 @@ async def serve(
     supervisor: Supervisor,
     *,
     listener: socket.socket | None = None,
-    listens: Callable[[], None] = lambda: None,
+    report_listening: Callable[[], None] = lambda: None,
 ) -> None:
     """`report_listening`: called every second while the server listens."""
     clock = ScaledClock(settings.speed)
@@ -106,7 +106,7 @@ async def serve(
         ) as app:
             server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(accompany(server, supervisor, clock, listens), name="accompany-http")
+            supervisor.start(supervise_server(server, supervisor, clock, report_listening), name="accompany-http")
             await server.serve_until_cancelled()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -244,12 +244,14 @@ def _pool(
     return pool
 
 
-async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
+async def supervise_server(
+    server: HttpServer, supervisor: Supervisor, clock: Clock, report_listening: Callable[[], None]
+) -> None:
     """Report that the server listens; stop it at shutdown or when a background task fails."""
     while not server.started:
         await clock.sleep_wall(WallSeconds(0.01))
     log.info("listening", port=server.bound_port)
-    supervisor.start(_repeat(listens, clock), name="say-listening")
+    supervisor.start(_repeat(report_listening, clock), name="report-listening")
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")
@@ -262,10 +264,10 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
         server.hurry()
 
 
-async def _repeat(listens: Callable[[], None], clock: Clock) -> None:
+async def _repeat(report_listening: Callable[[], None], clock: Clock) -> None:
     while True:
-        listens()
-        await clock.sleep_wall(LISTENS_WALL_SECONDS)
+        report_listening()
+        await clock.sleep_wall(LISTENING_WALL_SECONDS)
 
 
 def pool_names(settings: IngressSettings) -> list[PoolName]:

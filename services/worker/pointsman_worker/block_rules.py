@@ -63,7 +63,7 @@ def token_keyed_blocks(event: EngineBlockStored) -> int:
     return len(event.block_hashes)
 
 
-def misfit_of(event: EngineBlockStored, block_tokens: Tokens) -> str:
+def layout_error(event: EngineBlockStored, block_tokens: Tokens) -> str:
     """Contradiction between the event's block size or token count and the engine's block size; empty if none."""
     if event.block_size != block_tokens:
         return (

@@ -1,5 +1,5 @@
 """Handover file from a stopped worker to its successor: the cache in the log's state, and the cursor in the engine's
-events. Engine hashes must be kept because the log has pool keys only. The successor resumes the epoch if the engine
+events. Engine hashes are in the file because the log has pool keys only. The successor resumes the epoch if the engine
 still has the last batch read. A file is used once, while fresh: afterwards another worker may have written for this
 instance."""
 
@@ -39,7 +39,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     blocks: HeldBlocks
 
 
-def leave(path: Path, handover: Handover) -> None:
+def write_handover(path: Path, handover: Handover) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
@@ -48,7 +48,7 @@ def leave(path: Path, handover: Handover) -> None:
     unfinished.replace(path)
 
 
-def take(path: Path, *, now: Seconds) -> Handover | None:
+def read_handover(path: Path, *, now: Seconds) -> Handover | None:
     """Reads and deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
@@ -93,7 +93,7 @@ class Successor:
         if path is None or blocks is None or cursor is None or not complete:
             log.info("handover_skipped", instance=state.instance, cache=session.cache)
             return
-        kept = Handover(
+        handover = Handover(
             kept_at=state.unix_time(),
             keys=state.key_chain(session.facts).root(),
             joined=self._fleet_events.identity(session),
@@ -106,7 +106,7 @@ class Successor:
             blocks=blocks,
         )
         try:
-            leave(path, kept)
+            write_handover(path, handover)
         except OSError as error:
             log.warning("handover_not_written", path=str(path), reason=str(error))
         else:
@@ -115,25 +115,25 @@ class Successor:
     def load(self, facts: EngineFacts) -> Cursor | None:
         """Reads the handover. Returns its cursor, or None if there is no usable one."""
         state, path = self._state, self._path
-        kept = take(path, now=state.unix_time()) if path is not None else None
-        if kept is None or kept.keys != state.key_chain(facts).root():
+        handover = read_handover(path, now=state.unix_time()) if path is not None else None
+        if handover is None or handover.keys != state.key_chain(facts).root():
             return None
         translator = state.new_translator(facts)
         try:
-            translator.restore(kept.blocks)
+            translator.restore(handover.blocks)
         except (ValueError, OverflowError) as error:
             log.warning("handover_unreadable", path=str(path), reason=str(error))
             return None
-        state.last_epoch = kept.epoch
-        sequencer = CacheEventSequencer(state.instance, kept.epoch)
-        sequencer.sequence = kept.sequence
+        state.last_epoch = handover.epoch
+        sequencer = CacheEventSequencer(state.instance, handover.epoch)
+        sequencer.sequence = handover.sequence
         session = CacheSession(
-            sequencer, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity
+            sequencer, facts, "empty", translator, joined_at=handover.joined_at, log_identity=handover.log_identity
         )
-        if self._fleet_events.identity(session) != kept.joined:
+        if self._fleet_events.identity(session) != handover.joined:
             session.joined_at = 0  # the log needs a new join event
-        self._loaded = session, kept.written
-        return kept.cursor
+        self._loaded = session, handover.written
+        return handover.cursor
 
     def resume(self) -> None:
         """The previous worker's engine is still running."""

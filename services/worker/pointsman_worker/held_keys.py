@@ -29,9 +29,9 @@ class Changes:
 class HeldKeys:
     """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`."""
 
-    def __init__(self, last_place: int) -> None:
+    def __init__(self, last_index: int) -> None:
         """`last_index`: span index of blocks that complete a pool block."""
-        self._last_place = last_place
+        self._last_index = last_index
         self.count = 0
         self.digest = 0
         self.parents: dict[BlockKey, BlockKey] = {}  # held keys with their parent key
@@ -51,7 +51,7 @@ class HeldKeys:
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
         """Update the pool blocks that contain a node after it came or went."""
-        if node.place < self._last_place:
+        if node.span_index < self._last_index:
             for child in node.children or ():
                 self.recount(child, expired=expired)
             return
@@ -64,16 +64,16 @@ class HeldKeys:
             part = part.parent
         if whole and not node.counted:
             node.counted = True
-            self.gain(node.key, node.above)
+            self.gain(node.key, node.parent_key)
         elif node.counted and not whole:
             node.counted = False
             self.lose(node.key, expired=expired)
 
-    def gain(self, key: BlockKey, above: BlockKey) -> None:
+    def gain(self, key: BlockKey, parent_key: BlockKey) -> None:
         if key in self.parents:
             self._further_holders[key] = self._further_holders.get(key, 0) + 1
             return
-        self.parents[key] = above
+        self.parents[key] = parent_key
         if key in self._to_remove:
             del self._to_remove[key]
         else:
@@ -129,16 +129,16 @@ class HeldKeys:
 
     def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
         """Each run follows a chain to its end; branches come after their parent."""
-        above = self.parents
+        parents = self.parents
         children: dict[BlockKey, list[BlockKey]] = {}
         for key in keys:
-            children.setdefault(above[key], []).append(key)
-        waiting = [key for key in keys if above[key] not in keys]
+            children.setdefault(parents[key], []).append(key)
+        waiting = [key for key in keys if parents[key] not in keys]
         waiting.reverse()
         runs = []
         while waiting:
             run = [waiting.pop()]
-            parent = above[run[0]]
+            parent = parents[run[0]]
             while following := children.get(run[-1]):
                 waiting.extend(following[1:])
                 run.append(following[0])

@@ -130,9 +130,9 @@ class SessionState:
         successor.snapshot_due = session.translator is not None
         successor.missed, successor.missed_reason = session.missed, session.missed_reason
 
-    def miss(self, count: int, reason: str) -> None:
+    def on_events_lost(self, count: int, reason: str) -> None:
         """Events were lost: held blocks become unverified."""
-        session, translator = self.followed()
+        session, translator = self.followed_session()
         translator.mark_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
@@ -149,7 +149,7 @@ class SessionState:
 
     def distrust(self, reason: str, *, forget: bool) -> None:
         """The engine contradicted its own events: all blocks need repeated confirmation from now on."""
-        session, translator = self.followed()
+        session, translator = self.followed_session()
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
@@ -166,14 +166,14 @@ class SessionState:
         translator.set_unverifiable(now, on=not self.certain(session))
         parked_since = translator.parked_since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
-            self.miss(0, "blocks were stored that follow one which never was")
+            self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
         if expired:
             telemetry.ENGINE_BLOCKS_EXPIRED.inc(expired)
             if session.cache == "empty":
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")
 
-    def forget_ended_engine(self) -> None:
+    def on_engine_exit(self) -> None:
         """The engine process ended. With a replay socket the next engine's events show it."""
         session = self.session
         if session is not None and session.translator is not None and self.events is not None:
@@ -182,7 +182,7 @@ class SessionState:
             reason = "the engine's process had ended, and there is no replay socket"
             self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
 
-    def followed(self) -> tuple[CacheSession, BlockTranslator]:
+    def followed_session(self) -> tuple[CacheSession, BlockTranslator]:
         session = self.session
         assert session is not None
         assert session.translator is not None

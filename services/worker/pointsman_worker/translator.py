@@ -25,7 +25,7 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey, Seconds, Tokens
-from pointsman_worker.block_rules import AttentionGroups, misfit_of, on_device, token_keyed_blocks
+from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import Changes, HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
@@ -49,7 +49,7 @@ class TranslatorCounters:
     store."""
 
     parked_dropped: int = 0
-    misfits: int = 0
+    mismatches: int = 0
     keyless: int = 0
     ignored: int = 0
     problem: str = ""
@@ -57,7 +57,7 @@ class TranslatorCounters:
     @property
     def dropped(self) -> int:
         """Blocks and stores that should have counted."""
-        return self.parked_dropped + self.misfits
+        return self.parked_dropped + self.mismatches
 
 
 class BlockTranslator:
@@ -75,7 +75,7 @@ class BlockTranslator:
         engine's block."""
         self.counters = TranslatorCounters()
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
-        self._keys = HeldKeys(self._blocks.last_place)
+        self._keys = HeldKeys(self._blocks.last_index)
         self._orphans = Orphans(parked_blocks_max)
         self._verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
@@ -139,7 +139,7 @@ class BlockTranslator:
 
     def mark_unverified(self, now: Seconds = 0.0) -> None:
         """Events were missed: copy counts become uncertain and held blocks expire."""
-        self._verification.distrust_counts(now)
+        self._verification.mark_counts_unverified(now)
 
     def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
         """`on`: removals may be lost unnoticed."""
@@ -169,15 +169,15 @@ class BlockTranslator:
             return None
         return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
-    def restore(self, kept: HeldBlocks) -> None:
+    def restore(self, dump: HeldBlocks) -> None:
         """Takes over a dump with the same key chain before the first event; the log has all of it. Raises ValueError if
         it is inconsistent."""
         assert not self._blocks.nodes, "a translator begins once"
-        self._groups = AttentionGroups(kept.group, kept.several_groups)
-        self._blocks.restore(kept.blocks)
-        self._held_blocks = sum(block.copies > 0 for block in kept.blocks)
+        self._groups = AttentionGroups(dump.group, dump.several_groups)
+        self._blocks.restore(dump.blocks)
+        self._held_blocks = sum(block.copies > 0 for block in dump.blocks)
         for node in list(self._blocks.nodes.values()):
-            if node.place == self._blocks.last_place:
+            if node.span_index == self._blocks.last_index:
                 self._keys.recount(node)
         self._keys.settle_all()
 
@@ -185,8 +185,8 @@ class BlockTranslator:
         if not self._groups.counts(event):
             self.counters.ignored += 1
             return
-        if misfit := misfit_of(event, self._blocks.block_tokens):
-            self._misfit(misfit)
+        if problem := layout_error(event, self._blocks.block_tokens):
+            self._reject(problem)
             return
         parent: Block | None = None
         if event.parent_block_hash is not None:
@@ -197,13 +197,13 @@ class BlockTranslator:
         try:
             self._store(event, parent)
         except ValueError as error:  # invalid token id
-            self._misfit(f"a store with impossible token ids: {error}")
+            self._reject(f"a store with impossible token ids: {error}")
             return
         if self._orphans:
             self._store_orphans(event.block_hashes)
 
-    def _misfit(self, problem: str) -> None:
-        self.counters.misfits += 1
+    def _reject(self, problem: str) -> None:
+        self.counters.mismatches += 1
         self.counters.problem = problem
 
     def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
@@ -237,16 +237,16 @@ class BlockTranslator:
         if self._verification.given_up:
             self._verification.given_up.pop(node.engine_hash, None)
 
-    def _confirm(self, stored: list[Block], prior: EngineHash | None) -> None:
+    def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
         """Confirm the blocks and all blocks before them, including given-up ones."""
         now, verification = self._now, self._verification
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
             held.confirmed, held.unverified = now, unverified
-        while prior is not None:
-            node = self._blocks.nodes.get(prior)
-            if node is not None and prior in verification.given_up:
+        while previous is not None:
+            node = self._blocks.nodes.get(previous)
+            if node is not None and previous in verification.given_up:
                 self._hold(node)
                 node.copies = UNVERIFIED_COPIES
                 self._keys.recount(node)
@@ -261,7 +261,7 @@ class BlockTranslator:
                 unverified,
             )  # immediately: events may form a cycle of parents
             confirmed.append(node)
-            prior = node.prior
+            previous = node.previous
         verification.confirm(confirmed, now)
 
     def _park(self, event: EngineBlockStored) -> None:
@@ -276,12 +276,12 @@ class BlockTranslator:
         removed: list[EngineHash] = []
         while waiting:
             parent = waiting.pop()
-            for orphan in self._orphans.of_parent(parent):
+            for orphan in self._orphans.take_children(parent):
                 event = orphan.event
                 try:
                     self._store(event, self._blocks.nodes[parent])
                 except ValueError as error:
-                    self._misfit(f"a store with impossible token ids: {error}")
+                    self._reject(f"a store with impossible token ids: {error}")
                     continue
                 waiting.extend(event.block_hashes)
                 removed.extend(event.block_hashes[index] for index in orphan.removed)

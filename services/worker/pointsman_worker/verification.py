@@ -40,7 +40,7 @@ class Verification:
             if node.copies != UNVERIFIED_COPIES:
                 node.unverified = VERIFIED
 
-    def distrust_counts(self, now: Seconds) -> None:
+    def mark_counts_unverified(self, now: Seconds) -> None:
         """Events were missed: copy counts are uncertain."""
         for node in self._nodes.values():
             if node.copies:

@@ -145,8 +145,8 @@ class LogWriter:
             return
         session.log_identity = session.log_identity or extent.identity
         same = extent.identity == session.log_identity and not state.position.went_back
-        kept = extent.first <= session.joined_at and state.position.written <= extent.last
-        if state.session is session and not (same and kept):
+        retained = extent.first <= session.joined_at and state.position.written <= extent.last
+        if state.session is session and not (same and retained):
             log.warning("log_recreated", identity=extent.identity, first=extent.first, last=extent.last)
             state.rejoin(session)
 

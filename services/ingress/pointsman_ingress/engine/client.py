@@ -149,7 +149,7 @@ class EngineAnswer:
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
         self._done = False  # whether the last event was `[DONE]`
-        self._lingers = False  # whether the engine keeps the connection open after `[DONE]`
+        self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
 
     async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output, so that the request can still be retried. Raises
@@ -170,7 +170,7 @@ class EngineAnswer:
         try:
             chunk = await self._next()
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, TimeoutError) as error:
-            raise _failure(error, begun=True) from error
+            raise _failure(error, head_received=True) from error
         if not chunk:
             self._end()
         elif self.streams:
@@ -196,7 +196,7 @@ class EngineAnswer:
         if self.streams and self.status == 200 and not self.tail.has_ended:
             msg = f"its stream ended without {self.tail.shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg, failure="stream_reset")
-        self._ended = not self._lingers
+        self._ended = not self._kept_open
 
     async def _next(self) -> bytes:
         """Raises aiohttp's errors, ConnectionResetError, and EngineFailedError after the chunk timeout."""
@@ -213,7 +213,7 @@ class EngineAnswer:
                 if not timeout.expired():
                     raise
             if self._done:
-                self._lingers = True
+                self._kept_open = True
                 return b""
             connection = self._response.connection
             if connection is not None and connection.transport is None:
@@ -256,9 +256,9 @@ def _content_type(sent: str) -> str:
     return sent if valid else JSON
 
 
-def _failure(error: Exception, *, begun: bool = False) -> EngineFailedError:
-    """`begun`: whether the head has arrived."""
+def _failure(error: Exception, *, head_received: bool = False) -> EngineFailedError:
+    """`head_received`: whether the head has arrived."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if not begun and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
+    if not head_received and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
         return EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
     return EngineFailedError(reason, failure="stream_reset", public_reason="the connection broke off")

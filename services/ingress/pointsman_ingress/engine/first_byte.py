@@ -28,9 +28,9 @@ class FirstByteDeadline:
     """Bounds its context by `wall_seconds`. On timeout or `expire` it calls `give_up(waited_seconds)`: True raises
     EngineFailedError, False restarts the wait. Time during which this process stalled does not count."""
 
-    def __init__(self, wall_seconds: Seconds, leave: Callable[[Seconds], bool]) -> None:
+    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
         self._wall_seconds = wall_seconds
-        self._leave = leave
+        self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timeout = asyncio.timeout(None)
@@ -68,7 +68,7 @@ class FirstByteDeadline:
             self._decide()
 
     def _decide(self) -> None:
-        if self._leave(self._loop.time() - self._began):
+        if self._give_up(self._loop.time() - self._began):
             self._timeout.reschedule(self._loop.time())
         else:
             self._wait(self._wall_seconds)

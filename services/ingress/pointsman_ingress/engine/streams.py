@@ -18,7 +18,7 @@ USAGE_LINES_MAX = 64
 
 _ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
-_MARK_BYTES_MAX = 64
+_PATTERN_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class StreamShape:
     ends: tuple[bytes, ...]
 
     def shows_output(self, chunk: bytes) -> bool:
-        return not self.output or any(mark in chunk for mark in (*self.output, *self.ends))
+        return not self.output or any(pattern in chunk for pattern in (*self.output, *self.ends))
 
     def has_ended(self, tail: bytes) -> bool:
-        return any(mark in tail for mark in self.ends)
+        return any(pattern in tail for pattern in self.ends)
 
 
 def _event_names(*names: bytes) -> tuple[bytes, ...]:
@@ -71,7 +71,7 @@ class StreamTail:
         if self.shape.output and not self._last_event:
             seen = self._carry + chunk
             self._shows_output = self._shows_output or self.shape.shows_output(seen)
-            self._carry = seen[-_MARK_BYTES_MAX:]
+            self._carry = seen[-_PATTERN_BYTES_MAX:]
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
         self.events += chunk.count(b"data:")

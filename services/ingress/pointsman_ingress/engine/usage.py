@@ -41,8 +41,8 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: _Count | None = None
 
     def counts(self) -> Usage:
-        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        prompt = max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+        cache_tokens = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        prompt = max(self.prompt_tokens, self.input_tokens + cache_tokens if self.input_tokens >= 0 else -1)
         details = self.prompt_tokens_details or self.input_tokens_details
         cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
         return Usage(prompt, max(self.completion_tokens, self.output_tokens), -1 if cached is None else cached)
@@ -86,22 +86,22 @@ class UsageRemover:
     def feed(self, chunk: bytes) -> bytes:
         if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
-        whole, shown, start = self._held + chunk, list[bytes](), 0
+        whole, output, start = self._held + chunk, list[bytes](), 0
         for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
-            shown.append(self._of_event(whole[start : end.end()]))
+            output.append(self._passed(whole[start : end.end()]))
             start, self._held, self._passing = end.end(), b"", False
         rest = whole[start:]
         if self._passing or len(rest) > HELD_BYTES_MAX:
-            shown.append(rest[len(self._held) if self._passing else 0 :])
+            output.append(rest[len(self._held) if self._passing else 0 :])
             rest, self._passing = rest[-_CARRIED_BYTES:], True
         self._held = rest
-        return b"".join(shown)
+        return b"".join(output)
 
     def rest(self) -> bytes:
         held, self._held = b"" if self._passing else self._held, b""
         return held
 
-    def _of_event(self, event: bytes) -> bytes:
+    def _passed(self, event: bytes) -> bytes:
         if self._passing:
             return event[len(self._held) :]
         return b"" if _is_usage(event) else event

@@ -35,13 +35,13 @@ class RequestIds:
         self._numbers = count(1)
         self._recent: OrderedDict[str, None] = OrderedDict()
 
-    def take(self, wanted: str) -> RequestId:
-        if not wanted or wanted in self._recent or not REQUEST_ID_PATTERN.match(wanted):
+    def take(self, preferred: str) -> RequestId:
+        if not preferred or preferred in self._recent or not REQUEST_ID_PATTERN.match(preferred):
             return self.fresh()
-        self._recent[wanted] = None
+        self._recent[preferred] = None
         if len(self._recent) > RECENT_IDS_MAX:
             self._recent.popitem(last=False)
-        return RequestId(wanted)
+        return RequestId(preferred)
 
     def fresh(self) -> RequestId:
         return RequestId(f"{self._prefix}-{next(self._numbers)}")

@@ -123,15 +123,15 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
-    message = f"The model {model[:200]!r} does not exist; there is: {_listed(known)}."
+    message = f"The model {model[:200]!r} does not exist; there is: {_model_list(known)}."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 def model_required(known: Sequence[str]) -> ApiError:
-    return bad_request(f"Several models are served here; name one of them: {_listed(known)}.", param="model")
+    return bad_request(f"Several models are served here; name one of them: {_model_list(known)}.", param="model")
 
 
-def _listed(models: Sequence[str]) -> str:
+def _model_list(models: Sequence[str]) -> str:
     more = len(models) - MODEL_NAMES_MAX
     return ", ".join(models[:MODEL_NAMES_MAX]) + (f", and {more} more in /v1/models" if more > 0 else "")
 

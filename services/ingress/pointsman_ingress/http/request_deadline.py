@@ -16,7 +16,7 @@ class RequestDeadline:
     def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
         self._supervisor = supervisor
         self._wall_seconds = wall_seconds
-        self._over = False
+        self._finished = False
         self.cause: CancelCause | None = None
 
     def watch(self, receive: Receive) -> None:
@@ -37,7 +37,7 @@ class RequestDeadline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
+        self._finished = True
         self._timer.cancel()
 
     async def _wait_for_disconnect(self, receive: Receive) -> None:
@@ -46,6 +46,6 @@ class RequestDeadline:
         self._interrupt(CancelCause.CLIENT_GONE)
 
     def _interrupt(self, cause: CancelCause) -> None:
-        if not self._over and self.cause is None:
+        if not self._finished and self.cause is None:
             self.cause = cause
             self._task.cancel()

@@ -93,7 +93,7 @@ class FleetView:
         present = [i for i in able if i.status in (Status.READY, Status.EJECTED)]
         return present or [i for i in able if i.status in (Status.SUSPECTED, Status.DRAINING)]
 
-    def is_out(self, instance: Instance) -> bool:
+    def ejection_active(self, instance: Instance) -> bool:
         """Until the time that the leader set; without a leader nothing else ends an ejection."""
         return instance.ejected and self._clock.now() < self._state.outliers.record(instance.id).until
 
@@ -168,8 +168,8 @@ class FleetView:
         if self._state.fleet.ready:
             self._board.restored("fleet")
         else:
-            apart = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
-            self._board.degraded("fleet", "; ".join(["no engine is ready", *apart]))
+            unschedulable = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
+            self._board.degraded("fleet", "; ".join(["no engine is ready", *unschedulable]))
 
     def _empty(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))

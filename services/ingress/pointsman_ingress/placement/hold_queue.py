@@ -22,15 +22,15 @@ class HoldQueue:
         """`wall_seconds`: per request."""
         self._wall_seconds = wall_seconds
         self._clock = clock
-        self._held = 0
+        self._waiting = 0
 
     async def until(self, find: Callable[[], T | None]) -> T | None:
         """Polls `find`. Returns None on timeout or if HELD_REQUESTS_MAX wait. Raises what `find` raises."""
         if (found := find()) is not None:
             return found
-        if self._held >= HELD_REQUESTS_MAX:
+        if self._waiting >= HELD_REQUESTS_MAX:
             return None
-        self._held += 1
+        self._waiting += 1
         INGRESS_PENDING_REQUESTS.inc()
         backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
         try:
@@ -41,5 +41,5 @@ class HoldQueue:
         except TimeoutError:
             return None
         finally:
-            self._held -= 1
+            self._waiting -= 1
             INGRESS_PENDING_REQUESTS.dec()

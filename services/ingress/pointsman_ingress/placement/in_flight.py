@@ -34,12 +34,12 @@ class InFlightRequest:
     on_lost: Callable[[], None] | None = None  # None once answered
     interrupt: asyncio.Timeout | None = None  # aborts the wait; None: not redispatchable
 
-    def redispatch(self, onward: RouteGranted) -> None:
+    def redispatch(self, new_grant: RouteGranted) -> None:
         """Ignored after an answer or an earlier redispatch."""
         if self.interrupt is None or self.redispatched_to is not None:
             return
-        if self.grant.attempt == onward.attempt and self.grant.instance != onward.instance:
-            self.redispatched_to = onward
+        if self.grant.attempt == new_grant.attempt and self.grant.instance != new_grant.instance:
+            self.redispatched_to = new_grant
             self.interrupt.reschedule(0.0)
 
     def answered(self) -> None:
@@ -157,7 +157,7 @@ class InFlightRequests:
 
     def _avoided(self, instance: Instance) -> bool:
         failures = self._failures.get(instance.id)
-        if self._fleet.is_out(instance) or (failures is not None and self._clock.wall() < failures.until):
+        if self._fleet.ejection_active(instance) or (failures is not None and self._clock.wall() < failures.until):
             return True
         unproven = failures is not None or instance.half_open or instance.ejected
         return unproven and self._per_engine[instance.id] > 0  # one trial request

@@ -54,47 +54,50 @@ class SchedulerLiveness:
         self._clock = clock
         self._board = board
         self._timeout_seconds = timeout_seconds
-        self._silent_since: WallSeconds | None = None
-        self._heard_at = clock.wall()
+        self._unresponsive_since: WallSeconds | None = None
+        self._answered_at = clock.wall()
 
     @property
     def timed_out(self) -> bool:
-        return self._silent_since is not None and self._clock.wall() - self._silent_since >= self._timeout_seconds
+        return (
+            self._unresponsive_since is not None
+            and self._clock.wall() - self._unresponsive_since >= self._timeout_seconds
+        )
 
-    def heard(self) -> None:
-        self._heard_at = self._clock.wall()
-        if self._silent_since is not None:
-            self._silent_since = None
+    def on_answer(self) -> None:
+        self._answered_at = self._clock.wall()
+        if self._unresponsive_since is not None:
+            self._unresponsive_since = None
             self._board.restored("scheduler")
             log.info("scheduler_responsive")
 
     def no_responder(self) -> None:
-        self._silent(self._clock.wall())
+        self._set_unresponsive(self._clock.wall())
 
-    async def check(self, asked_at: WallSeconds) -> None:
+    async def check(self, sent_at: WallSeconds) -> None:
         """Call after a command sent at `sent_at` timed out."""
-        heard_at = self._heard_at
-        if heard_at < asked_at and not await self._answers() and self._heard_at == heard_at:
-            self._silent(heard_at)
+        answered_at = self._answered_at
+        if answered_at < sent_at and not await self._ping() and self._answered_at == answered_at:
+            self._set_unresponsive(answered_at)
 
     async def watch(self) -> None:
         """Probes an unresponsive scheduler without requests, so that /readyz recovers. Runs without end."""
         while True:
             await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
-            if self._silent_since is not None:
-                await self._answers()
+            if self._unresponsive_since is not None:
+                await self._ping()
 
-    async def _answers(self) -> bool:
+    async def _ping(self) -> bool:
         try:
             await self._commands.request(self._subject, DescribeFleet(), timeout=LIVENESS_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError):
             return False
-        self.heard()
+        self.on_answer()
         return True
 
-    def _silent(self, since: WallSeconds) -> None:
-        if self._silent_since is None:
-            self._silent_since = since
+    def _set_unresponsive(self, since: WallSeconds) -> None:
+        if self._unresponsive_since is None:
+            self._unresponsive_since = since
             self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
             log.warning("scheduler_unresponsive", timeout_seconds=self._timeout_seconds)
 
@@ -117,8 +120,8 @@ class SchedulerClient:
         self._clock = clock
         self._hold = hold
         self._pool = pool
-        self._asked_at = clock.wall()
-        self._asking = 0
+        self._last_request_at = clock.wall()
+        self._open_requests = 0
         self._term = Term(0)
         self._waits: dict[asyncio.Timeout, None] = {}
         fleet.on_election(self._on_election)
@@ -131,7 +134,7 @@ class SchedulerClient:
         """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine."""
         with self._in_flight.waiting_for_place(request.request):
             began = self._clock.now()
-            while (answer := await self._ask_leader(request, began)) is None:
+            while (answer := await self._request_route(request, began)) is None:
                 found = self._find(request) if request.excluded else await self._hold.until(lambda: self._find(request))
                 if isinstance(found, Instance):
                     return self._place_without_scheduler(request, found)
@@ -144,12 +147,12 @@ class SchedulerClient:
         """An engine, or True if the scheduler answers again."""
         return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
 
-    async def _ask_leader(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
+    async def _request_route(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
         """Returns None if the request must be placed without a scheduler."""
-        asked, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
-        while not (self._liveness.timed_out and (asked or self._asked_recently)):
-            held_up = self._clock.now() - began if asked else 0.0
-            asked, asked_at = True, self._clock.wall()
+        sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
+        while not (self._liveness.timed_out and (sent or self._recently_requested)):
+            held_up = self._clock.now() - began if sent else 0.0
+            sent, sent_at = True, self._clock.wall()
             try:
                 answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
             except NoResponderError:
@@ -158,12 +161,12 @@ class SchedulerClient:
                     await self._clock.sleep_wall(backoff.next_wait())
                 continue
             except CommandTimeoutError:
-                await self._liveness.check(asked_at)
+                await self._liveness.check(sent_at)
                 await self._clock.sleep_wall(RETRY_WALL_SECONDS)
                 continue
             except TimeoutError:
                 continue  # new leader
-            self._liveness.heard()
+            self._liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
             elif answer.term >= self._term or answer.term == 0:
@@ -176,7 +179,7 @@ class SchedulerClient:
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
         """Raises NoResponderError, CommandTimeoutError; TimeoutError on a new leader."""
-        self._asking += 1
+        self._open_requests += 1
         wait = asyncio.timeout(None)
         try:
             async with wait:
@@ -185,12 +188,12 @@ class SchedulerClient:
                 return await self._commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
             self._waits.pop(wait, None)
-            self._asking -= 1
-            self._asked_at = self._clock.wall()
+            self._open_requests -= 1
+            self._last_request_at = self._clock.wall()
 
     @property
-    def _asked_recently(self) -> bool:
-        return self._asking > 0 or self._clock.wall() - self._asked_at < PROBE_WALL_SECONDS
+    def _recently_requested(self) -> bool:
+        return self._open_requests > 0 or self._clock.wall() - self._last_request_at < PROBE_WALL_SECONDS
 
     def _on_election(self, term: Term) -> None:
         self._term = max(self._term, term) if term else term
@@ -221,7 +224,7 @@ class SchedulerClient:
         """Returns the decode grant of a request prefilled in `prefill` engine seconds; the planned one if no leader
         answers."""
         with self._in_flight.waiting_for_place(grant.request):
-            answer = await self._ask_hand_over(grant, prefill)
+            answer = await self._request_hand_over(grant, prefill)
             if answer is not None:
                 return answer
             log.warning("hand_over_unanswered", request=grant.request, decode=grant.decode)
@@ -236,7 +239,7 @@ class SchedulerClient:
             self._in_flight.log_grant(planned)
             return planned
 
-    async def _ask_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
+    async def _request_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )

@@ -20,29 +20,29 @@ class ChatForm:
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
-    foreign: str = ""
-    foreign_message: int = 0
+    unsupported: str = ""
+    unsupported_message: int = 0
 
-    def take(self, message: Message, *, foreign: str = "") -> None:
-        if foreign and not self.foreign:
-            self.foreign, self.foreign_message = foreign, len(self.messages)
+    def add(self, message: Message, *, unsupported: str = "") -> None:
+        if unsupported and not self.unsupported:
+            self.unsupported, self.unsupported_message = unsupported, len(self.messages)
         self.messages.append(message)
 
-    def take_unknown(self, kind: str) -> None:
-        self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
+    def add_unsupported(self, kind: str) -> None:
+        self.add({"role": "user", "content": [{"type": kind}]}, unsupported=cleaned(kind) or UNKNOWN)
 
 
-def foreign_part(content: Any) -> str:
+def unsupported_part(content: Any) -> str:
     """Kind of the first part that is not text, cleaned; empty if there is none."""
     if not isinstance(content, list):
         return ""
     return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_KINDS), "")
 
 
-def first_foreign(messages: list[Message]) -> tuple[str, int]:
+def first_unsupported(messages: list[Message]) -> tuple[str, int]:
     """As `unsupported_part`, with the message's index."""
     for at, message in enumerate(messages):
-        if kind := foreign_part(message.get("content")):
+        if kind := unsupported_part(message.get("content")):
             return kind, at
     return "", 0
 

@@ -11,7 +11,7 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_foreign, texts
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
 AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
@@ -45,8 +45,8 @@ class Chat:
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = False
-    foreign: str = ""  # kind of the first part that is not text
-    foreign_message: int = 0
+    unsupported: str = ""  # kind of the first part that is not text
+    unsupported_message: int = 0
     template: str | None = None  # sent by the client
     body: bytes = field(default=b"", compare=False, repr=False)
     """whole request for `render_path`; empty if engines cannot render it"""
@@ -61,7 +61,13 @@ class Chat:
 
     @classmethod
     def of(cls, form: ChatForm, **fields: Any) -> "Chat":
-        return cls(form.messages, form.tools, foreign=form.foreign, foreign_message=form.foreign_message, **fields)
+        return cls(
+            form.messages,
+            form.tools,
+            unsupported=form.unsupported,
+            unsupported_message=form.unsupported_message,
+            **fields,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
     older_name = positive(fields.max_tokens, "max_tokens")
     if output_tokens is None:
         output_tokens = older_name
-    foreign, foreign_message = first_foreign(fields.messages)
+    unsupported, unsupported_message = first_unsupported(fields.messages)
     prompt = Chat(
         messages=fields.messages,
         tools=fields.tools,
@@ -187,8 +193,8 @@ def parse_chat(body: bytes) -> ParsedRequest:
         continue_final_message=fields.continue_final_message is True,
         chat_template_kwargs=_template_arguments(fields),
         add_special_tokens=fields.add_special_tokens is True,
-        foreign=foreign,
-        foreign_message=foreign_message,
+        unsupported=unsupported,
+        unsupported_message=unsupported_message,
         template=fields.chat_template,
         body=body,
         render_path="/v1/chat/completions/render",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman_ingress.http.errors import bad_request
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
 from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
 
 KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")  # refer to input outside of the body
@@ -63,12 +63,12 @@ def chat_form(
     """`given`: the request's `input`. `kept_by_engine`: field that refers to earlier input, if any."""
     form = ChatForm()
     if any(tool.get("type") not in ("function", None) for tool in tools):
-        form.take_unknown("tools")
+        form.add_unsupported("tools")
     form.tools = [_tool(tool) for tool in tools if tool.get("type") == "function"] or None
     if instructions:
-        form.take({"role": "system", "content": instructions})
+        form.add({"role": "system", "content": instructions})
     if kept_by_engine:
-        form.take_unknown(kept_by_engine)
+        form.add_unsupported(kept_by_engine)
     for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
         _add_item(form, item)
     return form
@@ -87,28 +87,28 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
         _add_message(form, item)
     elif kind == "function_call":
         if item.get("namespace"):
-            form.take_unknown("namespace")
+            form.add_unsupported("namespace")
         _add_call(form, item)
     elif kind == "function_call_output" and isinstance(item.get("output"), str):
-        form.take({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
-    elif kind == "reasoning" and (thought := _thought(item)) is not None:
+        form.add({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
+    elif kind == "reasoning" and (thought := _reasoning_text(item)) is not None:
         _add_to_assistant(form, reasoning=thought)
     else:
-        form.take_unknown(str(kind))
+        form.add_unsupported(str(kind))
 
 
 def _add_message(form: ChatForm, item: Message) -> None:
     """Only an assistant's first part counts."""
     content = item.get("content")
     if item["role"] != "assistant":
-        form.take(item, foreign=foreign_part(content))
+        form.add(item, unsupported=unsupported_part(content))
         return
     if isinstance(content, list) and content:
         content = content[0].get("text") if isinstance(content[0], dict) else None
     if isinstance(content, str):
         _add_to_assistant(form, content=content)
     else:
-        form.take_unknown("assistant")
+        form.add_unsupported("assistant")
 
 
 def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
@@ -128,10 +128,10 @@ def _add_to_assistant(form: ChatForm, **fields: Any) -> None:
     if last.get("role") == "assistant" and all(last.get(name) is None for name in fields):
         last.update(fields)
     else:
-        form.take({"role": "assistant", **fields})
+        form.add({"role": "assistant", **fields})
 
 
-def _thought(item: dict[str, Any]) -> str | None:
+def _reasoning_text(item: dict[str, Any]) -> str | None:
     for parts in (item.get("content"), item.get("summary")):
         if isinstance(parts, list) and parts and isinstance(parts[0], dict):
             text = parts[0].get("text")

@@ -42,7 +42,7 @@ TOKENIZE_THREADS = 2
 INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
 ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # then the prompt is guessed
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
-MARKS = ("x", "\n\n.")
+PLACEHOLDERS = ("x", "\n\n.")
 """Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
 GUESSED = "guessed"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -64,7 +64,7 @@ class PromptTokens:
     prompts: Sequence[Sequence[int]]
     exact: bool
     known: int | None = None  # exact leading tokens of the first prompt; None: all
-    doubt: str = ""  # why the rest is inexact
+    inexact_reason: str = ""  # why the rest is inexact
 
     @property
     def count(self) -> int:
@@ -76,10 +76,10 @@ class PromptTokens:
 
     @property
     def prefix_header(self) -> str:
-        if not self.doubt:
+        if not self.inexact_reason:
             return "exact"
-        nothing = self.known == 0 or self.doubt == GUESSED
-        return f"{'none' if nothing else 'partial'}; {self.doubt}"
+        nothing = self.known == 0 or self.inexact_reason == GUESSED
+        return f"{'none' if nothing else 'partial'}; {self.inexact_reason}"
 
 
 class PromptTokenizer:
@@ -106,14 +106,14 @@ class PromptTokenizer:
         started = self._clock.wall()
         try:
             tokens = _truncated(await self._tokens(request, context), request)
-        except _ImpossibleError as error:
+        except _InvalidPromptError as error:
             msg = f"The prompt does not fit this model: {error}."
             raise bad_request(msg, param=request.prompt_field) from error
         finally:
             if not isinstance(request.prompt, TokenIds):
                 TOKENIZATION_SECONDS.observe(float(self._clock.wall() - started))
         if not request.reads_cache:
-            return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
+            return replace(tokens, known=0, inexact_reason=tokens.inexact_reason or "prompt_logprobs")
         return tokens
 
     def close(self) -> None:
@@ -125,18 +125,18 @@ class PromptTokenizer:
             case TokenIds():
                 return PromptTokens(prompt.prompts, exact=True)
             case SizedRequest():
-                return PromptTokens([[0] * prompt.tokens], exact=False, known=0, doubt="not looked at")
+                return PromptTokens([[0] * prompt.tokens], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
-                return PromptTokens([[0]], exact=False, known=0, doubt="prompt_embeds")
+                return PromptTokens([[0]], exact=False, known=0, inexact_reason="prompt_embeds")
             case Chat() if prompt.template is not None:
                 prompts = await self._from_engine(prompt, request.model, context)
-            case Chat() if prompt.foreign:
-                return await self._beginning(prompt, request.model, context)
+            case Chat() if prompt.unsupported:
+                return await self._text_prefix(prompt, request.model, context)
             case _:
                 prompts = await self._encoded(prompt, request.model, context)
         if prompts is None:
             known = 0 if request.truncates else None
-            return PromptTokens(_guesses(prompt), exact=False, known=known, doubt=GUESSED)
+            return PromptTokens(_guesses(prompt), exact=False, known=known, inexact_reason=GUESSED)
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
@@ -155,15 +155,17 @@ class PromptTokenizer:
         }
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=arguments)
 
-    async def _beginning(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
-        variants = [await self._encoded(_with_mark(chat, mark), model, context) for mark in MARKS]
+    async def _text_prefix(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
+        variants = [
+            await self._encoded(_with_placeholder(chat, placeholder), model, context) for placeholder in PLACEHOLDERS
+        ]
         if not all(variants):
-            return PromptTokens(_guesses(chat), exact=False, known=0, doubt=chat.foreign)
+            return PromptTokens(_guesses(chat), exact=False, known=0, inexact_reason=chat.unsupported)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
         known = next(
             (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
         )
-        return PromptTokens([one], exact=False, known=known, doubt=chat.foreign)
+        return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported)
 
     async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
         tokenizer = self._tokenizer
@@ -176,7 +178,7 @@ class PromptTokenizer:
         except UnsupportedContentError:
             return await self._from_engine(prompt, model, context)
         except ValueError as error:
-            raise _ImpossibleError(str(error)) from error
+            raise _InvalidPromptError(str(error)) from error
 
     async def _from_engine(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
         engine = self._engine(context.demand)
@@ -196,12 +198,12 @@ class PromptTokenizer:
             return None
 
     async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> list[int]:
-        """Empty if the engine cannot render. Raises _ImpossibleError."""
+        """Empty if the engine cannot render. Raises _InvalidPromptError."""
         path = chat.render_path
         if not chat.body or (engine.id, engine.epoch, path) in self._cannot_render:
             return []
         try:
-            status, answer = await self._ask(engine, path, chat.body, context)
+            status, answer = await self._post(engine, path, chat.body, context)
         except EngineFailedError:
             return []
         if status == 200:
@@ -211,19 +213,19 @@ class PromptTokenizer:
         return []
 
     async def _tokenized(self, engine: Instance, body: dict[str, Any], context: TokenizeContext) -> list[int]:
-        status, answer = await self._ask(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
+        status, answer = await self._post(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
         if status != 200:
             msg = f"its status was {status}"
             raise EngineFailedError(msg)
         return msgspec.json.decode(answer, type=_Tokenized).tokens
 
-    async def _ask(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
-        """Raises EngineFailedError, and _ImpossibleError for an invalid prompt."""
+    async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
+        """Raises EngineFailedError, and _InvalidPromptError for an invalid prompt."""
         request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
         async with await self._engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
-            raise _ImpossibleError(_complaint(answer))
+            raise _InvalidPromptError(_error_message(answer))
         return status, answer
 
 
@@ -238,7 +240,7 @@ class _Tokenized(msgspec.Struct):
     tokens: list[_TokenId]
 
 
-class _ImpossibleError(Exception):
+class _InvalidPromptError(Exception):
     """The prompt is invalid."""
 
 
@@ -281,12 +283,12 @@ def _with_reasoning(message: Message) -> Message:
     return {**{name: value for name, value in message.items() if name != "reasoning_content"}, "reasoning": older}
 
 
-def _with_mark(chat: Chat, mark: str) -> Chat:
+def _with_placeholder(chat: Chat, placeholder: str) -> Chat:
     """Replaces unsupported parts by `placeholder`, at the start of the first message that has one."""
     messages = [{**message, "content": text_parts(message.get("content"))} for message in chat.messages]
-    at = messages[chat.foreign_message]
-    at["content"] = mark + "\n".join(texts(at["content"]))
-    return replace(chat, messages=messages, foreign="", body=b"")
+    at = messages[chat.unsupported_message]
+    at["content"] = placeholder + "\n".join(texts(at["content"]))
+    return replace(chat, messages=messages, unsupported="", body=b"")
 
 
 def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
@@ -300,10 +302,10 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
         left = request.truncation_side == "left"
         return replace(tokens, prompts=[prompt[-kept:] if left else prompt[:kept] for prompt in tokens.prompts])
     known = kept if tokens.known is None and kept else tokens.known
-    return replace(tokens, exact=False, known=known, doubt=tokens.doubt or "truncate_prompt_tokens")
+    return replace(tokens, exact=False, known=known, inexact_reason=tokens.inexact_reason or "truncate_prompt_tokens")
 
 
-def _complaint(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
