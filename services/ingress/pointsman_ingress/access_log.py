@@ -1,5 +1,4 @@
-"""Access log: receives a finished request, writes one JSON line to standard output. Every line has every field, null if
-unknown. Prompts, answers, keys and headers other than `user-agent` are not logged."""
+"""Access log: one JSON line per finished request, without prompts, answers and keys. Unknown fields are null."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +25,7 @@ class AccessLog:
         self._encode = msgspec.json.Encoder().encode
 
     def write(self, call: Call, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
-        """`lifecycle`: None if the request was refused. Does not block or raise."""
+        """Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
         line = _line(call, facts, lifecycle, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
@@ -42,7 +41,6 @@ def _line(
     speed: float,
     now: datetime,
 ) -> dict[str, Any]:
-    """Fields in output order; described in docs/operations.md."""
     grant = None if lifecycle is None else lifecycle.grant
     usage = Usage() if lifecycle is None else lifecycle.usage
     first_byte = float(call.first_byte_at_wall - call.received_at_wall) if call.first_byte_at_wall is not None else None

@@ -1,5 +1,4 @@
-"""The ASGI application: engine endpoints go to `Gateway.serve`, all others to FastAPI. A dictionary looks up engine
-endpoints because FastAPI's routing costs as much as the rest of a forwarded request."""
+"""The ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes all others."""
 
 from typing import Any
 
@@ -72,7 +71,6 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
 
 def _card(pool: Pool, model: Model) -> dict[str, Any]:
-    """vLLM's model card, without paths on the engine."""
     card = {
         "id": model.name,
         "object": "model",

@@ -1,5 +1,4 @@
-"""Turns a `ParsedRequest` into a `RequestContext`: pool, model, tokens, block keys and `RouteRequest`. Refuses invalid
-requests before anything about them is logged."""
+"""Turns a `ParsedRequest` into a `RequestContext`. Refuses invalid requests before they are logged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context 
 
 @dataclass(slots=True)
 class RequestFacts:
-    """Request fields for the access log, as far as known."""
-
     tenant: Tenant | None = None
     model: str | None = None
     pool: PoolName | None = None
@@ -131,7 +128,6 @@ def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Toke
 
 
 def _demanded_tokens(request: ParsedRequest) -> Tokens:
-    """Output tokens that must fit the context together with the prompt."""
     return 1 if request.output_tokens is None or not request.output_demanded else request.output_tokens
 
 

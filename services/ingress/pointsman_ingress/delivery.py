@@ -78,7 +78,6 @@ class Delivery:
                     return
 
     async def _place(self) -> RouteGranted:
-        """Raises ApiError after logging the request's end."""
         answer, lifecycle = await self._route(), self._lifecycle
         while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
             # No engine accepts connections, and the workers may not have reported it yet.
@@ -117,8 +116,7 @@ class Delivery:
         return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
     async def _forward(self, grant: RouteGranted) -> None:
-        """Raises EngineFailedError if the client has received nothing; later failures end the stream with an error
-        event."""
+        """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
         body = self._context.body
         next_grant: RouteGranted | None = grant
         if grant.decode:
@@ -128,8 +126,8 @@ class Delivery:
             next_grant = await self._exchange(next_grant, body)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
-        """Returns the decode engine's grant and body; None if the prefill engine's refusal was passed on. Raises
-        EngineFailedError, and ApiError if no decode engine accepts the request."""
+        """None: the prefill engine's refusal was passed on. Raises EngineFailedError, and ApiError without a decode
+        engine."""
         lifecycle, prefill = self._lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
@@ -152,8 +150,7 @@ class Delivery:
         return next_grant, split.for_decode(prefill)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
-        """Passes one engine's answer on. Returns the next grant if the leader redispatched the request before the
-        answer."""
+        """Returns the next grant if the leader redispatched the request before the answer."""
         in_flight = self._pool.in_flight
         async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
             answer, first = await self._open(at_engine, body, output=self._output_seconds())
@@ -176,8 +173,7 @@ class Delivery:
     async def _open(
         self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
     ) -> tuple[EngineAnswer, bytes]:
-        """Returns the answer and its first bytes. `output`: engine seconds of generation before them. Raises
-        EngineFailedError."""
+        """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
         grant, context = at_engine.grant, self._context
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
@@ -200,8 +196,8 @@ class Delivery:
             at_engine.on_lost = None
 
     def _output_seconds(self) -> Seconds:
-        """Engine seconds from the first token to the first byte. Uses the default TPOT SLO if the request's is shorter,
-        so that engines that cannot meet it do not time out."""
+        """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
+        request."""
         command = self._context.command
         if command.streaming:
             return 0.0
@@ -214,7 +210,6 @@ class Delivery:
         return self._may_retry_elsewhere()
 
     def _may_retry_elsewhere(self) -> bool:
-        """Whether another engine can take the request within the retry budget."""
         command, grant = self._command, self._lifecycle.grant
         tried = [*command.excluded, self._lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
@@ -263,8 +258,7 @@ class Delivery:
         self._lifecycle.finished(usage, output_tokens=0)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
-        """Passes a 4xx to the client. Raises EngineFailedError if the engine caused it and another can take the
-        request."""
+        """Raises EngineFailedError if another engine can take the request."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
         if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_retry_elsewhere():

@@ -36,7 +36,6 @@ class Endpoint:
         return self.parse(body)
 
     def content_type(self, headers: Headers) -> str:
-        """A form's content type contains its boundary."""
         return headers.get(b"content-type", b"").decode("latin-1") if self.parse is None else "application/json"
 
 

@@ -1,6 +1,5 @@
-"""Verifies that our block keys equal each engine's: probes ready instances, logs InstanceProbed. Sends a unique chat
-and waits for its last block key in the worker's cache events. On a mismatch a prompt of token ids shows whether
-tokenization or the keys differ."""
+"""Verifies that our block keys equal each engine's; logs InstanceProbed. Sends a unique chat and waits for its last
+block key in the cache events. A prompt of token ids shows whether tokenization or the keys differ."""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,8 +41,6 @@ class ProbeFailedError(Exception):
 
 
 class KeyProber:
-    """Probes ready instances of a pool that have no matching probe in this epoch."""
-
     def __init__(
         self, pool: Pool, *, engines: EngineClient, clock: Clock, supervisor: Supervisor, chance: Random
     ) -> None:
@@ -75,7 +72,6 @@ class KeyProber:
         return bool(instance.parity) and instance.block_tokens == self._keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
-        """Repeats until the keys match or the subject is gone."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
@@ -105,7 +101,6 @@ class KeyProber:
         )
 
     async def _check_repeatedly(self, instance: Instance) -> tuple[bool, str] | None:
-        """Returns parity and detail; None if the engine or the log did not answer."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._check(instance)
@@ -117,7 +112,6 @@ class KeyProber:
         return None
 
     async def _check(self, instance: Instance) -> tuple[bool, str]:
-        """Returns parity and detail. Raises ProbeFailedError."""
         own, pool = instance.block_tokens, self._keys.block_tokens
         if own != pool:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
@@ -145,7 +139,6 @@ class KeyProber:
         return body, tokens.prompts[0], tokens.exact
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        """Whether cache events show the prompt's last whole block in time. Raises ProbeFailedError."""
         key = self._keys.last(instance.model, tokens)
         if not key:
             return False
@@ -160,7 +153,6 @@ class KeyProber:
             raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
-        """Raises EngineFailedError, also on timeout."""
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:

@@ -1,5 +1,4 @@
-"""Events and metrics of one request: records grants and outcomes, logs PrefillFinished, RequestAttemptFailed and one
-end. The leader logs the end before a grant, this module after it. Appends in the background."""
+"""Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
 from functools import cache
 
@@ -43,8 +42,6 @@ _SLO_OUTCOMES = {met: SLO_OUTCOMES.labels(name) for met, name in ((True, "met"),
 
 
 class RequestLifecycle:
-    """Times are engine seconds."""
-
     def __init__(self, context: RequestContext, clock: Clock) -> None:
         self.request = context.command.request  # a retry may change it
         self.grant: RouteGranted | None = None  # current or last; None while queued
@@ -77,7 +74,7 @@ class RequestLifecycle:
         self._failure_logged = False
 
     def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
-        """A decode engine takes over. `cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
+        """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
         self.granted(grant)
         self._prefill_cached = cached_tokens
 
@@ -160,7 +157,6 @@ class RequestLifecycle:
 
     @property
     def _predicted_cached_tokens(self) -> Tokens:
-        """-1 without a comparable prediction."""
         grant = self.grant
         if grant is None or grant.term == Term(0) or grant.prefilled_by or not self._context.comparable:
             return -1
@@ -193,8 +189,7 @@ class RequestLifecycle:
 
 
 def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str:
-    """Compares cached tokens; -1 is unknown. Predictions are multiples of `granularity`; smaller engine blocks may add
-    less than that."""
+    """-1 is unknown. Predictions are multiples of `granularity`, engine blocks may be smaller."""
     if predicted < 0 or reported < 0:
         return UNKNOWN
     if reported < predicted:
@@ -204,5 +199,4 @@ def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str
 
 @cache
 def _token_metrics(instance: InstanceId) -> tuple[Metric, Metric, Metric]:
-    """Label lookup costs more than counting."""
     return PROMPT_TOKENS.labels(instance), CACHED_TOKENS.labels(instance), PREDICTED_CACHED_TOKENS.labels(instance)

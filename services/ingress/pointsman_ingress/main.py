@@ -91,7 +91,6 @@ async def serve(
     listener: socket.socket | None = None,
     report_listening: Callable[[], None] = lambda: None,
 ) -> None:
-    """`report_listening`: called every second while the server listens."""
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
@@ -144,9 +143,8 @@ async def assembled(
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """The ASGI application, valid inside the context. `links`: one per pool. `engine_session`: replaces HTTP to
-    engines. `chance`: source of ids and probes. `access_log_out`: default standard output. Raises click.ClickException
-    if the keys file or a tokenizer is unreadable."""
+    """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes. Raises
+    click.ClickException if the keys file or a tokenizer is unreadable."""
     try:
         keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
     except KeysFileError as error:
@@ -247,7 +245,6 @@ def _pool(
 async def supervise_server(
     server: HttpServer, supervisor: Supervisor, clock: Clock, report_listening: Callable[[], None]
 ) -> None:
-    """Report that the server listens; stop it at shutdown or when a background task fails."""
     while not server.started:
         await clock.sleep_wall(WallSeconds(0.01))
     log.info("listening", port=server.bound_port)
@@ -279,7 +276,6 @@ def _name(settings: IngressSettings) -> str:
 
 
 def _pool_tokenizers(settings: IngressSettings) -> dict[str, str]:
-    """Directories by pool. Raises click.BadParameter."""
     directories = {}
     for given in settings.pool_tokenizer:
         pool, equals, directory = given.partition("=")

@@ -1,5 +1,4 @@
-"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer; not scheduled, not logged. Tries the least
-busy instance first, others after failures."""
+"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer; not scheduled, not logged."""
 
 from functools import partial
 

@@ -1,6 +1,5 @@
-"""Serves one HTTP request: reads it, resolves it (`context`) and delivers it (`delivery`). Disconnects and timeouts
-cancel it at any point (`RequestDeadline`). A request in the log gets exactly one end there: from the leader while
-queued, from the ingress after a grant."""
+"""Serves one HTTP request: reads it, resolves it (`context`), delivers it (`delivery`). A logged request gets exactly
+one end: from the leader while queued, from the ingress after a grant."""
 
 import asyncio
 

@@ -16,14 +16,12 @@ def on_device(medium: str | None) -> bool:
 
 @dataclass(slots=True)
 class AttentionGroups:
-    """`chosen`: first full-attention group, represents all. `several`: other groups share the capacity, so this one's
-    part is unknown."""
+    """`chosen`: first full-attention group, represents all. `several`: others share the capacity."""
 
     chosen: int | None = None
     several: bool = False
 
     def counts(self, event: EngineBlockStored) -> bool:
-        """Whether the store concerns full attention in device memory."""
         if not on_device(event.medium):
             return False
         if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
@@ -64,7 +62,7 @@ def token_keyed_blocks(event: EngineBlockStored) -> int:
 
 
 def layout_error(event: EngineBlockStored, block_tokens: Tokens) -> str:
-    """Contradiction between the event's block size or token count and the engine's block size; empty if none."""
+    """Empty if block size and token count match the engine's block size."""
     if event.block_size != block_tokens:
         return (
             f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {block_tokens}: "

@@ -1,6 +1,5 @@
-"""The engine's blocks as a forest: takes stores with their parent, keeps nodes with their pool key. A pool block is a
-span of `m` engine blocks; its key belongs to the span's last node. Inside a span prompts may branch, so each node
-refers to its predecessor."""
+"""The engine's blocks as a forest. A pool block is a span of `m` engine blocks, and its key belongs to the span's last.
+Prompts may branch inside a span."""
 
 from array import array
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ VERIFIED = -1.0  # `unverified` of a block with certain removal events
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One engine block, held or needed by a held block of its span."""
+    """Held, or needed by a held block of its span."""
 
     engine_hash: EngineHash
     span_index: int  # from 0; the last completes a pool block
     key: BlockKey | None
-    """Of a span's last block its pool key, of others the key that the span starts from; None: keyed by more than tokens."""
+    """in a span's last block its pool key, before that the chain's start; None: keyed by more than tokens"""
     parent_key: BlockKey  # pool key before the span
     tail: "array[int]"  # tokens of the span so far; empty for the last block
     parent: "Block | None"  # the block before it within the span
@@ -65,7 +64,7 @@ class EngineBlocks:
         self.nodes: dict[EngineHash, Block] = {}
 
     def insert(self, event: EngineBlockStored, parent: Block | None, count: int) -> None:
-        """Adds nodes for the event's first `count` blocks. Raises ValueError, without changes, for an invalid token
+        """Adds missing nodes for the first `count` blocks. Raises ValueError, without changes, for an invalid token
         id."""
         width, last_index = self.block_tokens, self.last_index
         if parent is None:

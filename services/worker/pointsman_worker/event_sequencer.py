@@ -25,7 +25,7 @@ class CacheEventSequencer:
         )
 
     def changes(self, at: Seconds, changes: Changes) -> Iterator[CacheEvents]:
-        """Order: cleared, removed, expired, stored; more than one event of a kind only if one exceeds a message."""
+        """At most one event of a kind, unless it exceeds a message."""
         if changes.cleared:
             yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
         yield from self._removed(at, changes.removed, expired=False)
@@ -61,8 +61,7 @@ class CacheEventSequencer:
 
 
 def portions(runs: list[Run], bytes_max: int = EVENT_KEY_BYTES_MAX) -> Iterator[list[Run]]:
-    """Splits runs, in order, into lists that fit one event; the second part of a cut run follows the first's last
-    key."""
+    """Splits runs into lists that fit one event; the rest of a cut run follows its first part's last key."""
     portion: list[Run] = []
     room = bytes_max
     for run in runs:

@@ -1,4 +1,4 @@
-"""Applies the engine's KV events to the session's translator, and starts new sessions."""
+"""Applies the engine's KV events to the session's translator; starts new sessions."""
 
 import contextlib
 from contextlib import aclosing

@@ -1,6 +1,5 @@
-"""Handover file from a stopped worker to its successor: the cache in the log's state, and the cursor in the engine's
-events. Engine hashes are in the file because the log has pool keys only. The successor resumes the epoch if the engine
-still has the last batch read. A file is used once, while fresh: afterwards another worker may have written for this
+"""Handover file from a stopped worker to its successor: blocks with their engine hashes, which the log does not have,
+and the cursor in the engine's events. Used once and while fresh, since another worker may then have written for this
 instance."""
 
 import contextlib
@@ -24,8 +23,7 @@ FILE_BYTES_MAX = 1 << 30
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """`joined`: the join event without times. `written`: log sequence of the last write. `keys`: root of secret, model
-    and block size. `kept_at`: Unix time."""
+    """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time."""
 
     kept_at: Seconds
     keys: int
@@ -49,7 +47,7 @@ def write_handover(path: Path, handover: Handover) -> None:
 
 
 def read_handover(path: Path, *, now: Seconds) -> Handover | None:
-    """Reads and deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
+    """Deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             return None
@@ -71,8 +69,6 @@ def read_handover(path: Path, *, now: Seconds) -> Handover | None:
 
 
 class Successor:
-    """Saves the session for the next worker and resumes the previous one's."""
-
     def __init__(self, fleet_events: FleetEvents) -> None:
         self._fleet_events = fleet_events
         self._state = fleet_events.state
@@ -85,7 +81,7 @@ class Successor:
         return Path(directory) / f"{settings.pool}.{self._state.instance}.worker" if directory else None
 
     def save(self, session: CacheSession) -> None:
-        """Synchronous: blocks and cursor must belong to the same moment."""
+        """No await: blocks and cursor must belong to the same moment."""
         state, path, translator = self._state, self._path, session.translator
         blocks = translator.dump() if translator is not None and session.cache == "empty" else None
         cursor = state.events.cursor if state.events is not None else None
@@ -113,7 +109,7 @@ class Successor:
             log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.blocks))
 
     def load(self, facts: EngineFacts) -> Cursor | None:
-        """Reads the handover. Returns its cursor, or None if there is no usable one."""
+        """None: there is no usable handover."""
         state, path = self._state, self._path
         handover = read_handover(path, now=state.unix_time()) if path is not None else None
         if handover is None or handover.keys != state.key_chain(facts).root():
@@ -136,7 +132,6 @@ class Successor:
         return handover.cursor
 
     def resume(self) -> None:
-        """The previous worker's engine is still running."""
         assert self._loaded is not None
         (session, written), self._loaded = self._loaded, None
         state = self._state
@@ -148,5 +143,4 @@ class Successor:
         log.info("epoch_resumed", instance=state.instance, epoch=session.epoch, sequence=session.sequencer.sequence)
 
     def discard(self) -> None:
-        """The engine is a new one."""
         self._loaded = None

@@ -1,5 +1,4 @@
-"""An engine's pool keys and their net change since the last write: takes gains and losses, returns Changes, runs and a
-digest."""
+"""An engine's pool keys, and their net change since the last write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from pointsman_worker.engine_blocks import Block
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Applied in order: clear, remove `removed` and `expired` (unconfirmed) keys, add `stored`, parents before
-    children."""
+    """Applied in field order; `expired` keys were not confirmed; `stored` has parents before children."""
 
     cleared: bool
     removed: list[BlockKey]
@@ -30,7 +28,6 @@ class HeldKeys:
     """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`."""
 
     def __init__(self, last_index: int) -> None:
-        """`last_index`: span index of blocks that complete a pool block."""
         self._last_index = last_index
         self.count = 0
         self.digest = 0
@@ -50,7 +47,7 @@ class HeldKeys:
         return self._cleared or bool(self._to_store) or bool(self._to_remove)
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
-        """Update the pool blocks that contain a node after it came or went."""
+        """Update the pool blocks that contain `node`."""
         if node.span_index < self._last_index:
             for child in node.children or ():
                 self.recount(child, expired=expired)
@@ -114,12 +111,11 @@ class HeldKeys:
         return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
 
     def take_snapshot(self) -> list[Run]:
-        """All held keys, including pending changes."""
+        """Includes pending changes."""
         self.settle_all()
         return self._runs(self.parents)
 
     def settle_all(self) -> None:
-        """The log has all held keys."""
         self.digest = reduce(xor, self.parents, 0)
         self._settle()
 
@@ -128,7 +124,7 @@ class HeldKeys:
         self.count = len(self.parents)
 
     def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
-        """Each run follows a chain to its end; branches come after their parent."""
+        """Each run follows a chain to its end; parents come first."""
         parents = self.parents
         children: dict[BlockKey, list[BlockKey]] = {}
         for key in keys:

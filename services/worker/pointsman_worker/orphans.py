@@ -1,5 +1,4 @@
-"""Stores with an unknown parent block: parks them, returns them when the parent arrives or when the bound drops
-them."""
+"""Parks stores with an unknown parent block, within a bound."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -53,7 +52,6 @@ class Orphans:
         return [self._take(number) for number in list(self._by_parent.get(parent, ()))]
 
     def remove(self, engine_hash: EngineHash) -> None:
-        """Mark a block of a parked store as removed."""
         for number in self._by_hash.get(engine_hash, ()):
             orphan = self._parked[number]
             index = orphan.event.block_hashes.index(engine_hash)

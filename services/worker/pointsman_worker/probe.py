@@ -1,5 +1,4 @@
-"""The engine's HTTP side: polls /health, /v1/models and /metrics each report interval; provides facts for new sessions,
-load and names for reports, and whether the engine serves."""
+"""Polls the engine's /health, /v1/models and /metrics each report interval."""
 
 import asyncio
 from dataclasses import replace
@@ -31,8 +30,6 @@ class Engine(Protocol):
 
 
 class EngineProbe:
-    """`load`, `names` and `serving` go into reports."""
-
     def __init__(self, engine: Engine, state: SessionState, board: HealthBoard) -> None:
         self._engine = engine
         self._state = state
@@ -53,7 +50,6 @@ class EngineProbe:
             await self._state.clock.sleep_wall(self._state.settings.report_seconds)
 
     async def facts(self) -> EngineFacts:
-        """Waits until the engine answers."""
         clock, settings = self._state.clock, self._state.settings
         logged_at: WallSeconds | None = None
         while True:
@@ -71,8 +67,8 @@ class EngineProbe:
             return replace(facts, block_tokens=settings.engine_block_tokens or facts.block_tokens)
 
     async def engine_to_follow(self) -> tuple[EngineFacts, BlockTranslator]:
-        """Waits until the engine's cache can be followed. Raises SettingsError if the first engine's cannot; a later
-        one is reported as not serving."""
+        """Raises SettingsError if the first engine's cache cannot be followed; a later one is reported as not
+        serving."""
         clock = self._state.clock
         logged_at: WallSeconds | None = None
         while True:
@@ -125,7 +121,6 @@ class EngineProbe:
             await self._check_model()
 
     async def _check_model(self) -> None:
-        """A changed model or context length means another engine."""
         session, load = self._state.session, self.load
         if session is None or not load.model or self._unfollowable:
             return

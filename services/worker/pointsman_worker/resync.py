@@ -46,7 +46,7 @@ class ResyncHandler:
         await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
 
     def _refusal(self, command: AnyCommand) -> str:
-        """Empty if a snapshot can be written."""
+        """Empty: accepted."""
         state = self._state
         if not isinstance(command, ResyncCache) or command.instance != state.instance:
             return f"this is the worker of {state.instance}, and takes ResyncCache only"

@@ -1,5 +1,4 @@
-"""The worker: wires four tasks around one SessionState: `Follower` (KV events), `EngineProbe` (HTTP), `ResyncHandler`
-(commands), `LogWriter` (log)."""
+"""The worker: tasks for KV events, HTTP polls, resync commands and log writes around one SessionState."""
 
 import asyncio
 
@@ -51,7 +50,7 @@ class WorkerService:
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
-        """Raises SettingsError if settings and engine contradict each other. Ends after `leave` or `pause`."""
+        """Raises SettingsError if settings and engine contradict each other."""
         self._running = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,10 +1,5 @@
-"""The instance's current epoch and all transitions to the next: called by follower, probe and resync handler, read by
-the writer.
-
-A new epoch starts when the engine restarts, when it lost events, or when the log lost the session. After lost events
-the cache is `unknown`: blocks are kept unverified until confirmed or expired, and snapshotted. Only a cleared cache is
-exact again.
-"""
+"""The instance's current epoch and all transitions to the next: on engine restarts, lost events and a lost log. After
+lost events the cache is `unknown`: blocks are unverified until confirmed or expired. A cleared cache is exact again."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -47,9 +42,8 @@ class EventSource(Protocol):
 
 @dataclass(slots=True)
 class CacheSession:
-    """`translator`: None if events are not followed. `detail`: why the cache is unknown. `distrusted`: the engine
-    contradicted its own events. `joined_at`: log sequence, 0 before. `missed`: lost batches or events not yet
-    logged."""
+    """`translator`: None if events are not followed. `detail`: why the cache is unknown. `joined_at`: log sequence, 0
+    before. `missed`: lost batches or events not yet logged."""
 
     sequencer: CacheEventSequencer
     facts: EngineFacts
@@ -82,8 +76,6 @@ class LogPosition:
 
 @dataclass(slots=True)
 class SessionState:
-    """Shared by the worker's tasks, which change it without awaits."""
-
     instance: InstanceId
     settings: WorkerSettings
     clock: Clock
@@ -101,7 +93,6 @@ class SessionState:
         self.wake.set()
 
     def certain(self, session: CacheSession) -> bool:
-        """Whether lost events are recoverable and their contents reliable."""
         return not session.distrusted and (self.events is None or self.events.certain)
 
     def begin(
@@ -113,7 +104,6 @@ class SessionState:
         detail: str = "",
         distrusted: bool = False,
     ) -> CacheSession:
-        """Starts an epoch; the writer appends its join event."""
         self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
         sequencer = CacheEventSequencer(self.instance, self.last_epoch)
         self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
@@ -131,13 +121,12 @@ class SessionState:
         successor.missed, successor.missed_reason = session.missed, session.missed_reason
 
     def on_events_lost(self, count: int, reason: str) -> None:
-        """Events were lost: held blocks become unverified."""
         session, translator = self.followed_session()
         translator.mark_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
     def check_capacity(self, translator: BlockTranslator) -> None:
-        """More blocks than the engine's capacity mean lost removals; without a known loss the events are unreliable."""
+        """More blocks than fit mean lost removals; without a known loss the events are unreliable."""
         over, session = translator.blocks_over, self.session
         if not over:
             return
@@ -148,7 +137,7 @@ class SessionState:
             self._contents_unknown(session, 0, reason)
 
     def distrust(self, reason: str, *, forget: bool) -> None:
-        """The engine contradicted its own events: all blocks need repeated confirmation from now on."""
+        """All blocks need repeated confirmation from now on."""
         session, translator = self.followed_session()
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
@@ -158,7 +147,7 @@ class SessionState:
         session.snapshot_due = True
 
     def expire(self) -> None:
-        """Drop unconfirmed blocks. Also called per batch, because the writer blocks while the log is unavailable."""
+        """Also called per batch, because the writer blocks while the log is unavailable."""
         session, now = self.session, float(self.clock.wall())
         if session is None or session.translator is None:
             return
@@ -174,7 +163,7 @@ class SessionState:
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")
 
     def on_engine_exit(self) -> None:
-        """The engine process ended. With a replay socket the next engine's events show it."""
+        """With a replay socket the next engine's events show its exit."""
         session = self.session
         if session is not None and session.translator is not None and self.events is not None:
             if self.events.replays:

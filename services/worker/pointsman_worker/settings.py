@@ -56,7 +56,7 @@ class SettingsError(click.ClickException):
 
 
 def instance_of(settings: WorkerSettings) -> InstanceId:
-    """Configured, or derived from the engine's URL and rank. Raises SettingsError."""
+    """Raises SettingsError."""
     rank = "" if settings.dp_rank == ANY_RANK else f"-rank-{settings.dp_rank}"
     name = settings.instance or f"engine-{_port(settings.engine_url)}{rank}"
     if not valid_name(name):

@@ -1,13 +1,10 @@
-"""Translates the engine's block events to pool keys: takes EngineEvents and times, returns net changes of held keys. No
-I/O, no clock. Keys are chained from token ids as in the ingress.
+"""Translates the engine's block events to net changes of pool keys. No I/O, no clock.
 
-- vLLM stores and removes each copy of a block separately, so copies are counted. After `mark_unverified` counts are
-uncertain: one remove drops the block.
-- A store confirms its blocks and those before them. `expire` drops unverified blocks without confirmation; `trim`
-enforces the capacity.
-- Stores with an unknown parent are parked within a bound, and removes apply to them (`orphans`).
+- Copies of a block are counted, as vLLM stores and removes each; when events were missed, one remove drops the block.
+- A store confirms its blocks and those before them. Unverified blocks expire; `trim` enforces the capacity.
+- Stores with an unknown parent are parked within a bound, and removes apply to them.
 - Blocks keyed by more than tokens (images, prompt embeddings), and their successors, get no key.
-- Only full attention in device memory counts, no sliding windows, state-space groups or other tiers.
+- Only full attention in device memory counts: no sliding windows, state-space groups or other tiers.
 """
 
 from dataclasses import dataclass
@@ -44,9 +41,8 @@ class HeldBlocks(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TranslatorCounters:
-    """Unused events. `parked_dropped`: blocks without a parent; `mismatches`: block size or token count contradicts the
-    engine; `keyless`: keyed by more than tokens; `ignored`: other tiers and groups; `problem`: of the last dropped
-    store."""
+    """Unused events. `mismatches`: block size or token count contradicts the engine; `keyless`: keyed by more than
+    tokens; `ignored`: other tiers and groups."""
 
     parked_dropped: int = 0
     mismatches: int = 0
@@ -56,13 +52,10 @@ class TranslatorCounters:
 
     @property
     def dropped(self) -> int:
-        """Blocks and stores that should have counted."""
         return self.parked_dropped + self.mismatches
 
 
 class BlockTranslator:
-    """Follows one engine's cache: `apply` events in order, `take_changes` at any time."""
-
     def __init__(
         self,
         key_chain: KeyChain,
@@ -71,8 +64,8 @@ class BlockTranslator:
         parked_blocks_max: int = PARKED_BLOCKS_MAX,
         capacity_blocks: int = 0,
     ) -> None:
-        """`capacity_blocks`: in engine blocks, 0 if unknown. Raises ValueError if a pool block is not a multiple of the
-        engine's block."""
+        """`capacity_blocks`: 0 if unknown. Raises ValueError if a pool block is not a multiple of the engine's
+        block."""
         self.counters = TranslatorCounters()
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
         self._keys = HeldKeys(self._blocks.last_index)
@@ -90,7 +83,6 @@ class BlockTranslator:
 
     @property
     def digest(self) -> int:
-        """Xor of the counted keys."""
         return self._keys.digest
 
     @property
@@ -107,17 +99,16 @@ class BlockTranslator:
 
     @property
     def parked_since(self) -> Seconds | None:
-        """Arrival of the oldest parked store."""
         return self._orphans.since
 
     @property
     def blocks_over(self) -> int:
-        """Engine blocks beyond the capacity; 0 if that is unknown."""
+        """0 if the capacity is unknown."""
         known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
 
     def held_keys(self) -> set[BlockKey]:
-        """Including pending changes."""
+        """Includes pending changes."""
         return set(self._keys.parents)
 
     def take_changes(self) -> Changes:
@@ -138,15 +129,13 @@ class BlockTranslator:
                 self._on_cleared()
 
     def mark_unverified(self, now: Seconds = 0.0) -> None:
-        """Events were missed: copy counts become uncertain and held blocks expire."""
         self._verification.mark_counts_unverified(now)
 
     def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
-        """`on`: removals may be lost unnoticed."""
         self._verification.set_unverifiable(now, on=on)
 
     def expire(self, until: Seconds) -> int:
-        """Drops blocks unverified since `until` or earlier; returns their number."""
+        """Returns the number of blocks dropped."""
         dropped = 0
         for node in self._verification.expired(until):
             self._give_up(node)
@@ -154,8 +143,8 @@ class BlockTranslator:
         return dropped
 
     def trim(self) -> bool:
-        """Drops blocks beyond the capacity, longest unconfirmed first. Returns True if verified ones were dropped:
-        removals were lost unnoticed."""
+        """Drops the longest unconfirmed blocks. Returns True if verified ones were dropped: removals were lost
+        unnoticed."""
         verified = False
         for _ in range(self.blocks_over):
             node = self._verification.longest_unconfirmed()
@@ -164,14 +153,13 @@ class BlockTranslator:
         return verified
 
     def dump(self) -> HeldBlocks | None:
-        """For another translator. None if changes or parked stores are pending, or blocks are unverified."""
+        """None if changes or parked stores are pending, or blocks are unverified."""
         if self.changed or self._orphans or not self._verification.complete:
             return None
         return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
     def restore(self, dump: HeldBlocks) -> None:
-        """Takes over a dump with the same key chain before the first event; the log has all of it. Raises ValueError if
-        it is inconsistent."""
+        """Call before the first event; the log has all of the dump. Raises ValueError if it is inconsistent."""
         assert not self._blocks.nodes, "a translator begins once"
         self._groups = AttentionGroups(dump.group, dump.several_groups)
         self._blocks.restore(dump.blocks)
@@ -207,7 +195,6 @@ class BlockTranslator:
         self.counters.problem = problem
 
     def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
-        """Raises ValueError for an invalid token id."""
         hashes, nodes = event.block_hashes, self._blocks.nodes
         keyed = len(hashes)
         if event.extra_keys is not None:
@@ -238,7 +225,7 @@ class BlockTranslator:
             self._verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
-        """Confirm the blocks and all blocks before them, including given-up ones."""
+        """Includes all blocks before them, also given-up ones."""
         now, verification = self._now, self._verification
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
@@ -270,8 +257,7 @@ class BlockTranslator:
             self.counters.problem = f"{len(dropped.block_hashes)} blocks follow one that was never stored"
 
     def _store_orphans(self, arrived: list[EngineHash]) -> None:
-        """Apply parked stores of these blocks, transitively; then their removes, because other stores may follow a
-        removed block."""
+        """Applies removes last, because other stores may follow a removed block."""
         waiting = list(arrived)
         removed: list[EngineHash] = []
         while waiting:
@@ -311,7 +297,6 @@ class BlockTranslator:
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
-        """Drop a block from the belief; a store that builds on it restores it."""
         node.copies = 0
         self._held_blocks -= 1
         self._keys.recount(node, expired=True)

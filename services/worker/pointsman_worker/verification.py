@@ -1,4 +1,4 @@
-"""Tracks unverified blocks (removals may have been missed), their age, and the order of giving them up."""
+"""Tracks unverified blocks, of which removals may have been missed, and the order of giving them up."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,6 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        """All blocks are verified."""
         unverified = any(
             n.copies == UNVERIFIED_COPIES or (n.copies and n.unverified != VERIFIED) for n in self._nodes.values()
         )
@@ -41,7 +40,6 @@ class Verification:
                 node.unverified = VERIFIED
 
     def mark_counts_unverified(self, now: Seconds) -> None:
-        """Events were missed: copy counts are uncertain."""
         for node in self._nodes.values():
             if node.copies:
                 node.copies = UNVERIFIED_COPIES
@@ -55,12 +53,10 @@ class Verification:
             self._expiring.append((now, marked))
 
     def confirm(self, blocks: list[Block], now: Seconds) -> None:
-        """Schedule the next confirmation, if blocks are unverifiable."""
         if self.unverifiable:
             self._expiring.append((now, blocks))
 
     def expired(self, until: Seconds) -> Iterator[Block]:
-        """Blocks unverified since `until` or earlier and not confirmed again."""
         while self._expiring and self._expiring[0][0] <= until:
             since, nodes = self._expiring.popleft()
             yield from (node for node in nodes if node.copies and node.unverified == since)

@@ -1,6 +1,5 @@
-"""The only task that appends to the log: writes InstanceJoined, cache events, a report per second and requested
-snapshots. While the log is unavailable, changes net out in the translator. A report follows the changes before it, so
-its digest matches the log."""
+"""The only task that appends to the log. While the log is unavailable, changes net out in the translator. A report
+follows the changes before it, so its digest matches the log."""
 
 import asyncio
 import contextlib
@@ -74,7 +73,7 @@ class LogWriter:
         return len(self._snapshots)
 
     async def snapshot(self) -> str:
-        """Waits until a snapshot is in the log. Returns the reason if it is not, else an empty string."""
+        """Returns an empty string, or why no snapshot is in the log."""
         written = asyncio.get_running_loop().create_future()
         self._snapshots.append(written)
         self._state.wake.set()
@@ -89,7 +88,6 @@ class LogWriter:
         return ""
 
     async def _until_due(self) -> None:
-        """Waits for the next report, or for a change plus `flush_ms`."""
         state = self._state
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
@@ -97,7 +95,7 @@ class LogWriter:
                 await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
-        """Writes pending events. Returns False if the session ended."""
+        """Returns False if the session ended."""
         if not session.joined_at and not await self._append(self._fleet_events.joined(session), session):
             return False
         snapshots, self._snapshots = self._snapshots, []
@@ -134,7 +132,6 @@ class LogWriter:
             self._state.position.confirm(sequence)
 
     async def _check_log(self, session: CacheSession) -> None:
-        """Rejoin if the log lost the start or end of this session."""
         state = self._state
         if not state.position.went_back and state.clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
             return
@@ -151,7 +148,7 @@ class LogWriter:
             state.rejoin(session)
 
     async def _append(self, event: LogEvent, session: CacheSession) -> bool:
-        """Retries without bound, because a missing event is a gap. Returns False if the session ended."""
+        """Retries without bound: a missing event is a gap. Returns False if the session ended."""
         state, backoff = self._state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
         while state.session is session:
             try:

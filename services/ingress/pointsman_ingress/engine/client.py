@@ -1,5 +1,5 @@
-"""HTTP client for engines: takes an `EngineRequest`, returns an `EngineAnswer`. Only the headers listed here are
-forwarded. Closing an answer before its end closes the connection, which makes the engine abort the request."""
+"""HTTP client for engines. Forwards only the headers listed here. Closing an unfinished answer makes the engine abort
+it."""
 
 import asyncio
 import re
@@ -41,8 +41,7 @@ _done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 
 class EngineFailedError(Exception):
-    """`failure`: for the log; None for a refusal (4xx). `status`: 0 if there was no answer. `public_reason`: safe for
-    clients, contains no address."""
+    """`failure`: for the log; None for a 4xx. `status`: 0 without an answer. `public_reason`: without addresses."""
 
     def __init__(
         self, reason: str, *, failure: AttemptFailure | None = None, status: int = 0, public_reason: str = ""
@@ -74,8 +73,7 @@ class EngineClient:
         forward_authorization: bool,
         chunk_timeout_seconds: WallSeconds,
     ) -> None:
-        """Without `api_key` the client's key is sent if `forward_authorization`. `chunk_timeout_seconds`: maximum wall
-        pause after the first output."""
+        """`chunk_timeout_seconds`: maximum wall pause after the first output."""
         self._session = session
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -127,7 +125,6 @@ class EngineClient:
         return headers
 
     def _remember_url(self, engine: str, path: str) -> URL:
-        """Parsing a URL costs as much as sending the request."""
         if len(self._urls) > URLS_MAX:
             self._urls.clear()
         url = self._urls[engine, path] = URL(engine.rstrip("/") + path)
@@ -152,8 +149,7 @@ class EngineAnswer:
         self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
 
     async def opening(self) -> bytes:
-        """Returns the first bytes, of a stream up to the first output, so that the request can still be retried. Raises
-        EngineFailedError."""
+        """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
         while self.streams and chunk and not self.tail.opening_is_over and size <= OPENING_BYTES_MAX:
@@ -199,7 +195,6 @@ class EngineAnswer:
         self._ended = not self._kept_open
 
     async def _next(self) -> bytes:
-        """Raises aiohttp's errors, ConnectionResetError, and EngineFailedError after the chunk timeout."""
         waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
@@ -257,7 +252,6 @@ def _content_type(sent: str) -> str:
 
 
 def _failure(error: Exception, *, head_received: bool = False) -> EngineFailedError:
-    """`head_received`: whether the head has arrived."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if not head_received and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
         return EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")

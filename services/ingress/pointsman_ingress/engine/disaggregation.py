@@ -1,6 +1,5 @@
-"""Prefill/decode disaggregation: takes a request body, returns the bodies for both engines. vLLM's protocol: the
-prefill request has `max_tokens` 1 and `kv_transfer_params` for a remote decode; the `kv_transfer_params` of its answer
-go into the decode request. Only completions and chats with one prompt and one answer are split."""
+"""Prefill/decode disaggregation in vLLM's protocol: the prefill request has `max_tokens` 1 and `kv_transfer_params` for
+a remote decode; those of its answer go into the decode request. Requires one prompt and one answer."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,5 @@
-"""Deadline for an engine's first byte: a multiple of the predicted TTFT, at least `--first-byte-seconds-min`. Answers
-that are not streamed add the maximum output at the TPOT SLO; unbounded output has no deadline."""
+"""Deadline for an engine's first byte: a multiple of the predicted TTFT, plus the output at the TPOT SLO if not
+streamed."""
 
 import asyncio
 import math
@@ -25,8 +25,8 @@ def first_byte_wall_seconds(
 
 
 class FirstByteDeadline:
-    """Bounds its context by `wall_seconds`. On timeout or `expire` it calls `give_up(waited_seconds)`: True raises
-    EngineFailedError, False restarts the wait. Time during which this process stalled does not count."""
+    """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
+    the wait. Does not count time during which this process stalled."""
 
     def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
         self._wall_seconds = wall_seconds
@@ -50,7 +50,6 @@ class FirstByteDeadline:
             raise EngineFailedError(reason, failure="first_byte_timeout") from timeout
 
     def expire(self) -> None:
-        """The leader reports that the engine lost the request."""
         if self._timer is not None:
             self._timer.cancel()
         self._decide()

@@ -1,5 +1,4 @@
-"""Incremental parsing of engine streams: takes chunks, reports first output, end, failure and last events. Completions
-and chats end with `[DONE]`; the Responses and Messages APIs send named events."""
+"""Incremental parsing of engine streams: takes chunks, reports first output, end, failure and last events."""
 
 import re
 from collections import deque
@@ -23,8 +22,8 @@ _PATTERN_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """Byte patterns. `output`: of the first event with output, empty if every event has some. `ends`: of the last
-    event. They include line ends so that generated text cannot match."""
+    """Byte patterns of the first event with output (empty: every event has some) and of the last event. They include
+    line ends so that generated text cannot match."""
 
     output: tuple[bytes, ...]
     ends: tuple[bytes, ...]
@@ -88,7 +87,6 @@ class StreamTail:
 
     @property
     def opening_is_over(self) -> bool:
-        """Whether output has begun. The first event must be complete, since it may be an error."""
         return self._shows_output and not (self.events <= 1 and self._unfinished_event)
 
     @property
@@ -105,7 +103,6 @@ class StreamTail:
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
     def data_backwards(self) -> Iterator[bytes]:
-        """Data lines of the tail, last first."""
         lines = b"".join(self._chunks).replace(b"\r", b"\n").rsplit(b"\n", USAGE_LINES_MAX)
         for line in reversed(lines):
             if line.startswith(b"data:"):
@@ -129,8 +126,7 @@ _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
 def _reports_failure(events: bytes) -> bool:
-    """Whether an event reports an engine failure: vLLM and SGLang send it after status 200. Errors of the request (4xx)
-    do not count."""
+    """vLLM and SGLang report failures in an event after status 200. Errors of the request (4xx) do not count."""
     return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))
 
 

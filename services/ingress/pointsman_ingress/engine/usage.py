@@ -1,5 +1,4 @@
-"""Token usage: read from answers and events, and removed from streams. The ingress asks for a stream's usage
-(`stream_options.include_usage`) if the client did not, then removes that event."""
+"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams."""
 
 from typing import Annotated, Any
 

@@ -67,7 +67,7 @@ class Keyring:
                 log.warning("api_keys_unreadable", reason=str(error))
 
     def _read(self, path: Path) -> bool:
-        """Returns whether the file has changed. Raises KeysFileError."""
+        """Returns whether the file has changed."""
         try:
             status = path.stat()
             version = status.st_mtime_ns, status.st_size
@@ -84,7 +84,6 @@ class Keyring:
 
 
 def _sent_key(headers: Headers) -> bytes | None:
-    """From OpenAI's bearer token or Anthropic's `x-api-key`."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
 

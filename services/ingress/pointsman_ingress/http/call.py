@@ -48,8 +48,6 @@ class RequestIds:
 
 
 class BodyBudget:
-    """Limits the bytes of unfinished bodies in this process."""
-
     def __init__(self, bytes_max: int = UNFINISHED_BODIES_BYTES_MAX) -> None:
         self._bytes_left = bytes_max
 
@@ -102,7 +100,6 @@ class Call:
         return body
 
     async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
-        """`length` None: the body is streamed."""
         self._streaming = length is None
         last = (b"cache-control", b"no-cache") if length is None else (b"content-length", b"%d" % length)
         self._begin(200)
@@ -124,8 +121,7 @@ class Call:
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
 
     async def fail(self, error: ApiError, *, mid_event: bool = False) -> None:
-        """Sends an error as the answer, or as a stream's last event; `mid_event`: ends an unfinished event first. If a
-        content length was sent, the server closes the connection instead."""
+        """Sends an error as the answer, or as a stream's last event; `mid_event`: ends an unfinished event first."""
         self.error_code = self.error_code or error.code
         if not self.status:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
@@ -165,7 +161,7 @@ async def _body(receive: Receive, budget: BodyBudget, bytes_max: int) -> bytes:
 
 
 async def _part(receive: Receive) -> tuple[bytes, bool]:
-    """Returns bytes and whether more follow. Raises ClientGoneError."""
+    """Raises ClientGoneError."""
     message = await receive()
     if message["type"] != "http.request":
         raise ClientGoneError
@@ -174,5 +170,4 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
 
 @cache
 def _requests_metric(path: str, status: int) -> Metric:
-    """Label lookup costs more than counting."""
     return HTTP_REQUESTS.labels(path, str(status))

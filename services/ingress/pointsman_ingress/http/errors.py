@@ -1,5 +1,4 @@
-"""Client errors: `ApiError` is raised anywhere and rendered once, in OpenAI's or Anthropic's format. Messages contain
-no keys, prompts or engine addresses."""
+"""Client errors in OpenAI's or Anthropic's format. Messages contain no keys, prompts or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,8 +34,6 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """Error format of an API. `event_head` starts its server-sent event."""
-
     body: Callable[[ApiError], bytes]
     event_head: bytes
 

@@ -1,5 +1,4 @@
-"""Cancels a request's task on disconnect or timeout. ASGI reports a disconnect only from `receive`, so a task reads it
-while the request runs."""
+"""Cancels a request's task on disconnect or timeout. A task reads `receive`, which alone reports disconnects."""
 
 import asyncio
 from typing import Self
@@ -11,7 +10,7 @@ from pointsman.runtime.supervision import Supervisor
 
 
 class RequestDeadline:
-    """Context manager for the current task. `cause`: CLIENT_GONE or TIMEOUT if it was cancelled from here."""
+    """`cause`: CLIENT_GONE or TIMEOUT if the task was cancelled from here."""
 
     def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
         self._supervisor = supervisor
@@ -20,11 +19,11 @@ class RequestDeadline:
         self.cause: CancelCause | None = None
 
     def watch(self, receive: Receive) -> None:
-        """Detect disconnects; call after reading the body."""
+        """Call after reading the body."""
         self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
 
     def uncancel(self) -> CancelCause | None:
-        """Undo a cancellation from here and return its cause. Returns None if the task was cancelled elsewhere."""
+        """Undo a cancellation from here. Returns None if the task was cancelled elsewhere."""
         if self.cause is not None:
             self._task.uncancel()
         return self.cause

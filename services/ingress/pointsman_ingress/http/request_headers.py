@@ -30,7 +30,6 @@ def slo_of(headers: Headers, defaults: LatencySlo) -> LatencySlo:
 
 
 def tenant_of(headers: Headers, user: str) -> Tenant:
-    """For clients without an API key: the header, or the body's `user`."""
     name = header_text(headers, b"x-llm-d-inference-fairness-id") or cleaned(user)
     return Tenant(name) if name else ANONYMOUS
 

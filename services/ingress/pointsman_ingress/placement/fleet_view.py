@@ -1,5 +1,4 @@
-"""The ingress's view of a pool: folds fleet and leader events; provides instances, models, block size and elections.
-Does not track queues or caches."""
+"""The ingress's view of a pool: instances, models, block size and elections, folded from fleet and leader events."""
 
 import asyncio
 from collections import Counter
@@ -72,7 +71,7 @@ class FleetView:
             self._changed.set()
 
     async def changed(self) -> None:
-        """Waits for an event since the last call; supports one waiter."""
+        """Supports one waiter."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -82,7 +81,7 @@ class FleetView:
 
     @property
     def ready(self) -> list[Instance]:
-        """Instances that accept new requests, sorted by name."""
+        """Sorted by name."""
         fleet = self._state.fleet
         return [fleet[instance] for instance in fleet.ready]
 
@@ -102,17 +101,16 @@ class FleetView:
         return known if known is not None and known.epoch == epoch else None
 
     def fresh(self, instance: Instance) -> bool:
-        """Whether the worker reported recently."""
         return self._clock.now() - instance.heard_at < engine_seconds(FRESH_WALL_SECONDS, self._clock.speed)
 
     @property
     def models(self) -> dict[str, Model]:
-        """Every served name; those served last if there are no instances."""
+        """Those served last if there are no instances."""
         return self._models
 
     @property
     def base(self) -> Model | None:
-        """The pool's model; None before an instance has joined."""
+        """None before an instance has joined."""
         return next((model for model in reversed(self._models.values()) if model.name == model.base), None)
 
     @property
@@ -121,7 +119,7 @@ class FleetView:
         return self._leaders_block_tokens or self._joined_block_tokens
 
     def context_of(self, model: Model) -> Tokens:
-        """Longest context that an instance offers; 0 if unknown."""
+        """0 if unknown."""
         return max((i.max_model_len for i in self._schedulable if i.can_serve(model)), default=0)
 
     @property
@@ -152,7 +150,6 @@ class FleetView:
             listener(term)
 
     def _update_models(self) -> None:
-        """If instances disagree on alias or adapter, the majority wins."""
         votes = Counter((name, adapter) for instance in self._schedulable for name, adapter in _names_of(instance))
         offered: dict[str, Model] = {}
         for instance in self._schedulable:

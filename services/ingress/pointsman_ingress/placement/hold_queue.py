@@ -1,5 +1,4 @@
-"""Bounded wait for an engine, for requests that no leader queues: the log is not read yet, no engine has joined, or
-there is neither leader nor engine."""
+"""Bounded wait for an engine, for requests that no leader queues, for instance before an engine has joined."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +18,6 @@ POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)
 
 class HoldQueue:
     def __init__(self, wall_seconds: Seconds, clock: Clock) -> None:
-        """`wall_seconds`: per request."""
         self._wall_seconds = wall_seconds
         self._clock = clock
         self._waiting = 0

@@ -1,6 +1,5 @@
-"""A pool's requests that are queued or at an engine: tracks load per engine, and sends the heartbeat `cmd.follow` that
-names them to the leader every second. The leader ends requests that no ingress names; its answer lists redispatched and
-lost ones. Load is the larger of this ingress's count and the worker's recent report."""
+"""Load per engine, and the heartbeat `cmd.follow`, which names a pool's requests to the leader every second. The leader
+ends requests without a heartbeat; its answer lists redispatched and lost ones."""
 
 import asyncio
 from collections import Counter
@@ -35,7 +34,6 @@ class InFlightRequest:
     interrupt: asyncio.Timeout | None = None  # aborts the wait; None: not redispatchable
 
     def redispatch(self, new_grant: RouteGranted) -> None:
-        """Ignored after an answer or an earlier redispatch."""
         if self.interrupt is None or self.redispatched_to is not None:
             return
         if self.grant.attempt == new_grant.attempt and self.grant.instance != new_grant.instance:
@@ -43,7 +41,7 @@ class InFlightRequest:
             self.interrupt.reschedule(0.0)
 
     def answered(self) -> None:
-        """The engine began to answer; cancels a concurrent redispatch."""
+        """Cancels a concurrent redispatch."""
         if self.interrupt is not None:
             self.redispatched_to = None
             self.interrupt.reschedule(None)
@@ -83,8 +81,7 @@ class InFlightRequests:
 
     @asynccontextmanager
     async def at_engine(self, grant: RouteGranted, *, redispatchable: bool = False) -> AsyncIterator[InFlightRequest]:
-        """Counts the request at the grant's engine. If `redispatchable`, a redispatch before `answered` ends the
-        context and sets `redispatched_to`."""
+        """A redispatch before `answered` ends a `redispatchable` context and sets `redispatched_to`."""
         request = InFlightRequest(grant)
         self._per_engine[grant.instance] += 1
         self._at_engines[grant.request] = request
@@ -109,8 +106,7 @@ class InFlightRequests:
             self._at_engines.pop(grant.request, None)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """Least load, then name, among reachable instances that can serve. Ejected or recently failed ones come last,
-        because an engine that fails fast looks idle."""
+        """Ejected or recently failed instances come last: an engine that fails fast looks idle."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
         return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
@@ -128,7 +124,6 @@ class InFlightRequests:
         self._failures.pop(instance, None)
 
     def log_grant(self, grant: RouteGranted) -> None:
-        """Log a grant that the leader may not have logged."""
         now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
         self._events.append_soon(
             RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)

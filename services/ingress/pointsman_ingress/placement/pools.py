@@ -1,5 +1,4 @@
-"""The pools of this ingress: maps a model name to its pool. Pools are configured; workers report their models, aliases
-and adapters."""
+"""The pools of this ingress. Pools are configured; workers report their models, aliases and adapters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,8 +95,6 @@ class Pools:
 
 
 class PoolsBoard(HealthBoard):
-    """Ready while any pool is ready and the ingress itself misses nothing."""
-
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
         self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}

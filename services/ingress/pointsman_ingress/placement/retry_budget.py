@@ -1,5 +1,4 @@
-"""Envoy's retry budget: bounds a pool's concurrent retries in this ingress. A request holds its place from its first
-retry to its first output or end."""
+"""Envoy's retry budget, per pool and ingress. A request holds its place from its first retry to its output or end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ class RetryTicket:
         self._retrying = False
 
     def claim(self) -> bool:
-        """Returns whether the request may be retried."""
         if not self._retrying and self._budget.spent:
             RETRIES_REFUSED.inc()
             return False

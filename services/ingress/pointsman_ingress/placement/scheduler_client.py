@@ -1,6 +1,6 @@
-"""The scheduler's client: sends `RouteRequest`s, returns grants and rejections. A queued request repeats its command
-every two seconds as a heartbeat, and when a new leader is elected; answers of earlier terms are ignored. After
-`--scheduler-timeout-seconds` without an answer it grants the least loaded engine itself."""
+"""Sends `RouteRequest`s, returns grants and rejections. A queued request repeats its command as a heartbeat and when a
+new leader is elected; answers of earlier terms are ignored. Without an answer for `--scheduler-timeout-seconds` the
+least loaded engine is granted."""
 
 import asyncio
 
@@ -43,8 +43,7 @@ LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # timeout and interval
 
 
 class SchedulerLiveness:
-    """Wall time without an answer from a pool's scheduler. A scheduler sends nothing while a request is queued, so
-    `cmd.fleet`, which is answered at once, tests it."""
+    """A scheduler sends nothing while a request is queued; `cmd.fleet`, which is answered at once, tests it."""
 
     def __init__(
         self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: WallSeconds
@@ -81,7 +80,7 @@ class SchedulerLiveness:
             self._set_unresponsive(answered_at)
 
     async def watch(self) -> None:
-        """Probes an unresponsive scheduler without requests, so that /readyz recovers. Runs without end."""
+        """Without requests too, so that /readyz recovers. Runs without end."""
         while True:
             await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
             if self._unresponsive_since is not None:
@@ -148,7 +147,6 @@ class SchedulerClient:
         return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
 
     async def _request_route(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
-        """Returns None if the request must be placed without a scheduler."""
         sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
         while not (self._liveness.timed_out and (sent or self._recently_requested)):
             held_up = self._clock.now() - began if sent else 0.0
@@ -178,7 +176,6 @@ class SchedulerClient:
         return None
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
-        """Raises NoResponderError, CommandTimeoutError; TimeoutError on a new leader."""
         self._open_requests += 1
         wait = asyncio.timeout(None)
         try:
@@ -221,8 +218,7 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
-        """Returns the decode grant of a request prefilled in `prefill` engine seconds; the planned one if no leader
-        answers."""
+        """The planned decode grant if no leader answers. `prefill`: engine seconds."""
         with self._in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
             if answer is not None:
@@ -258,8 +254,7 @@ class SchedulerClient:
         return None
 
     async def cancel(self, request: RequestId, cause: CancelCause) -> bool:
-        """Returns whether the scheduler logs the request's end; otherwise the caller must. After a timeout it does,
-        since the command is no longer repeated."""
+        """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
             subject = subjects.cancel_subject(self._pool)

@@ -1,5 +1,4 @@
-"""Multipart forms of the audio endpoints: parses the small fields that routing needs. The form is forwarded unchanged.
-Parts and field sizes are bounded."""
+"""Multipart forms of the audio endpoints: parses the few fields that routing needs, within bounds."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,5 +1,4 @@
-"""Chat messages of any API: extracts text parts, and finds the first part that is unsupported because it is not
-text."""
+"""Chat messages of any API: extracts text parts, finds the first part that is unsupported because it is not text."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +14,7 @@ Message = dict[str, Any]
 
 @dataclass(slots=True)
 class ChatForm:
-    """Input of a chat template. `unsupported`: kind of the first part without text form, or empty;
-    `unsupported_message`: its index."""
+    """`unsupported`: kind of the first part without text form, or empty; `unsupported_message`: its index."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
@@ -33,14 +31,13 @@ class ChatForm:
 
 
 def unsupported_part(content: Any) -> str:
-    """Kind of the first part that is not text, cleaned; empty if there is none."""
+    """Empty if there is none."""
     if not isinstance(content, list):
         return ""
     return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_KINDS), "")
 
 
 def first_unsupported(messages: list[Message]) -> tuple[str, int]:
-    """As `unsupported_part`, with the message's index."""
     for at, message in enumerate(messages):
         if kind := unsupported_part(message.get("content")):
             return kind, at

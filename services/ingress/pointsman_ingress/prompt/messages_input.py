@@ -1,5 +1,4 @@
-"""Parses Anthropic's /v1/messages into a `ParsedRequest`. Builds the same chat as vLLM 0.32, so that equal
-conversations have equal keys. Images, documents and built-in tools are unsupported parts."""
+"""Parses Anthropic's /v1/messages into the same chat as vLLM 0.32, so that equal conversations have equal keys."""
 
 import json
 from dataclasses import replace
@@ -131,7 +130,6 @@ def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block],
 
 
 def _add_result(form: ChatForm, block: Block) -> None:
-    """Adds the result's text, images (as user) and tool references."""
     content, call = block.get("content"), block.get("tool_use_id") or ""
     items = _blocks(content)
     result_texts = [item.get("text", "") for item in items if item.get("type") == "text"]

@@ -1,5 +1,4 @@
-"""Parses request bodies of OpenAI's API into a `ParsedRequest` with the fields that routing needs. Ignores unknown
-fields; the body is forwarded unchanged. Raises ApiError for invalid bodies."""
+"""Parses OpenAI's request bodies into `ParsedRequest`, the fields that routing needs. Ignores unknown fields."""
 
 from array import array
 from collections.abc import Sequence
@@ -153,8 +152,6 @@ class _PooledBody(Body):
 
 
 class _PairsBody(Body):
-    """Alternative names for each side."""
-
     query: Any = None
     queries: Any = None
     text_1: Any = None
@@ -264,7 +261,6 @@ def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
 def parsed(
     fields: Body, prompt: Prompt, prompt_field: str, output_tokens: Tokens | None, *, reads_cache: bool = True
 ) -> ParsedRequest:
-    """`output_tokens`: as the client set them."""
     salt, options = fields.cache_salt or "", fields.stream_options
     if len(salt) > SALT_LENGTH_MAX:
         msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
@@ -297,14 +293,12 @@ def positive(value: int | None, name: str) -> Tokens | None:
 
 
 def with_effort(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
-    """vLLM's template arguments for a reasoning effort."""
     if effort is None:
         return given
     return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
 
 
 def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
-    """vLLM's, for chat completions."""
     given = fields.chat_template_kwargs or {}
     named: dict[str, Any] = {"documents": fields.documents, "reasoning_effort": fields.reasoning_effort}
     if fields.reasoning_effort is not None and "enable_thinking" not in given:

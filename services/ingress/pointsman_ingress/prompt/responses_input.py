@@ -1,5 +1,4 @@
-"""Parses OpenAI's /v1/responses into a `ParsedRequest`. Builds the same chat as vLLM, so that equal conversations have
-equal keys. Images, built-in tools and conversations stored by the engine are unsupported parts."""
+"""Parses OpenAI's /v1/responses into the same chat as vLLM, so that equal conversations have equal keys."""
 
 from dataclasses import replace
 from typing import Any
@@ -98,7 +97,6 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
 
 
 def _add_message(form: ChatForm, item: Message) -> None:
-    """Only an assistant's first part counts."""
     content = item.get("content")
     if item["role"] != "assistant":
         form.add(item, unsupported=unsupported_part(content))
@@ -112,7 +110,6 @@ def _add_message(form: ChatForm, item: Message) -> None:
 
 
 def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
-    """Consecutive calls form one message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     last = form.messages[-1] if form.messages else {}
@@ -140,5 +137,4 @@ def _reasoning_text(item: dict[str, Any]) -> str | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The format of chat completions."""
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

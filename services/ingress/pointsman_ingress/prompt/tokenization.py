@@ -1,10 +1,6 @@
-"""Tokenizes prompts as the engine does: takes a `ParsedRequest`, returns `PromptTokens`. Sources in order: the client's
-token ids; the local tokenizer and chat template; an engine's `/render` or `/tokenize`. If all fail, tokens are guessed
-and marked inexact.
-
-Of a chat with images only the part before the first is known. Encoding costs 1 ms per 1,000 characters; long prompts
-run in threads.
-"""
+"""Tokenizes prompts as the engine does, by the local tokenizer and chat template or an engine's `/render` or
+`/tokenize`. If all fail, tokens are guessed and marked inexact. Of a chat with images only the part before the first is
+known. Encoding costs 1 ms per 1,000 characters; long prompts run in threads."""
 
 import asyncio
 from array import array
@@ -92,7 +88,6 @@ class PromptTokenizer:
         clock: Clock,
         failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
-        """`engine` returns an instance to use; `failed` receives one that did not answer."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
@@ -140,7 +135,6 @@ class PromptTokenizer:
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
-        """Selects the chat variant for this model's template."""
         tokenizer = self._tokenizer
         if tokenizer is None or not isinstance(prompt, Chat):
             return prompt
@@ -220,7 +214,7 @@ class PromptTokenizer:
         return msgspec.json.decode(answer, type=_Tokenized).tokens
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
-        """Raises EngineFailedError, and _InvalidPromptError for an invalid prompt."""
+        """Raises EngineFailedError and _InvalidPromptError."""
         request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
         async with await self._engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
@@ -284,7 +278,6 @@ def _with_reasoning(message: Message) -> Message:
 
 
 def _with_placeholder(chat: Chat, placeholder: str) -> Chat:
-    """Replaces unsupported parts by `placeholder`, at the start of the first message that has one."""
     messages = [{**message, "content": text_parts(message.get("content"))} for message in chat.messages]
     at = messages[chat.unsupported_message]
     at["content"] = placeholder + "\n".join(texts(at["content"]))
