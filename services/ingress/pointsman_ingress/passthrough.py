@@ -1,8 +1,4 @@
-"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer, nothing is scheduled and nothing logged.
-
-The least busy reachable instance is asked, and another when it fails, within the same bounds as other requests. They cost
-no prefill, so the shortest deadline for the first byte applies.
-"""
+"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer; not scheduled, not logged."""
 
 from functools import partial
 
@@ -35,15 +31,17 @@ async def pass_through(
     tried: list[InstanceId] = []
     reason = ""
 
-    def may_leave(present: InstanceId, _seconds: Seconds) -> bool:
-        excluded = [*tried, present]
+    def may_retry_elsewhere(current: InstanceId, _seconds: Seconds) -> bool:
+        excluded = [*tried, current]
         return len(excluded) <= settings.retries_max and pool.in_flight.least_busy(model, excluded=excluded) is not None
 
     with pool.retry_budget.open() as ticket:
         while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
             request = EngineRequest(instance.url, call.path, body, call.headers, call.id)
             try:
-                async with FirstByteDeadline(first_byte_wall_seconds(settings), partial(may_leave, instance.id)):
+                async with FirstByteDeadline(
+                    first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
+                ):
                     answer, first = await engines.open(request)
                 async with answer:
                     whole = await answer.whole(first)
