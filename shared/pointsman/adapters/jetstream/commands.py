@@ -1,7 +1,5 @@
-"""Request and reply over core NATS: the commands between services, and our own calls of the JetStream API.
-
-All answers come to one inbox, one token each, so that asking costs one publish and one future.
-"""
+"""Request and reply over core NATS, for commands between services and for JetStream API calls. All replies arrive on
+one inbox, with one token per request."""
 
 import asyncio
 import secrets
@@ -24,14 +22,12 @@ from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoRes
 from pointsman.primitives import Seconds, WallSeconds
 
 ANSWERS_WAITING_MAX = 65_536
-"""Answers that have arrived and wait for the event loop. More than there are requests in flight."""
+"""Replies queued for the event loop; more than there are requests in flight."""
 COMMANDS_WAITING_MAX = 4096
-"""Commands that have arrived and wait for a handler. More are dropped: their askers time out and ask again."""
+"""Commands queued for a handler. More are dropped; their senders time out and retry."""
 
 
 class Requests:
-    """Asks on a subject and waits for the one answer."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
@@ -49,7 +45,7 @@ class Requests:
     async def ask_message(
         self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
     ) -> Message:
-        """The same, for who needs the answer's headers too."""
+        """Raises NoResponderError, CommandTimeoutError."""
         self._asked += 1
         reply = f"{self._inbox}{self._asked}"
         loop = asyncio.get_running_loop()
@@ -86,7 +82,7 @@ def _fail(answer: asyncio.Future[Message], reason: str) -> None:
 
 
 class JetStreamCommands(Commands):
-    """The commands between services. A handler runs in its subscription: one command after the other, no task each."""
+    """Handles the commands of a subject one at a time."""
 
     def __init__(self, connection: Connection, requests: Requests, listener: LogListener) -> None:
         self._connection = connection
