@@ -1,8 +1,8 @@
-"""vLLM's block pool with randomised leaf token in place of least recently used.
+"""vLLM's block pool with randomised leaf token instead of LRU.
 
-All bookkeeping stays vLLM's: reference counts, hashes, KV events. Replaced is the queue of free blocks; added is word to
-it of three things that it cannot see itself: blocks that become cached (and after which one), blocks that lose their
-hash, and a reset. Only free blocks are in the queue, so what is held cannot be evicted.
+Reference counts, hashes and KV events stay vLLM's. The queue of free blocks is replaced, and receives what it cannot
+see itself: blocks that become cached and their parents, blocks that lose their hash, and resets. Held blocks are not in
+it.
 """
 
 import logging
@@ -25,11 +25,11 @@ logger = logging.getLogger("vllm.pointsman")
 
 
 class UnsuitableModelError(RuntimeError):
-    """The model's cache is not the tree of blocks that randomised leaf token is made for."""
+    """The model's cache is not a tree of blocks."""
 
 
 class RandomisedBlockPool(BlockPool):
-    """Evicts a random leaf among the cached blocks that nobody used in this phase. Settings: `EvictionSettings`."""
+    """Evicts a random leaf among cached blocks not used in this phase. Settings: `EvictionSettings`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,11 +69,8 @@ class RandomisedBlockPool(BlockPool):
 
 
 def install() -> None:
-    """From now on every block pool of this process is a randomised one. A second call does nothing.
-
-    Raises UnknownInternalsError. An engine whose model has other than full attention then does not start
-    (UnsuitableModelError).
-    """
+    """Make all block pools of this process randomised; idempotent. Raises UnknownInternalsError. An engine without full
+    attention then fails to start (UnsuitableModelError)."""
     if kv_cache_coordinator.BlockPool is RandomisedBlockPool:
         return
     _require_internals()

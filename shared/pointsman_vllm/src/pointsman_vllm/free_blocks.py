@@ -1,13 +1,8 @@
-"""The blocks that nobody holds, and which of them an engine takes next: vLLM's queue of free blocks with another order.
+"""vLLM's queue of free blocks with another order, without imports of vLLM.
 
-Empty blocks go first, the one that was put to the front last before the others, as in vLLM. Of the cached ones
-`RandomisedLeafToken` says which goes. That knows blocks as a tree, so this class tells it which block came after which
-as blocks become cached. It speaks of physical blocks: where vLLM computed the same block twice it keeps both copies,
-and each is a leaf or not for itself. A block id is used again and again; in the tree every filling of a block has a
-number of its own.
-
-It has the methods and the one attribute that vLLM's `FreeKVCacheBlockQueue` has, and nothing of vLLM in it. Taking,
-putting and removing a block is O(1), but for the beginning of a phase, which pays for itself over the phase.
+Empty blocks go first, the last one put to the front before the others, as in vLLM. `RandomisedLeafToken` chooses among
+cached ones; it needs a tree, so this class records each block's parent. Copies of one block are separate leaves. Block
+ids are reused, so each filling gets its own number. Operations are O(1), amortised over a phase.
 """
 
 from collections import OrderedDict
@@ -19,7 +14,7 @@ from pointsman_vllm.eviction_rlt import RandomisedLeafToken
 
 
 class Block(Protocol):
-    """What is used of vLLM's `KVCacheBlock`."""
+    """The used part of vLLM's `KVCacheBlock`."""
 
     @property
     def block_id(self) -> int: ...
@@ -37,15 +32,15 @@ NOT_CACHED = -1
 
 
 class RandomisedFreeBlocks(Generic[B]):
-    """Free blocks in the order of randomised leaf token. Holding is the pool's business; it never takes a held block."""
+    """The pool counts holders; held blocks are never taken."""
 
     def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
-        """`blocks`: all of the pool, each at the place of its id. `free`: those that nobody holds; all are empty."""
+        """`blocks`: the whole pool, indexed by id. `free`: unheld blocks, all empty."""
         self._blocks = blocks
         self._order = RandomisedLeafToken[int](seed)
         self._empty: OrderedDict[int, B] = OrderedDict((block.block_id, block) for block in free)
         self._nodes = [NOT_CACHED] * len(blocks)
-        """By block id: the number of its present filling in the tree. Modulo the number of blocks it is the id."""
+        """By block id: number of its current filling; modulo the number of blocks it is the id."""
         self._fillings = count(0, len(blocks))
 
     @property
@@ -53,7 +48,7 @@ class RandomisedFreeBlocks(Generic[B]):
         return len(self._empty) + len(self._order)
 
     def cached(self, parent: B | None, blocks: Iterable[B]) -> None:
-        """These held blocks, consecutive ones of one prompt after `parent`, have hashes now. Null blocks have none."""
+        """These held, consecutive blocks after `parent` got hashes. Null blocks are skipped."""
         before = NOT_CACHED if parent is None else self._nodes[parent.block_id]
         fresh = [
             block for block in blocks if block.block_hash is not None and self._nodes[block.block_id] == NOT_CACHED
@@ -62,7 +57,7 @@ class RandomisedFreeBlocks(Generic[B]):
             self._plant(fresh, before)
 
     def uncached(self, block: B) -> None:
-        """The block has no hash any more, for another reason than being taken from here."""
+        """The block lost its hash other than by being taken from here."""
         node = self._nodes[block.block_id]
         if node == NOT_CACHED:
             return
@@ -72,21 +67,20 @@ class RandomisedFreeBlocks(Generic[B]):
             self._empty[block.block_id] = block
 
     def all_uncached(self) -> None:
-        """No block has a hash any more."""
         free = self.get_all_free_blocks()
         self._order.clear()
         self._nodes = [NOT_CACHED] * len(self._blocks)
         self._empty = OrderedDict((block.block_id, block) for block in free)
 
     def popleft(self) -> B:
-        """Raises ValueError where no block is free."""
+        """Raises ValueError if no block is free."""
         if not self.num_free_blocks:
             msg = "No free blocks available"
             raise ValueError(msg)
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[B]:
-        """There are at least `n`."""
+        """At least `n` must be free."""
         assert n <= self.num_free_blocks
         taken = [self._empty.popitem(last=False)[1] for _ in range(min(n, len(self._empty)))]
         if len(taken) < n:
@@ -97,7 +91,7 @@ class RandomisedFreeBlocks(Generic[B]):
         return taken
 
     def remove(self, block: B) -> None:
-        """Somebody holds this free block again. Raises KeyError where it is not free."""
+        """The block is held again. Raises KeyError if it is not free."""
         node = self._nodes[block.block_id]
         if node == NOT_CACHED:
             del self._empty[block.block_id]
@@ -108,7 +102,7 @@ class RandomisedFreeBlocks(Generic[B]):
         self.append_n([block])
 
     def append_n(self, blocks: Sequence[B]) -> None:
-        """The last holder let go of these; of one prompt the last block first. Cached ones are marked as used now."""
+        """Released blocks, of one prompt the last block first. Cached ones are marked as used."""
         released = []
         for block in blocks:
             if block.block_hash is None:
@@ -120,17 +114,17 @@ class RandomisedFreeBlocks(Generic[B]):
         self._order.add(released)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
-        """These are taken first, in this order. They are empty."""
+        """Empty blocks, taken first and in this order."""
         for block in reversed(blocks):
             self._empty[block.block_id] = block
             self._empty.move_to_end(block.block_id, last=False)
 
     def get_all_free_blocks(self) -> list[B]:
-        """Empty ones, then cached ones by how long ago they were let go of. The latter are not evicted in this order."""
+        """Empty blocks, then cached ones in order of release, not of eviction."""
         return [*self._empty.values(), *(self._blocks[node % len(self._blocks)] for node in self._order)]
 
     def iter_blocks_after(self, cursor: B | None) -> Iterator[B]:
-        """Those that `get_all_free_blocks` has after `cursor`; all where it is None or not free. O(free blocks)."""
+        """Free blocks after `cursor`; all if it is None or not free. O(free blocks)."""
         free = self.get_all_free_blocks()
         rest = list(dropwhile(lambda block: block is not cursor, free))
         return iter(rest[1:] if rest else free)
