@@ -39,17 +39,14 @@ class Frames(Protocol):
 
     def text(self, json_text: str, *, last: bool) -> bytes: ...
 
-    def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes:
-        """`numbers`: the usage, if requested."""
-        ...
+    def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes: ...
 
 
 class ChunkFrames:
     def __init__(
         self, heading: Heading, *, object_name: str, opening: dict[str, Any] | None, delta: dict[str, Any]
     ) -> None:
-        """`opening`: the choice of a first chunk without text, if any. `delta`: that of all others, with `_TEXT_MARK`
-        as text."""
+        """`opening`: the choice of a first chunk without text. `delta`: that of others, with `_TEXT_MARK` as text."""
         self._heading = {"id": heading.id, "object": object_name, "created": heading.created, "model": heading.model}
         self.before = b""
         self.opening = b"" if opening is None else self._event([opening])
@@ -57,7 +54,6 @@ class ChunkFrames:
         _, self._last_tail = self._around_text(delta, finish_reason=FINISH_REASON)
 
     def text(self, json_text: str, *, last: bool) -> bytes:
-        """`json_text` is already escaped."""
         return self._head + json_text.encode() + (self._last_tail if last else self._tail)
 
     def ending(self, _text: str, numbers: dict[str, Any] | None) -> bytes:
@@ -97,7 +93,6 @@ def whole_chat(heading: Heading, text: str, numbers: dict[str, Any], transfer: d
 
 
 def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Mapping[str, str]) -> bytes:
-    """`adapters`: path by name."""
     common = {"object": "model", "created": created, "owned_by": "pointsman-engine-sim", "permission": []}
     base = {"id": model, **common, "root": model, "parent": None, "max_model_len": max_model_len}
     cards = [{"id": name, **common, "root": path, "parent": model} for name, path in adapters.items()]
@@ -105,7 +100,6 @@ def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Map
 
 
 def error_event(body: bytes) -> bytes:
-    """An error within a stream."""
     return b"data: " + body + b"\n\n"
 
 

@@ -169,7 +169,6 @@ class EngineApp(Generator):
         await send_whole(send, 200, scores.whole_scores(heading, body, tokens), JSON)
 
     async def _read_pairs(self, receive: Receive, model: str | None, query: str, documents: list[str]) -> Tokens:
-        """Prefill each document after the query. Returns the number of tokens."""
         self._check_model(model)
         total = 0
         for document in documents:

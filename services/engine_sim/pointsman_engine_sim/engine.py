@@ -1,5 +1,4 @@
-"""Drives the engine model in real time. After a late wake-up the next step starts at the last one's scheduled end, so
-delays do not add up."""
+"""Drives the engine model in real time. A late step does not delay the next one's schedule."""
 
 import asyncio
 from array import array
@@ -20,7 +19,6 @@ from pointsman_engine_sim.wording import Passage, Wording
 log = structlog.get_logger()
 
 OVERDUE_STEPS_MAX = 16
-"""Overdue steps before other tasks run."""
 
 LATE_SECONDS_MAX = 1.0
 """Delay, wall seconds, from which the machine is reported as too slow for the speed."""
@@ -40,22 +38,16 @@ class EngineStoppedError(Exception):
 
 
 class Publisher(Protocol):
-    """Publishes cache changes. Never waits."""
-
     def publish(self, changes: Iterable[CacheChange]) -> None: ...
 
 
 class Timings(Protocol):
-    """Records durations of requests, engine seconds."""
-
     def first_token(self, seconds: Seconds) -> None: ...
 
     def finished(self, seconds: Seconds) -> None: ...
 
 
 class Generation:
-    """A request being answered: `tokens` of `passage` are generated."""
-
     __slots__ = (
         "_failure",
         "_waiter",
@@ -107,8 +99,6 @@ class Generation:
 
 
 class SimulatedEngine:
-    """`run` must be running."""
-
     def __init__(
         self,
         model: EngineModel,
@@ -161,7 +151,6 @@ class SimulatedEngine:
             generation.fail(RequestAbortedError())
 
     def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
-        """Returns the cached tokens of a prompt."""
         return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
 
     def let_go(self, request: RequestId) -> bool:
@@ -183,7 +172,6 @@ class SimulatedEngine:
         self._generations.clear()
 
     async def run(self) -> None:
-        """Never returns."""
         at = self._clock.now()
         while True:
             step = self._model.begin_step(at)

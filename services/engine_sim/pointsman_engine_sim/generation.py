@@ -21,7 +21,6 @@ from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
 
 INLINE_TEXT_MAX = 2048
-"""Longer text is tokenised in a thread."""
 _EVERYTHING = 1 << 62
 JSON = "application/json"
 _STREAM_START = {
@@ -43,8 +42,6 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts in which completions and chats differ."""
-
     generation: Generation
     prompt_tokens: Tokens
     frames: answers.Frames
@@ -53,7 +50,6 @@ class Answer:
     stream: bool
     stream_usage: bool
     held: bool = False
-    """Its blocks are kept for another engine."""
     usage: Callable[..., dict[str, object]] = answers.usage
 
 
@@ -164,8 +160,6 @@ class Generator:
 
     @contextlib.asynccontextmanager
     async def _aborted_when_gone(self, receive: Receive, generation: Generation) -> AsyncIterator[None]:
-        """Within the context, a disconnect aborts the generation."""
-
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -183,7 +177,6 @@ class Generator:
             raise openai_bodies.unknown_model(name)
 
     def _heading(self, scope: Scope, prefix: str, model: str | None) -> answers.Heading:
-        """Uses the client's `x-request-id`, if any."""
         self._answered += 1
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given.decode("latin-1") or f"{self._started:x}{self._answered:08x}"

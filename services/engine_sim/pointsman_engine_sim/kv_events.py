@@ -1,8 +1,6 @@
-"""KV events on ZMQ, as vLLM 0.24 and later.
-
-PUB: `[topic, sequence (8 bytes, big-endian), msgpack [ts, [event maps], rank]]`. Replay, a ROUTER: `[empty, first
-sequence]` gets `[empty, sequence, payload]` per batch still buffered, then sequence -1.
-"""
+"""KV events on ZMQ, as vLLM 0.24 and later. PUB: `[topic, sequence (8 bytes, big-endian), msgpack [ts, [event maps],
+rank]]`. Replay, a ROUTER: `[empty, first sequence]` gets `[empty, sequence, payload]` per batch still buffered, then
+sequence -1."""
 
 import asyncio
 import time
@@ -26,8 +24,6 @@ MEDIUM = "GPU"
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's `--kv-events-config`."""
-
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
     endpoint: str = "tcp://*:5557"
@@ -96,14 +92,11 @@ class EventFaults:
 
 
 class EventEncoder:
-    """Encodes cache changes as one message."""
-
     def __init__(self, *, block_size: Tokens) -> None:
         self._block_size = block_size
         self._encoder = msgspec.msgpack.Encoder()
 
     def payload(self, changes: Iterable[CacheChange], at: Seconds) -> bytes:
-        """`at`: Unix time."""
         return self._encoder.encode(EventBatch(at, [self._event(change) for change in changes], 0))
 
     def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:
@@ -165,7 +158,6 @@ class KvEventPublisher:
         return None if self._replay is None else _address(self._replay)
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
-        """Never waits."""
         payload = self._encoder.payload(changes, time.time())
         sequence = self._sequence
         self._sequence += 1
@@ -176,7 +168,6 @@ class KvEventPublisher:
             self._publisher.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.NOBLOCK)
 
     async def run(self) -> None:
-        """Answer replay requests until cancelled, then close both sockets."""
         try:
             while True:
                 await self._answer_one()

@@ -1,9 +1,6 @@
-"""Transfers a prompt's KV cache between simulated engines, by vLLM's `kv_transfer_params`.
-
-{"do_remote_decode": true}: prefill only; the answer locates the blocks, kept until fetched or for `kv_hold_seconds`.
-{"do_remote_prefill": true}: fetch at `kv_transfer_gb_per_s` instead of computing; 500 if the blocks are gone.
-Connectors use `/kv_transfer` on the engine's port. Limit: transfers do not slow each other.
-"""
+"""Transfers a prompt's KV cache between simulated engines, by vLLM's `kv_transfer_params`. {"do_remote_decode": true}:
+prefill only; the answer locates the blocks, held for `kv_hold_seconds`. {"do_remote_prefill": true}: fetch at
+`kv_transfer_gb_per_s` instead of computing; 500 if the blocks are gone. Limit: transfers do not slow each other."""
 
 import asyncio
 import secrets
@@ -23,12 +20,9 @@ log = structlog.get_logger()
 
 TRANSFER_PATH = "/kv_transfer"
 ANSWER_WALL_SECONDS_MAX = 5.0
-"""Timeout of a request to another engine."""
 
 
 class KvTransferConfig(msgspec.Struct, frozen=True):
-    """The relevant part of vLLM's `--kv-transfer-config`."""
-
     kv_connector: str
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
 
@@ -45,8 +39,6 @@ def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
 
 
 class KvTransfer:
-    """One engine's connector."""
-
     def __init__(
         self,
         *,
@@ -57,8 +49,7 @@ class KvTransfer:
         hold_seconds: Seconds,
         session: aiohttp.ClientSession | None = None,
     ) -> None:
-        """`let_go`: frees the blocks of a finished request. Engine seconds. `session`: for other engines; opened on
-        demand."""
+        """`let_go`: frees the blocks of a finished request. Engine seconds. `session`: opened on demand."""
         self._clock = clock
         self._let_go = let_go
         self._block_size = block_size
@@ -68,7 +59,6 @@ class KvTransfer:
         self._held: dict[str, tuple[RequestId, asyncio.TimerHandle]] = {}
         self._session = session
         self.url = ""
-        """Address for other engines."""
 
     async def close(self) -> None:
         for _, timer in self._held.values():
@@ -77,7 +67,6 @@ class KvTransfer:
             await self._session.close()
 
     def offer(self, request: RequestId, prompt_tokens: Tokens) -> dict[str, Any]:
-        """Hold a prefilled request's blocks; returns their location."""
         name = f"{self._engine_id}-{request}"
         seconds = self._hold_seconds / self._clock.speed
         timer = asyncio.get_running_loop().call_later(seconds, self._expire, name)

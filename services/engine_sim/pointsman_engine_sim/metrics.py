@@ -23,8 +23,6 @@ LABELS = ("model_name", "engine")
 
 
 class EngineMetrics(Timings):
-    """One registry per server, so that one process can run several."""
-
     def __init__(self, model: EngineModel, *, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._labels = (model_name, "0")

@@ -33,15 +33,11 @@ ERROR_BODY = b'{"error":{"message":"CUDA error: an illegal memory access was enc
 
 
 class MisbehaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`errors`: 500 for inference. `hang`: no answer. `slow`: steps take `factor` times as long."""
-
     kind: Misbehaviour
     factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 10.0
 
 
 class MisbehavingApp:
-    """Wraps the engine's ASGI application."""
-
     def __init__(self, app: AsgiApp, *, slow_down: Callable[[float], None]) -> None:
         self._app = app
         self._slow_down = slow_down

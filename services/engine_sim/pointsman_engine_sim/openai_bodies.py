@@ -1,5 +1,5 @@
-"""Request bodies, decoded and checked with vLLM's rules and error messages. Unknown fields are ignored; several choices
-and echo are rejected; sampling parameters have no effect."""
+"""Request bodies, checked with vLLM's rules and messages. Several choices and echo are rejected; sampling parameters
+have no effect."""
 
 from typing import Any, TypeVar
 
@@ -10,7 +10,6 @@ from pointsman.primitives import Tokens
 Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
-"""As OpenAI and vLLM."""
 
 CHAT_TOKENS_DEFAULT = 128
 """vLLM generates until the model stops, which a simulated one never does."""
@@ -20,8 +19,6 @@ MODEL_VOCABULARY = 152_064
 
 
 class ApiError(Exception):
-    """The error response."""
-
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -40,8 +37,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Common to completions and chats."""
-
     model: str | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -79,8 +74,6 @@ class ChatBody(Generate, frozen=True, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `prompt` or `messages`."""
-
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -112,8 +105,6 @@ class FetchBody(msgspec.Struct, frozen=True):
 
 
 class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The supported fields of `kv_transfer_params`."""
-
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None
     remote_request_id: str | None = None

@@ -41,8 +41,7 @@ class EngineServer:
 
 @contextlib.asynccontextmanager
 async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> AsyncIterator[EngineServer]:
-    """Serve within the context; background tasks belong to the supervisor. Raises ValueError, OSError or
-    TokenizerLoadError."""
+    """Background tasks belong to the supervisor. Raises ValueError, OSError or TokenizerLoadError."""
     tokenizer = await asyncio.to_thread(_tokenizer, settings)
     wording = await asyncio.to_thread(Wording, tokenizer, seed=settings.seed)
     model = engine_model(settings)
@@ -69,7 +68,6 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
 
 
 def check(settings: EngineSimSettings) -> None:
-    """Raises ValueError for settings with which no engine could start."""
     ScaledClock(settings.speed)
     engine_model(settings)
     _adapters(settings)

@@ -25,8 +25,6 @@ class Vocabulary(Protocol):
 
 
 class Wording:
-    """Tokens by their role in a sentence, and their texts."""
-
     def __init__(self, vocabulary: Vocabulary, *, seed: int = 0) -> None:
         """Scans the vocabulary. Raises ValueError if it has no words."""
         self._seed = seed
@@ -46,7 +44,6 @@ class Wording:
         return "".join([self._texts[token] for token in ids])
 
     def json_text(self, ids: list[int]) -> str:
-        """Escaped for a JSON string."""
         return "".join([self._escaped[token] for token in ids])
 
     def _marks(self, vocabulary: Vocabulary, marks: str) -> list[int]:
@@ -82,8 +79,6 @@ class Wording:
 
 
 class Passage:
-    """One answer of any length."""
-
     def __init__(self, wording: Wording, random: Random) -> None:
         self._wording = wording
         self._random = random
@@ -99,7 +94,6 @@ class Passage:
         return self._wording.text(self.ids(start, stop))
 
     def json_text(self, start: int, stop: int) -> str:
-        """Escaped for a JSON string."""
         return self._wording.json_text(self.ids(start, stop))
 
     def _continue(self) -> None:
@@ -110,6 +104,5 @@ class Passage:
 
 
 def _single(vocabulary: Vocabulary, text: str) -> int | None:
-    """The token that `text` encodes to, if single."""
     ids = vocabulary.encode(text, add_special_tokens=False)
     return ids[0] if len(ids) == 1 else None

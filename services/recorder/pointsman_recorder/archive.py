@@ -1,8 +1,6 @@
-"""The archive's SQL. In: batches of rows. Out: tables of all log entries, and a view with a row per request.
-
-Rows are keyed by log and sequence, so storing again changes nothing. A *log* here is one unbroken history: the stream's
-identity, with `#2`, `#3`... after the log went back and reused sequences.
-"""
+"""The archive's SQL: tables of all log entries, and a view with a row per request. Storing again changes nothing. A
+*log* here is one unbroken history: the stream's identity, with `#2`, `#3`... after the log went back and reused
+sequences."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -130,7 +128,6 @@ class Archive:
             await connection.execute(text(f"CREATE VIEW requests AS {_compiled(self._engine.dialect)}"))
 
     async def latest_branch(self, identity: str) -> Branch | None:
-        """The newest history of this stream, or None."""
         newest = select(func.max(logs.c.branch)).where(logs.c.identity == identity)
         async with self._engine.connect() as connection:
             number = (await connection.execute(newest)).scalar()
@@ -175,7 +172,6 @@ def _make_directory(file: Path) -> None:
 
 
 def _share_sqlite(connection: Any, _record: object) -> None:
-    """Allow readers during writes; no disk sync per transaction."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
@@ -208,7 +204,6 @@ def _by_log(rows: list[Row]) -> dict[str, list[Row]]:
 async def _insert_missing(
     connection: AsyncConnection, table: Table, rows: list[Row], same: ColumnElement[bool], key: str
 ) -> None:
-    """Insert rows with a `key` not yet stored where `same` holds."""
     known = set((await connection.execute(select(table.c[key]).where(same))).scalars())
     missing = list({row[key]: row for row in rows if row[key] not in known}.values())
     if missing:

@@ -1,9 +1,6 @@
-"""The recorder. In: every log entry. Out: each of them once, in SQL.
-
-`collect` reads into a bounded queue, `archive` stores batches. After a crash reading resumes at the highest archived
-sequence; if that entry differs now, the log went back, and a new history begins. While the database is away the queue
-fills and reading waits.
-"""
+"""The recorder. In: every log entry. Out: each of them once, in SQL. After a crash reading resumes at the highest
+archived sequence; if that entry differs now, the log went back, and a new history begins. While the database is away
+the queue fills and reading waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,15 +28,12 @@ RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 FINISH_SECONDS_MAX = 2.0
 SUBJECT_LENGTH_MAX = 255
-"""The column's length."""
 NUL_ESCAPE = b"\\u0000"
 """PostgreSQL cannot parse JSON with NUL, so the view of all requests would fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An entry of a history."""
-
     branch: Branch
     entry: LogEntry
 
@@ -81,7 +75,6 @@ class Recorder:
         board.missing(ARCHIVE_PART, "not opened yet")
 
     async def collect(self) -> None:
-        """Read the log from where the archive ends. Never returns."""
         await self._persistently(self._archive.prepare)
         branch = await self._resume_point()
         log.info("recording", log=branch.log, after_sequence=branch.last)
@@ -89,7 +82,6 @@ class Recorder:
             branch = await self._follow(branch)
 
     async def archive(self) -> None:
-        """Store collected entries in order, until `finish`."""
         finished = False
         while not finished:
             items, finished = await self._next_items()
@@ -157,7 +149,6 @@ class Recorder:
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
-        """Waits until the log answers."""
         while True:
             try:
                 return await self._log.extent()

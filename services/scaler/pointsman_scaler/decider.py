@@ -12,7 +12,7 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
-    """Stateless. `dropped`: entries the log lost before the State's; a lost decision's number is at most that."""
+    """`dropped`: entries the log lost before the State's; a lost decision's number is at most that."""
 
     policy: ScalingPolicy
     limits: Limits
@@ -20,7 +20,6 @@ class Decider:
     dropped: Callable[[], Sequence] = lambda: 0
 
     def decide(self, state: State, now: Seconds) -> ScaleDecided | None:
-        """Returns None if the size stays."""
         wanted = state.scaling.wanted
         if wanted is None:
             return self.decision(state, self._first_target(state), now)
@@ -31,7 +30,6 @@ class Decider:
         return self.decision(state, found, now) if found else None
 
     def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
-        """An operator's decision."""
         return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
     def again(self, state: State, now: Seconds) -> ScaleDecided | None:
@@ -59,8 +57,7 @@ class Decider:
         )
 
     def _first_target(self, state: State) -> ScaleTarget:
-        """The present number of instances within the bounds, but at least one: only a running engine reports its
-        model."""
+        """At least one: only a running engine reports its model."""
         there = sum(not instance.draining for instance in state.fleet.instances)
         wanted = max(1, min(max(there, self.limits.lowest), self.limits.highest))
         return ScaleTarget(wanted, f"the first decision of this pool: {there} are there")

@@ -12,8 +12,6 @@ from pointsman_scaler.decider import in_service
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Run `total` instances; `missing` of them do not run yet."""
-
     total: int
     missing: int
 
@@ -41,8 +39,7 @@ Step = Grow | Drain | Undrain | Stop
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """`staying` take requests or will again; `coming` have not joined yet; `leaving` drain; `overdue` should have
-    joined."""
+    """`coming` have not joined yet; `leaving` drain; `overdue` should have joined."""
 
     staying: tuple[Instance, ...]
     coming: tuple[InstanceId, ...]
@@ -106,8 +103,8 @@ def requests_at(state: State, instance: InstanceId) -> int:
 def _scale_down_candidate(
     state: State, count: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """Among the stoppable: a useless one, else the one with the fewest requests and blocks; never the last of a needed
-    role unless `empties`."""
+    """A useless one, else the one with the fewest requests and blocks; never the last of a needed role unless
+    `empties`."""
     running = [instance for instance in count.provided if instance not in count.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
@@ -121,7 +118,6 @@ def _is_of_use(instance: Instance) -> bool:
 
 
 def _is_needed(state: State, instance: Instance) -> bool:
-    """Whether without it none could prefill, or none decode."""
     serving = in_service(state)
     others = {other.role for other in serving if other.id != instance.id}
     return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})

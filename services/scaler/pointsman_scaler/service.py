@@ -1,9 +1,6 @@
 """The scaler. In: the pool's log, the provider's instances, `cmd.scale`. Out: ScaleDecided, ScaleApplied, provider
-calls.
-
-Decisions are log events; steps follow from the log and the instances (`reconciler`). The lease holder acts; two at once
-do no harm, since decisions are numbered and steps are idempotent. Without a scaler the size stays.
-"""
+calls. Steps follow from the log (`reconciler`). The lease holder acts; two at once do no harm, since decisions are
+numbered and steps idempotent. Without a scaler the size stays."""
 
 import asyncio
 from collections import Counter
@@ -106,7 +103,6 @@ class ScalerService:
         return self._leadership.holds
 
     async def run(self) -> None:
-        """Follow the log. Never returns."""
         await self._follower.run()
 
     async def act(self) -> None:
@@ -129,7 +125,6 @@ class ScalerService:
         await self._leadership.resign()
 
     async def report(self) -> None:
-        """Update gauges, log changes of size. Never returns."""
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)
@@ -147,15 +142,12 @@ class ScalerService:
         if isinstance(event, ScaleDecided) and event is self.state.scaling.decided:
             self._decided_at = self.state.sequence
 
-    # Acting
-
     def _term_of_log(self) -> Term | None:
         if not self._follower.caught_up:
             return None
         return Term(0 if self.state.scaling.decided is None else 1)
 
     async def _keep_lease(self) -> None:
-        """Raises LeaseLostError."""
         raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
 
     async def _tick_for_ever(self) -> None:
@@ -166,7 +158,6 @@ class ScalerService:
             await self._clock.sleep_wall(TICK_WALL_SECONDS)
 
     async def _tick(self) -> None:
-        """Decide if needed, then take due steps."""
         decision = self._decider.decide(self.state, self._clock.now())
         if decision is None and await self._may_be_lost():
             decision = self._decider.again(self.state, self._clock.now())
@@ -178,7 +169,6 @@ class ScalerService:
             self._runner.fail(str(error))
 
     async def _reconcile(self) -> None:
-        """Raises ProviderError."""
         wanted = self.state.scaling.wanted
         if wanted is None:
             return
@@ -193,8 +183,7 @@ class ScalerService:
                 await self._append_applied(status, wanted)
 
     async def _may_be_lost(self) -> bool:
-        """Whether the newest decision is in the older half of a log that drops entries. Queried rarely; otherwise
-        False."""
+        """Whether the newest decision is in the older half of a log that drops entries. Rarely queried."""
         if self._clock.wall() - self._log_checked_at < LOG_CHECK_WALL_SECONDS:
             return False
         self._log_checked_at = self._clock.wall()
@@ -236,8 +225,6 @@ class ScalerService:
             self._runner.fail(f"the log does not answer: {error}")
             return False
         return True
-
-    # Commands
 
     async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
         if not isinstance(command, ScalePool) or not self.acts:

@@ -30,13 +30,10 @@ SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 """Minimum drain before an instance counts as idle: two worker reports."""
 GROWTH_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 GROWTH_WAIT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
-"""Bounds the backoff of starts while started engines do not answer."""
 LEAVING_REASON = "the pool shrinks"
 
 
 class StepRunner:
-    """`status`: the pool at the last count; `error`: the last failure."""
-
     def __init__(self, provider: InstanceProvider, commands: Commands, clock: Clock, settings: ScalerSettings) -> None:
         self.provider = provider
         self.status: PoolStatus | None = None
@@ -80,7 +77,6 @@ class StepRunner:
         self._grows_after, self.error = WallSeconds(0.0), ""
 
     def fail(self, error: str) -> None:
-        """Count an error; log it unless repeated."""
         telemetry.SCALER_ERRORS.inc()
         if error != self.error:
             log.warning("scaler_error", trouble=error)

@@ -11,7 +11,6 @@ RUNS_WELL_SECONDS: float = 60.0
 """A process that ran this long restarts after the first wait again."""
 
 chance = random.Random()
-"""Source of all jitter in this process; simulations seed it."""
 
 
 class Backoff:
@@ -21,7 +20,6 @@ class Backoff:
         self._first = first_seconds
         self._longest = longest_seconds
         self.attempts = 0
-        """Failures since the last reset."""
 
     def next_wait(self) -> WallSeconds:
         wait = min(self._longest, self._first * 2.0 ** min(self.attempts, 60))

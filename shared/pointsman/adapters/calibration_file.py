@@ -32,7 +32,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
     engine_version: str = ""
     measured_at: str = ""
-    """UTC, ISO 8601."""
 
 
 _calibration = msgspec.json.Decoder(Calibration)

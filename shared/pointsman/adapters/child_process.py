@@ -23,9 +23,8 @@ def spawn(
     session: bool = False,
     parent_death: signal.Signals | None = signal.SIGKILL,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program without standard input; both outputs are appended to `output` (None: inherited). `parent_death`:
-    the signal the kernel sends it when the starting thread ends: SIGTERM for a program that ends its own children, None
-    for one that lives on. Raises OSError."""
+    """Both outputs are appended to `output` (None: inherited). `parent_death`: the signal when the starting thread
+    ends; SIGTERM for a program that ends its own children, None for one that lives on. Raises OSError."""
     with ExitStack() as files:
         log = files.enter_context(output.open("ab")) if output is not None else None
         return subprocess.Popen(

@@ -46,5 +46,4 @@ def engine_time_of(unix_seconds: Seconds, speed: float) -> Seconds:
 
 
 def wall_time_of(now: Seconds, speed: float) -> Seconds:
-    """Returns Unix time."""
     return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed

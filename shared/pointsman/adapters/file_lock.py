@@ -1,5 +1,4 @@
-"""Advisory file locks (flock), freed when the last descriptor closes. `filelock` cannot hand a lock to a child
-process."""
+"""Advisory file locks (flock). `filelock` cannot hand a lock to a child process."""
 
 import fcntl
 from pathlib import Path

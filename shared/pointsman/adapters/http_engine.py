@@ -33,14 +33,12 @@ METRICS_BYTES_MAX = 8 * 1024 * 1024
 """A larger answer is ignored. vLLM's metrics take about 60 KB per rank."""
 
 SAMPLES_MAX = 1024
-"""vLLM has five relevant samples per rank."""
 SAMPLE_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 256
 NAMES_MAX = 512
 NAMES_BYTES_MAX = 16 * 1024
 """Bound on all further names together, since each report repeats them."""
 COUNT_MAX = 1_000_000_000
-"""Bound on requests, and on tokens of a context or block."""
 CAPACITY_TOKENS_MAX = 1_000_000_000_000
 VERSION_CHARACTERS_MAX = 100
 
@@ -50,7 +48,6 @@ KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 
 REASON_CHARACTERS_MAX = 200
-"""Bound on text from a library's error."""
 
 _json = msgspec.json.Decoder()
 _LABEL = re.compile(r'[{,]([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
@@ -110,7 +107,6 @@ class HttpEngine:
     def __init__(
         self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
     ) -> None:
-        """`dp_rank`: the data-parallel rank to read. `seconds_max`: bound of one request."""
         self._url = url.rstrip("/")
         self._seconds_max = seconds_max
         self._dp_rank = dp_rank
@@ -165,7 +161,6 @@ class HttpEngine:
         return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
-        """Whether the path accepts POST: a GET then gets 405."""
         status, _ = await self._asked(path, HEALTH_BYTES_MAX)
         return status == HTTPStatus.METHOD_NOT_ALLOWED
 
@@ -213,8 +208,7 @@ class HttpEngine:
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and context length (0: unknown) of the base model in `/v1/models`. Raises EngineAwayError if there is
-    none."""
+    """Name and context length (0: unknown) of the base model. Raises EngineAwayError if there is none."""
     models = _listed_models(body)
     name = _base_name(models)
     if not name:
@@ -269,7 +263,6 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
 
 
 def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of at most SAMPLES_MAX relevant samples, of one rank or all."""
     own, page = f'engine="{dp_rank}"', f"\n{metrics}\n"
     for found in islice(_SAMPLE.finditer(page), SAMPLES_MAX):
         name, begin = found[1], found.end()
@@ -289,7 +282,6 @@ def _value(text: str) -> float | None:
 
 
 def _number(text: str | None) -> int:
-    """0 if missing or out of range."""
     if text is None or not text.isdecimal() or len(text) > len(str(COUNT_MAX)):
         return 0
     return number if (number := int(text)) <= COUNT_MAX else 0

@@ -8,34 +8,34 @@ class LogListener:
         """Also after a reconnect."""
 
     def disconnected(self, reason: str) -> None:
-        """The adapter reconnects."""
+        pass
 
     def log_ready(self, identity: str) -> None:
-        """The stream exists and answers."""
+        pass
 
     def log_missing(self, reason: str) -> None:
-        """The stream cannot be created or does not answer."""
+        pass
 
     def appended(self, kind: str) -> None:
-        """An event of this type was confirmed."""
+        pass
 
     def stalled(self, reason: str) -> None:
         """Connected, but writes are not confirmed and will be lost if it goes on."""
 
     def flowing(self) -> None:
-        """Writes are confirmed again."""
+        pass
 
     def lost(self, count: int, reason: str) -> None:
         """Lost for good; a WritesLost event follows."""
 
     def undecodable(self, subject: str, problem: str) -> None:
-        """Not an event or command we can decode."""
+        pass
 
     def reset(self, reason: str) -> None:
-        """A reader lost continuity and restarts at the oldest entry."""
+        pass
 
     def handler_failed(self, subject: str, error: Exception) -> None:
         """The command stays unanswered."""
 
     def trouble(self, what: str, reason: str) -> None:
-        """Another problem, already handled."""
+        pass

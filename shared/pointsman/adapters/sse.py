@@ -10,7 +10,6 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def event_data(event: bytes) -> bytes:
-    """The data lines of one event, joined by LF."""
     lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(lines)
 

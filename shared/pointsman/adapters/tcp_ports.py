@@ -1,5 +1,4 @@
-"""Free TCP ports below the ephemeral range, so that a restarted process finds its port free. Not reserved: two fleets
-that start together may choose the same."""
+"""Free TCP ports below the ephemeral range, so that a restarted process finds its port free. Not reserved."""
 
 import random
 import socket

@@ -16,8 +16,6 @@ TOLD_AT_ONCE_MAX = 20
 
 
 class _Pace:
-    """Rate limit of log lines."""
-
     def __init__(self) -> None:
         self._told = 0
         self._told_at = 0.0
@@ -59,8 +57,7 @@ class DeadLetterWatch:
         self._pace = _Pace()
 
     def look(self, letters: DeadLetters) -> None:
-        """Call after each entry. A new object is a new fold: dead letters restored from a checkpoint are not reported
-        again."""
+        """Call after each entry. A new object is a new fold; its dead letters from a checkpoint are not reported."""
         if letters is not self._letters:
             self._letters = letters
             brought = letters.count > 1

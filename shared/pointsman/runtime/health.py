@@ -1,8 +1,5 @@
-"""Probes and metrics of every process, and their HTTP server.
-
-`/livez`: 200 while the event loop runs. `/readyz`: 503 while a part is *missing*; *degraded* parts keep it ready;
-`?verbose` as in kube-apiserver. `/health` as in vLLM.
-"""
+"""Probes and metrics of every process. `/livez`: 200 while the event loop runs. `/readyz`: 503 while a part is
+*missing*; *degraded* parts keep it ready; `?verbose` as in kube-apiserver. `/health` as in vLLM."""
 
 import asyncio
 import contextlib
@@ -35,7 +32,6 @@ KEEP_ALIVE_SECONDS = 75
 HEALTH_CONNECTIONS_MAX = 256
 
 CUT_SECONDS: Seconds = 0.5
-"""Time for a cut request to write its answer and log entry."""
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
 
 
@@ -149,9 +145,8 @@ async def send_whole(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handling, with a three-phase shutdown once `should_exit` is set. Lame duck: `connection:
-    close` on answers. Drain: no new connections, requests finish. Cut: remaining tasks are cancelled within
-    CUT_SECONDS; `hurry` skips to it."""
+    """uvicorn without signal handling. Once `should_exit` is set: lame duck (`connection: close` on answers), drain (no
+    new connections), cut (tasks are cancelled within CUT_SECONDS; `hurry` skips to it)."""
 
     def __init__(
         self,
@@ -190,7 +185,6 @@ class HttpServer(uvicorn.Server):
         self._hurried = asyncio.Event()
 
     def hurry(self) -> None:
-        """Skip to the cut. No effect before `should_exit` is set."""
         self._hurried.set()
 
     @override
@@ -244,7 +238,6 @@ class HttpServer(uvicorn.Server):
         return not (self.server_state.connections or self.server_state.tasks)
 
     async def _within(self, seconds: Seconds, done: Callable[[], bool]) -> bool:
-        """Returns whether `done` within `seconds` and before `hurry`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not done():

@@ -1,7 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients.
-
-llhttp rejects ambiguous requests; the checks here are those it leaves to servers. Bodies are bounded by their readers.
-"""
+"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients. llhttp rejects ambiguous
+requests; the checks here are those it leaves to servers. Bodies are bounded by their readers."""
 
 import asyncio
 import json
@@ -21,7 +19,6 @@ from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 log = structlog.get_logger()
 
 COMPLAINT_WALL_SECONDS = 10.0
-"""Bounds log lines per kind of refusal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +29,17 @@ class HttpLimits:
     """Request line and headers; checked after each read of at most 256 KiB."""
     headers: int = 100
     head_seconds: Seconds = 10.0
-    """From the first byte of a request to the end of its headers."""
     unread_seconds: Seconds = 5.0
     """Time to discard the rest of a request already answered."""
     send_seconds: Seconds = 60.0
     """Time without progress of a blocked write."""
     pipelined: int = 16
-    """Requests queued on one connection."""
     connections: int = 16_384
     """Above it the longest idle connection is closed; if none is idle, the new one gets 503."""
 
 
 @dataclass(eq=False)
 class Connections:
-    """Shared by the connections of one server."""
-
     limits: HttpLimits
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
@@ -83,8 +76,6 @@ def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
 
 
 class RefusedError(Exception):
-    """`reason` is the metric's label."""
-
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -93,14 +84,11 @@ class RefusedError(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection of a client."""
-
     def __init__(self, *arguments: Any, shared: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._shared = shared
         self._limits = shared.limits
         self._head_open = False
-        """A head has begun and not ended."""
         self._head_bytes = 0
         """Read since then, without the first read."""
         self._head_measured = False
@@ -195,8 +183,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._shared.is_idle(self)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Ignore an upgrade offer (Java sends h2c with every first request). The parser stops there and loses the body,
-        so a new one parses the request without the offer."""
+        """Java sends an h2c offer with every first request. The parser then loses the body, so a new one parses the
+        request without it."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(headers))
@@ -255,7 +243,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_deadline(self._limits.head_seconds)
 
     def _make_room(self) -> None:
-        """This connection is the newest of the idle ones."""
         longest_idle = next(iter(self._shared.idle))
         if longest_idle is self:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
@@ -300,8 +287,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RefusedError(408, "head_timeout", "The headers did not arrive in time."))
 
     def _refuse(self, refused: RefusedError) -> None:
-        """Answer with an error and close. Further input is discarded for a while, so that the client reads the
-        answer."""
+        """Answer and close. Further input is discarded for a while, so that the client reads the answer."""
         self._refused = True
         self._shared.refused(refused.reason, self.loop.time())
         self._shared.idle.pop(self, None)

@@ -1,10 +1,6 @@
-"""Runs one instance, an engine and its worker: `python -m pointsman.runtime.instance_supervisor <SupervisedInstance as
-JSON>`.
-
-Outlives the scaler that started it. Ends on SIGTERM, with its engine, or when the lock of the `guard` file is free (the
-fleet is gone): first the worker, so that the instance leaves, then the engine. SIGQUIT, or the supervisor's death,
-kills both.
-"""
+"""Runs an engine and its worker, given a SupervisedInstance as JSON argument; outlives the scaler that started it. Ends
+on SIGTERM, with its engine, or when the lock of the `guard` file is free (the fleet is gone): first the worker, so that
+the instance leaves, then the engine. SIGQUIT, or the supervisor's death, kills both."""
 
 import contextlib
 import os
@@ -43,7 +39,6 @@ class SupervisedInstance(msgspec.Struct, frozen=True):
     guard: str
     logs: str
     lock: str
-    """File with the inherited lock; receives our process id."""
 
 
 class InstanceSupervisor:

@@ -1,9 +1,6 @@
-"""Leader election by a lease (`ports.Lease`). In: the lease record. Out: whether this process may act.
-
-Clocks are not compared: a leader measures from before its write, a watcher from after it saw a new revision; the margin
-keeps both from acting at once. If that fails (process suspended, record lost) terms protect the log: see `ports.Fence`
-and `State.apply`.
-"""
+"""Leader election by a lease. Clocks are not compared: a leader measures from before its write, a watcher from after it
+saw a new revision; the margin keeps both from acting at once. If that fails (process suspended, record lost) terms
+protect the log: see `ports.Fence` and `State.apply`."""
 
 from collections.abc import Callable
 
@@ -35,7 +32,6 @@ class Leadership:
         self._newest = Term(0)
         """Latest term seen; lease and log may have lost it since."""
         self.leader = ""
-        """Holder last seen; empty if none."""
 
     @property
     def holds(self) -> bool:
@@ -76,7 +72,6 @@ class Leadership:
                 return reason
 
     def term_above(self, term_of_log: Term) -> Term:
-        """The lease's term, or a later one if one is known."""
         assert self._tenure is not None
         self._newest = Term(max(self._newest, self._tenure.term, term_of_log + 1))
         return self._newest
@@ -111,7 +106,6 @@ class Leadership:
         return True
 
     async def _renew(self) -> str:
-        """Returns why the lease is lost, or ""."""
         tenure = self._tenure
         if tenure is None or self._resigned:
             return "it was given back"
@@ -127,8 +121,8 @@ class Leadership:
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """The lease expired or the record changed. It is still ours if the record is an earlier write with a lost
-        answer, or vanished with its server's memory within our time."""
+        """Still ours: an earlier write with a lost answer, or a record that vanished with its server's memory within
+        our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

@@ -1,8 +1,6 @@
-"""Writes lines to standard output from a thread, so that a slow reader does not block the process.
-
-Lines are batched for FLUSH_WALL_SECONDS; beyond PENDING_BYTES_MAX they are dropped and counted. Writes are whole lines
-within a pipe's atomic size, so processes may share a pipe.
-"""
+"""Writes lines to standard output from a thread, so that a slow reader does not block the process. Beyond
+PENDING_BYTES_MAX lines are dropped and counted. Writes are whole lines within a pipe's atomic size, so processes may
+share a pipe."""
 
 import asyncio
 import contextlib
@@ -22,7 +20,6 @@ FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 CLOSE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 PIECE_BYTES_MAX = select.PIPE_BUF
-"""Atomic on a shared pipe."""
 
 PENDING_BYTES_MAX = 4 * 1024 * 1024
 
@@ -47,7 +44,6 @@ class LineWriter:
         self._failing = False
 
     def write(self, line: bytes) -> bool:
-        """Returns False if the line is dropped."""
         if self._pending_bytes + len(line) > PENDING_BYTES_MAX:
             return False
         self._pending.append(line)

@@ -24,7 +24,6 @@ NATS_PART = "nats"
 LOG_PART = "log"
 WRITES_PART = "writes"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
-"""Rate limit per kind of trouble."""
 
 
 @asynccontextmanager
@@ -37,9 +36,9 @@ async def open_link(
     only_reads: bool = False,
     serves_without: bool = False,
 ) -> AsyncIterator[Link]:
-    """Connect as `name`; returns at once and never raises for a missing server. Until connected `board` lacks `nats` or
-    `log`, appends are buffered and commands raise NoResponderError. `only_reads`: does not create the stream.
-    `serves_without`: degraded, not unready, while disconnected."""
+    """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
+    commands raise NoResponderError. `only_reads`: does not create the stream. `serves_without`: degraded, not unready,
+    meanwhile."""
     telemetry.NATS_CONNECTED.set(0)
     lacks = board.degraded if serves_without else board.missing
     lacks(NATS_PART, f"connecting to {settings.nats_shown}")

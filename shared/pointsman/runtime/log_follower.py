@@ -25,8 +25,6 @@ async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, p
 
 
 class LogFollower:
-    """Not ready until it has caught up."""
-
     def __init__(
         self,
         event_log: EventLog,
@@ -49,7 +47,6 @@ class LogFollower:
         self.begun: Sequence = 1
         """First sequence in the state; above 1 the log has lost earlier entries."""
         self.state = State(settings, trackers())
-        """Replaced when the log is reset."""
 
     @property
     def caught_up(self) -> bool:

@@ -8,14 +8,12 @@ import structlog
 log = structlog.get_logger()
 
 OWN_FILES = 256
-"""Reserve for files that are not connections to clients or engines."""
 
 
 CLIENTS_MAX = 16_384
 
 
 def raised_open_files() -> int:
-    """Raise the soft limit to the hard one. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS takes no infinite one
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,9 +1,7 @@
-"""One service in several processes that listen on one port: `--processes N`.
-
-The parent reserves the port, forks, restarts dead children, kills hung ones, forwards signals. It has no event loop and
-no thread, so forking is safe. Each child listens with SO_REUSEPORT (docs/decisions/0038). Prometheus reads its
-multiprocess directory at import, so the parent executes itself again with it.
-"""
+"""One service in several processes on one port: `--processes N`. The parent reserves the port, forks, restarts dead
+children, kills hung ones, forwards signals; without event loop and threads, so forking is safe. Children listen with
+SO_REUSEPORT (docs/decisions/0038). Prometheus reads its multiprocess directory at import, so the parent executes itself
+again with it."""
 
 import contextlib
 import gc
@@ -64,12 +62,10 @@ class _Child:
         self.pid = 0
         self.has_listened = False
         self.heard_at: float | None = None
-        """Last heartbeat of the current process."""
         self.start_at = 0.0
         self._backoff = RestartBackoff()
 
     def ended(self, now: float) -> Seconds:
-        """Returns the wait before a restart."""
         wait = self._backoff.wait(now)
         self.pid, self.heard_at, self.start_at = 0, None, now + wait
         return wait
@@ -83,7 +79,6 @@ class _Parent:
         self._stopping = False
         self._exit_code = 0
         self._listening, self._listens = os.pipe()
-        """Pipe on which children send their numbers as heartbeats."""
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signalled, False)
 
@@ -109,7 +104,6 @@ class _Parent:
                 child.pid = self._fork(child.number)
 
     def _wait(self) -> None:
-        """Wait for a child, a signal or a due restart."""
         began = time.monotonic()
         due = [child.start_at for child in self._children if not (self._stopping or child.pid)]
         seconds = max(0.0, min([began + LOOK_SECONDS, *due]) - began)
@@ -207,8 +201,7 @@ class _Parent:
 
 
 def _reserved(host: str, port: int) -> socket.socket:
-    """A bound socket that never listens: it keeps the port while children restart. Raises click.ClickException if
-    taken."""
+    """Bound but never listening: it keeps the port while children restart. Raises click.ClickException if taken."""
     try:
         family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0

@@ -1,8 +1,6 @@
-"""Settings: a frozen dataclass, read from flags, environment and a TOML file, in that order.
-
-A field `hold_max` is the flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX`, and in the file of `--config` the key
-`hold_max`, at the top or in the service's table (`[scheduler]`), which wins.
-"""
+"""Settings: a frozen dataclass, read from flags, environment and a TOML file, in that order. A field `hold_max` is the
+flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX`, and in the file of `--config` the key `hold_max`, at the top or in
+the service's table (`[scheduler]`), which wins."""
 
 import re
 import tomllib
@@ -61,8 +59,6 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSettings:
-    """Shared by all readers of a pool's log."""
-
     nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
     pool: str = setting(
         "default",
@@ -121,7 +117,6 @@ def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Calla
 
 
 def options(settings_type: type[SettingsType]) -> list[click.Option]:
-    """Own fields before inherited ones."""
     hints = get_type_hints(settings_type)
     own = set(settings_type.__annotations__)
     ordered = sorted(fields(settings_type), key=lambda f: f.name not in own)
@@ -129,7 +124,6 @@ def options(settings_type: type[SettingsType]) -> list[click.Option]:
 
 
 def environment(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as environment variables of a child process."""
     return {
         ENVIRONMENT_PREFIX + name.upper(): " ".join(value) if isinstance(value, tuple) else str(value)
         for name, value in settings.items()

@@ -1,5 +1,4 @@
-"""Runs a service: event loop, signals, logging. `Supervisor` owns all tasks; a failure in the background ends the
-process."""
+"""Runs a service: event loop, signals, logging. A failure of any task ends the process."""
 
 import asyncio
 import signal
@@ -28,7 +27,6 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self.signalled_at = 0.0
-        """Loop time of the newest signal."""
         self.for_good = False
         """SIGINT: the process will not be restarted."""
         self.stop_seconds_max = STOP_SECONDS_MAX
@@ -44,13 +42,11 @@ class Supervisor:
         self._stop.set()
 
     def hurry(self) -> None:
-        """Shut down at once: `until_hurried` returns, too."""
         self._stop.set()
         self._hurry.set()
 
     @property
     def stopped_in_order(self) -> bool:
-        """Shutdown was requested and no task failed."""
         return self.stopping and self._failure is None
 
     @property
@@ -113,8 +109,8 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
-    """The first signal stops in order, SIGINT for good; a second one at once. Within SAME_SIGNAL_SECONDS it counts as
-    the same signal, sent by systemd and by a parent."""
+    """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
+    and a parent."""
     log.debug("signal_received", signal=number.name)
     now, seconds = asyncio.get_running_loop().time(), supervisor.stop_seconds_max
     if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:

@@ -13,7 +13,6 @@ from prometheus_client import Gauge as PrometheusGauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""prometheus_client's environment variable for the directory shared by processes."""
 
 Gauge = partial(PrometheusGauge, multiprocess_mode="livemax")
 """The maximum over processes; counters and histograms are summed."""
@@ -227,8 +226,6 @@ def configure_logging(level: str, log_format: str) -> None:
 
 
 class _LossyErrors:
-    """Standard error; a line that cannot be written is dropped."""
-
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(text)

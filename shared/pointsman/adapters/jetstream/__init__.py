@@ -32,8 +32,8 @@ async def connect(
     window: WindowSettings | None = None,
     only_reads: bool = False,
 ) -> AsyncIterator[Link]:
-    """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: settings to create a missing
-    stream, unless `only_reads`. On exit waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
+    """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream,
+    unless `only_reads`. On exit waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
     reports_to = listener or LogListener()
     connection = NatsConnection(url, name, reports_to)
     requests = Requests(connection)

@@ -1,5 +1,5 @@
-"""Checkpoints in the object bucket `pointsman-<pool>`: chunks on one subject, then a description on another. Each slot
-alternates between two chunk subjects, so an interrupted write leaves the previous object intact."""
+"""Checkpoints in the object bucket `pointsman-<pool>`: chunks, then a description. Each slot alternates between two
+chunk subjects, so an interrupted write leaves the previous object intact."""
 
 from base64 import urlsafe_b64encode
 from dataclasses import asdict
@@ -19,8 +19,6 @@ SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
 class _Description(msgspec.Struct):
-    """NATS' ObjectInfo."""
-
     name: str
     bucket: str
     nuid: str

@@ -1,9 +1,6 @@
-"""NATS connection over nats-py, the only module that imports it.
-
-Works around measured behaviour: while disconnected nats-py buffers messages its caller gave up (buffer disabled and
-emptied); it stops for good on some server errors (client replaced); it notices a dead server after six minutes (ping
-every 2 s).
-"""
+"""NATS connection over nats-py, the only module that imports it. Works around measured behaviour of nats-py: while
+disconnected it buffers messages its caller gave up (buffer disabled); it stops for good on some server errors (client
+replaced); it notices a dead server after six minutes (ping every 2 s)."""
 
 import asyncio
 import contextlib
@@ -34,12 +31,10 @@ PINGS_UNANSWERED_MAX = 2
 CLOSE_SECONDS_MAX = 1.0
 ROUND_TRIP_SECONDS_MAX = 1
 PING_FORGOTTEN_SECONDS = 4 * PING_SECONDS * PINGS_UNANSWERED_MAX
-"""By then the client has reconnected and dropped the pings of the last connection."""
+"""By then the client has reconnected and dropped its old pings."""
 
 
 class NatsConnection(Connection):
-    """Holds one nats-py client at a time and replaces it when it closes."""
-
     def __init__(self, url: str, name: str, listener: LogListener) -> None:
         self._servers = url.split(",")
         self._name = name
@@ -151,8 +146,7 @@ class NatsConnection(Connection):
 
 
 class _TolerantClient(Client):
-    """Delivers messages with undecodable subject or headers; nats-py would stop reading for good (seen with byte
-    0xff)."""
+    """nats-py stops reading for good at an undecodable subject or header (seen with byte 0xff)."""
 
     @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -171,8 +165,6 @@ class _TolerantClient(Client):
 
 
 class _NatsSubscription(Subscription):
-    """Survives the replacement of the client."""
-
     def __init__(
         self,
         registry: "dict[int, _NatsSubscription]",
@@ -213,15 +205,15 @@ class _NatsSubscription(Subscription):
 
 
 def _drop_unsent(client: Client) -> None:
-    """Drop nats-py's unsent buffer, which would precede older writes on the next connection (seen in 10% of crashes).
-    There is no public call."""
+    """Unsent data would precede older writes on the next connection (seen in 10% of crashes). There is no public
+    call."""
     client._pending.clear()  # noqa: SLF001
     client._pending_data_size = 0  # noqa: SLF001
 
 
 async def _round_trip(client: Client) -> None:
-    """Wait until the server has processed what was sent. The task is never cancelled: the answer to an abandoned ping
-    ends the client's reading (measured)."""
+    """Wait until the server has processed what was sent. Never cancelled: the answer to an abandoned ping ends
+    nats-py's reading."""
     trip = asyncio.create_task(_pinged_twice(client))
     _round_trips.add(trip)
     trip.add_done_callback(_round_trips.discard)
@@ -244,8 +236,8 @@ def _server_of(client: Client) -> str:
 
 
 def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
-    """Run a publish without waiting, to keep the order of calls. With the pending buffer off it only appends to the
-    next write."""
+    """Run without waiting, to keep the order of calls. With the pending buffer off, publish only appends to the next
+    write."""
     try:
         publish.send(None)
     except StopIteration:

@@ -1,5 +1,4 @@
-"""Request and reply over core NATS, for commands between services and for JetStream API calls. All replies arrive on
-one inbox, with one token per request."""
+"""Request and reply over core NATS, for commands and JetStream API calls. Replies share one inbox, one token each."""
 
 import asyncio
 import secrets
@@ -22,7 +21,6 @@ from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoRes
 from pointsman.primitives import Seconds, WallSeconds
 
 ANSWERS_WAITING_MAX = 65_536
-"""Replies queued for the event loop; more than there are requests in flight."""
 COMMANDS_WAITING_MAX = 4096
 """Commands queued for a handler. More are dropped; their senders time out and retry."""
 
@@ -39,7 +37,6 @@ class Requests:
         self._connection.on_change(self._on_change)
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
-        """Raises NoResponderError, CommandTimeoutError."""
         return (await self.ask_message(subject, payload, timeout, headers)).data
 
     async def ask_message(

@@ -7,7 +7,6 @@ import msgspec
 
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
-"""Status of the server's empty reply if a subject has no listener."""
 
 
 STREAM_NOT_FOUND = 10059
@@ -38,13 +37,10 @@ class Message(Protocol):
 
 
 OnMessage = Callable[[Message], Awaitable[None]]
-"""Called for one message at a time."""
 
 
 class Subscription(Protocol):
-    async def close(self) -> None:
-        """Stop delivery. Never raises."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Connection(Protocol):
@@ -59,9 +55,7 @@ class Connection(Protocol):
         """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported."""
         ...
 
-    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `on_change` at each change of `connected`. Returns a function to unsubscribe."""
-        ...
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]: ...
 
 
 def status_of(message: Message) -> str:

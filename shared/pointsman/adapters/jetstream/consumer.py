@@ -1,10 +1,8 @@
-"""Reads the stream. In: a start sequence. Out: entries without gaps, or LogReset if continuity is lost.
-
-A pull consumer of our own: nats-py's ordered consumer can skip silently and pauses 10 to 20 s after a server restart
-(measured). Sequences (filtered: consumer counts) must be dense. A consumer that fails or misses two heartbeats is
-replaced; the new one's first message must equal the last one read, by sequence and time stamp. The log's extent is
-checked with every new consumer and every ten seconds.
-"""
+"""Reads the stream. In: a start sequence. Out: entries without gaps, or LogReset if continuity is lost. A pull consumer
+of our own: nats-py's ordered consumer can skip silently and pauses 10 to 20 s after a server restart (measured).
+Sequences (filtered: consumer counts) must be dense. A failed or silent consumer is replaced; the new one's first
+message must equal the last one read, by sequence and time stamp. The log's extent is checked with every new consumer
+and every ten seconds."""
 
 import asyncio
 import contextlib
@@ -25,7 +23,6 @@ PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
 """Above the largest possible message, 8 MB."""
 READ_AHEAD_MAX = 3 * PULL_MESSAGES
-"""Bound on messages requested or buffered."""
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
@@ -53,9 +50,6 @@ _pull = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Position of a message, from its reply subject. `stamp`: store time, ns; `pending`: messages left for the
-    consumer."""
-
     sequence: Sequence
     delivery: int
     stamp: str
@@ -167,7 +161,6 @@ class Reader:
         return entry
 
     def _overlap(self, place: _Place) -> LogReset | None:
-        """The first message of a new consumer must be the last one read, otherwise the log changed."""
         self._pull.overlapping = False
         self._pull.deliveries = 1
         self._pull.pending = place.pending
@@ -327,7 +320,6 @@ class Reader:
             self._wake()
 
     async def _sleep(self, seconds: Seconds | None = None) -> None:
-        """Wait for `_wake`, at most `seconds`."""
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()

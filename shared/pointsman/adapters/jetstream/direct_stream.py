@@ -20,7 +20,7 @@ ROLLUP = {"Nats-Rollup": "sub"}
 
 
 class RevisionTakenError(Exception):
-    """The last message on the subject is not the expected one."""
+    pass
 
 
 class _StoredMessage(msgspec.Struct):
@@ -54,7 +54,7 @@ class DirectStream:
     async def write(
         self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
     ) -> Sequence:
-        """Store a message; with `after` only if that is the subject's last sequence. Raises RevisionTakenError,
+        """With `after`, only if that is the subject's last sequence. Raises RevisionTakenError,
         StoreUnavailableError."""
         all_headers = dict(headers or {})
         if after is not None:
@@ -78,7 +78,7 @@ class DirectStream:
         return await self._get({"last_by_subj": subject})
 
     async def next(self, subject: str, start: Sequence) -> Found | None:
-        """The first message on a subject with sequence >= `start`. Raises StoreUnavailableError."""
+        """First message on a subject from `start` on. Raises StoreUnavailableError."""
         return await self._get({"seq": start, "next_by_subj": subject})
 
     async def purge(self, subject: str) -> None:

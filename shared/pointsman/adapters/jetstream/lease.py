@@ -1,5 +1,4 @@
-"""Leases as keys in the key-value bucket `pointsman-<pool>`, in server memory and without expiry: watchers measure
-it."""
+"""Leases as keys in the key-value bucket `pointsman-<pool>`, in server memory, without expiry: watchers measure it."""
 
 import msgspec
 from typing_extensions import override

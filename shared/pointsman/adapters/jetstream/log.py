@@ -1,5 +1,4 @@
-"""A pool's log as a JetStream stream: appends through the write window, reads by a consumer, elections by
-compare-and-set."""
+"""A pool's log as a JetStream stream. Elections are compare-and-set."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -126,14 +125,12 @@ class JetStreamLog(EventLog):
             await reader.close()
 
     async def _newest(self, subject: str) -> Found | None:
-        """Raises LogUnavailableError."""
         try:
             return await self._elections.last(subject)
         except StoreUnavailableError as error:
             raise LogUnavailableError(str(error)) from error
 
     async def keep_stream(self) -> None:
-        """Ensure the stream after each connection and whenever a write finds none."""
         while True:
             await self._stream_doubtful.wait()
             self._stream_doubtful.clear()

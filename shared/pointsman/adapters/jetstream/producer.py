@@ -1,13 +1,11 @@
 """Writes to the stream. In: events, in order. Out: each stored once without blocking the caller, or a WritesLost event.
 
-A write is kept until confirmed; after a timeout or disconnect all are resent from the oldest, under the same message
-ids (nats-py's asynchronous publishing never resolves after a disconnect: measured). It is lost when the window
-overflows, after repeated refusals, or before the server forgets its message id.
+A write is kept until confirmed; after a timeout or disconnect all are resent from the oldest, with the same message ids
+(nats-py's asynchronous publishing never resolves after a disconnect: measured). It is lost when the window overflows,
+after repeated refusals, or before the server forgets its id. A refused write is stored after its successors.
 
 A leader's write is fenced: with one replica by the server, which compares the last LeaderElected; with several only by
-this process, since the server then cannot do so for concurrent writes (measured). A write that was refused while the
-next was accepted is stored after it.
-"""
+this process, since the server cannot do so for concurrent writes (measured)."""
 
 import asyncio
 import secrets
@@ -51,10 +49,8 @@ RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSettings:
     events_max: int = 16_384
-    """About 10 s of a busy fleet."""
     bytes_max: int = 64 * 1024**2
     in_flight_max: int = 1024
-    """A server that flushes each write to disk groups those in flight."""
     ack_seconds_max: Seconds = 1.0
     """Silence of the server before everything in flight is resent."""
 
@@ -94,15 +90,14 @@ class WriteWindow:
         self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._timer: asyncio.TimerHandle | None = None
         self.server_fences = False
-        """True for a stream with one replica."""
 
     async def open(self) -> None:
         await self._connection.subscribe(self._writer.inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
         self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """Write `event` after all earlier ones; lost if the window is full. Returns a number for `withdraw`. `done`
-        receives the sequence or LogUnavailableError."""
+        """A full window loses it. Returns a number for `withdraw`. `done` receives the sequence or
+        LogUnavailableError."""
         self._writer.number += 1
         identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
         write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
@@ -131,7 +126,6 @@ class WriteWindow:
         self._pump()
 
     def resume(self) -> None:
-        """Called when the stream is available."""
         self._queue.open = self._connection.connected
         self._pump()
 
@@ -240,7 +234,7 @@ class WriteWindow:
 
     def _fenced(self, write: Write, fence: Fence, reason: str) -> None:
         """Another leader was elected: drop writes with this fence. If retention dropped our own LeaderElected, the
-        server has nothing to compare, so write again without the comparison."""
+        server has nothing to compare: write again without."""
         if reason == NONE_LEFT and not fence.broken:
             fence.elected = 0
             self._queue.sent[write.number] = write
@@ -277,7 +271,6 @@ class WriteWindow:
         self._losses.reason = reason
 
     def _settle(self, write: Write) -> None:
-        """Remove a write; wake flushers when none is left."""
         self._queue.bytes -= len(write.payload)
         if self._queue.flushers and not self._queue.sent and not self._queue.waiting:
             for flusher in self._queue.flushers:
@@ -299,7 +292,6 @@ class WriteWindow:
         asyncio.get_running_loop().call_later(float(self._backoff.next_wait()), self.resume)
 
     def _take_back(self) -> None:
-        """Requeue writes in flight, in order."""
         for number in sorted(self._queue.sent, reverse=True):
             self._queue.waiting.appendleft(self._queue.sent[number])
         self._queue.sent.clear()

@@ -20,14 +20,11 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings of a new stream, bounded by size and age; the oldest entries are dropped first."""
-
     bytes_max: int = 4 * 1024**3
     age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
     duplicate_seconds: Seconds = 120.0
-    """How long the server remembers message ids."""
 
 
 class _StreamState(msgspec.Struct):
@@ -59,8 +56,7 @@ class Stream:
         self.name = stream_name(pool)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
-        """Create the stream unless it exists. Returns its extent, differing settings and replicas. Raises
-        LogUnavailableError."""
+        """Create it unless it exists. Returns extent, differing settings, replicas. Raises LogUnavailableError."""
         answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
         if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
             answer = await self._ask(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())

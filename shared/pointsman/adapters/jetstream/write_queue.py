@@ -10,8 +10,6 @@ from pointsman.primitives import PoolName, Seconds
 
 
 class Write:
-    """`done`: set if a caller waits for the sequence."""
-
     __slots__ = (
         "done",
         "event",
@@ -88,7 +86,5 @@ class Confirmations:
 
 @dataclass(slots=True)
 class Losses:
-    """Lost writes not yet covered by a WritesLost event."""
-
     count: int = 0
     reason: str = ""

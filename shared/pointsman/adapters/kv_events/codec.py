@@ -82,7 +82,6 @@ def decode_batch(sequence: Sequence, payload: bytes) -> EngineBatch:
 
 
 def _is_map(encoded: bytes | msgspec.Raw) -> bool:
-    """Whether a msgpack value is a map (fixmap, map 16, map 32)."""
     with memoryview(encoded) as view:
         return len(view) > 0 and (0x80 <= view[0] <= 0x8F or view[0] in (0xDE, 0xDF))
 

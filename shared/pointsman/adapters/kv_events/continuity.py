@@ -1,17 +1,13 @@
-"""Continuity of one engine's event stream, without I/O. In: frames, replay answers, interruptions. Out: items in order,
-and requests for the replay socket.
+"""Continuity of one engine's event stream, without I/O. In: frames, replay answers, interruptions. Out: items in order.
 
 PUB/SUB can miss the beginning, drop messages silently, and restart at sequence 0 with the engine. One replay request,
 "all from the last batch I read", settles each case. The same batch byte for byte: same engine, the rest was missed.
 Another or none: a new engine. A later one: the rest left the engine's buffer. It is sent after a gap, after a reconnect
-and during silence, since the last batch may have been dropped.
-
-Without a replay socket `certain` stays false, a lost connection is a gap, and an old sequence is a duplicate, a late
-arrival or a new engine, depending on its payload.
+and during silence, since the last batch may have been dropped. Without a replay socket `certain` stays false, a lost
+connection is a gap, and an old sequence is a duplicate, a late arrival or a new engine, by its payload.
 
 After each call, read `next_item` until None, then `question` until None; pass answers to `replayed`, `answer_ended`,
-`answer_failed`.
-"""
+`answer_failed`."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -62,7 +58,6 @@ class Continuity:
         self._recent = RecentBatches()
         self._items: deque[Item] = deque()
         self._tasks: list[Verify | Begin | Resume | Deliver] = []
-        """A stack: the last one is active."""
         self._expected: Sequence | None = None
         """The next sequence; None before the first is known."""
         self._fingerprint = b""
@@ -70,7 +65,6 @@ class Continuity:
         self._unproven = False
         """The connection was lost and not yet shown to reach the same engine."""
         self.cursor: Cursor | None = None
-        """Of the last batch returned by `next_item`."""
 
     @property
     def certain(self) -> bool:
@@ -85,8 +79,6 @@ class Continuity:
             self.cursor = Cursor(item.sequence, item.fingerprint)
         return item
 
-    # Input
-
     def start(self, after: Cursor | None = None) -> None:
         """Start reading, after the cursor's batch if the engine still has it (then with EngineResumed)."""
         if after is None:
@@ -95,8 +87,7 @@ class Continuity:
             self._tasks.append(Verify(after))
 
     def interrupted(self) -> bool:
-        """The connection broke or came up, possibly to another engine. Returns whether to discard queued messages,
-        because the replay contains them."""
+        """Possibly another engine from now on. Returns whether to discard queued messages: the replay contains them."""
         self._last_live = -1
         self._recent.found.clear()
         if self._replay is None:
@@ -111,7 +102,6 @@ class Continuity:
             self._resume()
 
     def received(self, frames: list[bytes]) -> None:
-        """Frames of one message: topic, sequence, payload."""
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._items.append(EngineNoise(f"a message of {len(frames)} frames without a sequence"))
             return
@@ -195,7 +185,6 @@ class Continuity:
                 raise AssertionError
 
     def answer_ended(self) -> None:
-        """The answer is complete, or no more of it was wanted."""
         assert self._replay is not None
         task = self._tasks[-1]
         match task:
@@ -266,8 +255,7 @@ class Continuity:
             self._items.append(EngineReplayed(task.recovered))
 
     def _conclude(self, task: Resume, now: Seconds) -> None:
-        """Draws the conclusion from an answer; a torn one is requested again, at most REPLAY_ATTEMPTS_MAX times without
-        progress."""
+        """A torn answer is requested again, at most REPLAY_ATTEMPTS_MAX times without progress."""
         assert self._replay is not None
         if task.torn:
             task.hole = task.new_hole
@@ -307,8 +295,7 @@ class Continuity:
         self._items.append(EngineRestarted(exact=sequence == 0))
 
     def _is_new_engine(self, sequence: Sequence, payload: bytes) -> bool:
-        """Whether the first batch of an answer is another engine's. If the buffer does not reach back to a known batch,
-        only an unbroken connection proves the same engine."""
+        """If the buffer does not reach back to a known batch, only an unbroken connection proves the same engine."""
         assert self._expected is not None
         if sequence == self._expected - 1:
             return fingerprint_of(payload) != self._fingerprint

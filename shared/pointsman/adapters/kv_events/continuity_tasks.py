@@ -33,8 +33,7 @@ class Begin:
 @dataclass(slots=True)
 class Resume:
     """Request all from the last batch on. `ahead`: a later batch was received, so an empty answer does not mean a new
-    engine. `hole`: gap of the previous answer; if it repeats, the engine has it too. Other fields describe one answer.
-    """
+    engine. `hole`: the previous answer's gap; if it repeats, it is the engine's. Other fields describe one answer."""
 
     ahead: bool = False
     failures: int = 0
@@ -73,15 +72,12 @@ class ReplayHealth:
 
 @dataclass(slots=True)
 class RecentBatches:
-    """Fingerprints of the newest batches by sequence, in order of arrival."""
-
     found: dict[Sequence, bytes] = field(default_factory=dict)
 
     def repeats(self, sequence: Sequence, payload: bytes) -> bool:
         return sequence in self.found and self.found[sequence] == fingerprint_of(payload)
 
     def arrives_late(self, sequence: Sequence) -> bool:
-        """Whether the sequence was recently skipped on this connection."""
         return sequence not in self.found and min(self.found, default=sequence) < sequence
 
     def remember(self, sequence: Sequence, fingerprint: bytes) -> None:

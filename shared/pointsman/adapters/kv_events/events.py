@@ -9,7 +9,6 @@ from pointsman.primitives import Seconds, Sequence
 
 BLOCKS_PER_EVENT_MAX = 1_048_576
 TOKENS_PER_EVENT_MAX = 16_777_216
-"""Per prompt, far beyond any model's length; decoded, 640 MB."""
 HASH_BYTES_MAX = 64
 
 EngineHash = int | bytes
@@ -21,9 +20,8 @@ _Tokens = Annotated[list[int], msgspec.Meta(max_length=TOKENS_PER_EVENT_MAX)]
 
 
 class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    """Consecutive blocks became resident after `parent_block_hash` (None: start of a prompt). Field order is the
-    engine's: older engines send arrays. `extra_keys`: per block, what else its hash covers (LoRA name, multimodal
-    identifiers, cache salt)."""
+    """Consecutive blocks after `parent_block_hash` (None: start of a prompt). Field order is the engine's: older ones
+    send arrays. `extra_keys`: per block, what else its hash covers (LoRA name, multimodal identifiers, cache salt)."""
 
     block_hashes: _Hashes
     parent_block_hash: _Hash | None
@@ -38,8 +36,6 @@ class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
 
 
 class EngineBlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    """One copy of each block was evicted."""
-
     block_hashes: _Hashes
     medium: str | None = None
     group_idx: int | None = None
@@ -107,8 +103,6 @@ class EngineReplayed:
 
 @dataclass(frozen=True, slots=True)
 class EngineNoise:
-    """A message that vLLM does not send."""
-
     reason: str
 
 

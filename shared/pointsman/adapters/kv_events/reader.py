@@ -44,8 +44,8 @@ class KvEventReader:
         return self._continuity.cursor
 
     async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
-        """EngineAttached, then batches in order with gaps and restarts; or EngineResumed and what followed `after`, if
-        the engine still has it. Use `aclosing` to close the sockets."""
+        """EngineAttached, or EngineResumed if the engine still has the batch `after`; then batches in order with gaps
+        and restarts. Use `aclosing` to close the sockets."""
         sockets, continuity = self._open_sockets(self._endpoint), self._continuity
         live = sockets.live
         try:
@@ -72,7 +72,6 @@ class KvEventReader:
             sockets.close()
 
     async def _settled(self, replay: ReplaySocket | None) -> AsyncGenerator[EngineItem, None]:
-        """Items that are ready; sends replay requests until none is left."""
         continuity = self._continuity
         while True:
             for item in self._ready():
@@ -102,5 +101,4 @@ class KvEventReader:
 
 
 def _now() -> Seconds:
-    """Monotonic seconds of the running loop."""
     return asyncio.get_running_loop().time()

@@ -34,7 +34,6 @@ class KvEndpoint:
 
 
 def dialled(endpoint: str) -> str:
-    """Replaces a wildcard address by this machine's."""
     for wildcard in ("tcp://*:", "tcp://0.0.0.0:"):
         if endpoint.startswith(wildcard):
             return "tcp://127.0.0.1:" + endpoint.removeprefix(wildcard)
@@ -42,8 +41,7 @@ def dialled(endpoint: str) -> str:
 
 
 def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """Endpoint of a data-parallel rank, given rank 0's: each rank takes the next port. Raises ValueError without a
-    port."""
+    """Each rank takes the next port after rank 0's. Raises ValueError without a port."""
     if not endpoint or dp_rank == 0:
         return endpoint
     address, _, port = endpoint.rpartition(":")
@@ -54,21 +52,17 @@ def rank_endpoint(endpoint: str, dp_rank: int) -> str:
 
 
 class ReplayError(Exception):
-    """The replay socket failed or exceeded its bounds."""
+    pass
 
 
 class LiveSocket(Protocol):
     async def connected(self, seconds: Seconds) -> None:
-        """Wait at most `seconds` for the first connection, which does not count as an interruption."""
+        """Wait at most `seconds` for the first connection, which is not an interruption."""
         ...
 
-    def interrupted(self) -> bool:
-        """Whether the connection broke or came up since the last call."""
-        ...
+    def interrupted(self) -> bool: ...
 
-    async def arrival(self, seconds: Seconds) -> bool:
-        """Wait at most `seconds` for a message."""
-        ...
+    async def arrival(self, seconds: Seconds) -> bool: ...
 
     def receive(self) -> list[bytes] | None: ...
 
@@ -195,7 +189,6 @@ async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[by
 
 
 def _now() -> Seconds:
-    """Monotonic seconds of the running loop."""
     return asyncio.get_running_loop().time()
 
 

@@ -1,5 +1,4 @@
-"""Instances as pairs of containers, engine and worker, found by labels. Unique names keep two scalers from one
-instance."""
+"""Instances as pairs of containers, engine and worker, found by labels. Their names are unique in the host."""
 
 import asyncio
 import shlex
@@ -29,8 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTemplate:
-    """`engine_command` may contain {instance}. Both containers join `network`, where the engine's container name
-    resolves."""
+    """`engine_command` may contain {instance}. Both containers join `network`, under their names."""
 
     engine_image: str
     engine_command: str
@@ -101,7 +99,6 @@ class DockerProvider(InstanceProvider):
             kept.add(name)
 
     def _sweep(self, kept: set[InstanceId]) -> None:
-        """Remove remains of ended instances, to free their names."""
         for container in self._containers({}):
             if container.labels.get(INSTANCE_LABEL) not in kept:
                 self._remove(container)

@@ -1,8 +1,6 @@
-"""Instances as pods of a Deployment or StatefulSet, named like the pods; only the scale subresource is written.
-
-Replicas are written with the resource version read, so concurrent writes conflict. A StatefulSet removes its highest
-ordinal; of a Deployment the chosen pod first gets the lowest deletion cost.
-"""
+"""Instances as pods of a Deployment or StatefulSet; only the scale subresource is written, with the resource version
+read, so concurrent writes conflict. A StatefulSet removes its highest ordinal; of a Deployment the chosen pod first
+gets the lowest deletion cost."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Instances as local processes, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler.
-
-A locked file represents an instance. The lock is taken before the supervisor starts and inherited by it, so two scalers
-never start the same name, and a lock test shows whether it runs.
-"""
+"""Instances as local processes, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler. A
+supervisor inherits its instance's file lock, which shows that it runs and keeps two scalers from starting the same
+name."""
 
 import asyncio
 import contextlib
@@ -36,8 +34,8 @@ GROWTH_LOCK = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """`engine`: command line with placeholders (`runtime.engine_command`). `supervisor`: module to run. `environment`:
-    the worker's settings. `guard`: file locked while the fleet lives."""
+    """`engine`: command line with placeholders. `supervisor`: module to run. `guard`: file locked while the fleet
+    lives."""
 
     engine: str
     supervisor: str
@@ -107,7 +105,6 @@ class ProcessProvider(InstanceProvider):
         return running
 
     def _kept(self) -> list[tuple[InstanceId, float]]:
-        """Running instances with their start, Unix seconds."""
         locks = sorted(self._directory.glob("*.lock"))
         return [
             (InstanceId(lock.stem), lock.stat().st_mtime)

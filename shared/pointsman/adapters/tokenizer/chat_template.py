@@ -1,7 +1,5 @@
-"""Renders a chat as vLLM and transformers do. In: messages in OpenAI's form. Out: the prompt text.
-
-The model's Jinja template runs in a sandbox. Images and audio raise UnsupportedContentError; the caller then uses the
-engine. Not reproduced: templates that print the date, around midnight or in another time zone.
+"""Renders a chat as vLLM and transformers do. In: messages in OpenAI's form. Out: the prompt text. Images and audio
+raise UnsupportedContentError. Not reproduced: templates that print the date, around midnight or in another time zone.
 """
 
 import json
@@ -18,7 +16,6 @@ from typing_extensions import override
 
 Message = Mapping[str, Any]
 TextPart = dict[str, Any]
-"""Type, text and the client's own fields, which some templates read."""
 
 TEXT_FIELD_OF_PART = {
     "text": "text",
@@ -45,8 +42,7 @@ CALLED_FIELDS = ("arguments", "name")
 """Fields of a tool call in the order in which templates print them."""
 
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks the end of the final message while rendering, as in transformers; the trailing space shows whether the template
-trims."""
+"""As in transformers; the trailing space shows whether the template trims."""
 
 
 class ChatTemplateError(ValueError):
@@ -159,7 +155,6 @@ def _text_parts(content: Any) -> list[TextPart]:
 
 
 def _kept_part(part: Any) -> TextPart | None:
-    """Renames the text field; None if the text is null."""
     if isinstance(part, str):
         return _text_part(part)
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -183,7 +178,6 @@ def _text_part(text: str) -> TextPart:
 
 
 def _without_left_out_line(part: TextPart) -> TextPart | None:
-    """None if nothing is left."""
     text: str = part["text"]
     if not text.startswith(SYSTEM_LINE_LEFT_OUT):
         return part
@@ -225,7 +219,6 @@ def _template_tool_call(call: Any) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """Returns {} for anything but an object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -246,13 +239,11 @@ def _template_tool(tool: Any) -> dict[str, Any]:
 
 
 def _ordered(values: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
-    """`values` with the keys in `first` moved to the front."""
     return {**{name: values[name] for name in first if name in values}, **values}
 
 
 def _without_developers(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a template without developer role: developer messages become system messages, and all are merged into the
-    first."""
+    """For a template without developer role: merge developer and system messages into a first system message."""
     if not any(message["role"] == "developer" for message in conversation):
         return conversation
     renamed = [_system_message(message) if message["role"] == "developer" else message for message in conversation]
@@ -348,8 +339,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _iterates_over_content(template: nodes.Template) -> bool:
-    """Whether the template loops over a message's content: `message.content`, a macro parameter given that, or outside
-    macros anything called `content`, as vLLM checks."""
+    """`message.content`, a macro parameter given that, or outside macros anything called `content`, as vLLM checks."""
     messages = set(_aliases(template, "messages"))
     loops = list(template.find_all(nodes.For))
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name) and _name(loop.iter) in messages}
@@ -379,7 +369,6 @@ def _content_parameters(template: nodes.Template, macro: nodes.Macro, messages: 
 
 
 def _aliases(template: nodes.Template, name: str) -> Iterator[str]:
-    """`name` and all names assigned from it, directly or through filters and slices."""
     known = [name]
     for alias in known:
         yield alias
@@ -403,7 +392,6 @@ def _name(node: nodes.Node) -> str | None:
 
 
 def _content_owner(node: nodes.Node) -> str | None:
-    """`m` for `m.content` and `m['content']`, else None."""
     source = _source(node)
     if isinstance(source, nodes.Getattr):
         key: Any = source.attr

@@ -1,9 +1,6 @@
-"""Encodes text, from a cache of pieces where possible (40 kB of new text take tens of ms).
-
-Text is cut at special tokens, as tokenizers do, and in long parts between words. The latter is verified: the ids of
-context and piece together must begin with the context's; otherwise the whole text is encoded. LRU eviction.
-Thread-safe: encoding runs outside the lock, and the backend releases the GIL.
-"""
+"""Encodes text, from an LRU cache of pieces where possible. Text is cut at special tokens, as tokenizers do, and in
+long parts between words. The latter is verified: the ids of context and piece together must begin with the context's;
+otherwise the whole text is encoded. Thread-safe: encoding runs outside the lock."""
 
 import re
 import threading
@@ -16,13 +13,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 PIECE_CHARS = 1024
-"""Distance of cuts between words."""
 
 CONTEXT_CHARS = 128
 """Text encoded before a cut, to verify it."""
 
 CACHED_TOKENS_MAX = 4_000_000
-"""About 50 MB."""
 
 _WORD_GAP = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
@@ -100,7 +95,7 @@ class PrefixCache:
 
 def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pattern[str] | None]:
     """Special tokens to cut at, and a pattern of all added tokens (leftmost, longest match). Tokens that strip blanks
-    or need word edges are matched but not cut at."""
+    or need word edges are not cut at."""
     found_first = [token for token in added if not token.normalized and token.content]
     if any(token.single_word for token in found_first):
         return frozenset(), None
@@ -114,7 +109,6 @@ def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pat
 
 
 def _cut_between_words(special: str, text: str) -> Iterator[_Piece]:
-    """Cuts depend only on the text before them."""
     context, start = special, 0
     while gap := _WORD_GAP.search(text, start + PIECE_CHARS):
         yield _Piece(context, text[start : gap.start()])

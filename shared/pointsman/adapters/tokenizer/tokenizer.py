@@ -1,5 +1,4 @@
-"""A model's tokenizer, from `tokenizer.json`, `tokenizer_config.json` and chat templates (default and tool use, as in
-engines)."""
+"""A model's tokenizer. Of its chat templates, the default and the one for tools are used, as in engines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,9 @@ BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"
 NAMED_SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
-"""Available to chat templates by name."""
 
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Of Anthropic's API."""
 
 
 class TokenizerLoadError(Exception):
@@ -80,7 +77,6 @@ class Tokenizer:
 
     @classmethod
     def builtin(cls) -> Self:
-        """The simulated engines' tokenizer; see `pointsman_lab.tokenizer_training`."""
         return cls.load(BUILTIN_DIRECTORY)
 
     @property
@@ -134,7 +130,6 @@ class Tokenizer:
 
 
 def _frame_of(backend: Backend) -> tuple[list[int], list[int]]:
-    """Returns the ids that the backend adds before and after every text."""
     probe = "a b"
     bare = backend.encode(probe, add_special_tokens=False).ids
     framed = backend.encode(probe).ids

@@ -1,6 +1,3 @@
-"""Pointsman's vLLM plug-in, both parts off by default: randomised leaf token eviction (`POINTSMAN_VLLM_EVICTION=rlt`,
-installed by `plugin`) and deficit longest prefix match (`--scheduler-cls pointsman_vllm.dlpm.DlpmScheduler`).
-
-Runs in an engine's environment and imports nothing else of Pointsman. Only `plugin`, `block_pool`, `dlpm` and
-`internals` use vLLM.
-"""
+"""Pointsman's vLLM plug-in, both parts off by default: randomised leaf token eviction (`POINTSMAN_VLLM_EVICTION=rlt`)
+and deficit longest prefix match (`--scheduler-cls pointsman_vllm.dlpm.DlpmScheduler`). Imports nothing else of
+Pointsman. Only `plugin`, `block_pool`, `dlpm` and `internals` use vLLM."""

@@ -1,9 +1,5 @@
-"""vLLM's block pool with randomised leaf token instead of LRU.
-
-Reference counts, hashes and KV events stay vLLM's. The queue of free blocks is replaced, and receives what it cannot
-see itself: blocks that become cached and their parents, blocks that lose their hash, and resets. Held blocks are not in
-it.
-"""
+"""vLLM's block pool with randomised leaf token instead of LRU. Only the queue of free blocks is replaced; it receives
+what it cannot see itself: blocks that become cached and their parents, blocks that lose their hash, and resets."""
 
 import logging
 import os
@@ -29,8 +25,6 @@ class UnsuitableModelError(RuntimeError):
 
 
 class RandomisedBlockPool(BlockPool):
-    """Evicts a random leaf among cached blocks not used in this phase. Settings: `EvictionSettings`."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         theirs: FreeKVCacheBlockQueue = self.free_block_queue
@@ -69,8 +63,8 @@ class RandomisedBlockPool(BlockPool):
 
 
 def install() -> None:
-    """Make all block pools of this process randomised; idempotent. Raises UnknownInternalsError. An engine without full
-    attention then fails to start (UnsuitableModelError)."""
+    """Idempotent. Raises UnknownInternalsError. An engine without full attention then fails to start
+    (UnsuitableModelError)."""
     if kv_cache_coordinator.BlockPool is RandomisedBlockPool:
         return
     _require_internals()

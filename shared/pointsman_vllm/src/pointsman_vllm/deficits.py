@@ -1,11 +1,8 @@
-"""Deficit accounts: weighted tokens a client may use before others get their turn.
-
-Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). Admission charges uncached
-prompt tokens, generation each token. When no waiting client has a balance, all without one get a quantum Q, repeatedly
-until one may go. Bound (Theorem 5.1): of two backlogged clients neither gets more than 2(U + Q) more service, with U =
-input weight * longest prompt + output weight * most output tokens of one client in the engine.
-
-Same arithmetic as `pointsman.state.trackers.queue_deficits`, without log and instances.
+"""Deficit accounts: weighted tokens a client may use before others get their turn. Source: Cao et al., "Locality-aware
+Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). Admission charges uncached prompt tokens, generation each token.
+When no waiting client has a balance, all without one get a quantum Q, repeatedly until one may go. Bound (Theorem 5.1):
+of two backlogged clients neither gets more than 2(U + Q) more service, with U = input weight * longest prompt + output
+weight * most output tokens of one client in the engine. Same arithmetic as `pointsman.state.trackers.queue_deficits`.
 """
 
 from collections.abc import Collection
@@ -45,7 +42,6 @@ class Deficits:
             self._forget_somebody(waiting)
 
     def generated(self, client: str, tokens: int) -> None:
-        """Charge output; ignored for a forgotten client."""
         if client in self._balances:
             self._balances[client] -= self._output_weight * tokens
 

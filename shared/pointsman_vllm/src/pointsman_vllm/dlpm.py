@@ -1,9 +1,6 @@
 """vLLM's scheduler with deficit longest prefix match: `vllm serve MODEL --scheduler-cls
-pointsman_vllm.dlpm.DlpmScheduler`.
-
-Only the order of admission differs, so outputs do not. Replaces the waiting queue and adds accounting per client.
-Settings: `FairnessSettings`, from the environment.
-"""
+pointsman_vllm.dlpm.DlpmScheduler`. Only the order of admission differs, so outputs do not. Settings:
+`FairnessSettings`, from the environment."""
 
 import logging
 import os
@@ -84,7 +81,7 @@ class SyncDlpmScheduler(Scheduler):
 
 
 class DlpmScheduler(SyncDlpmScheduler, AsyncScheduler):
-    """For vLLM's default, asynchronous scheduling."""
+    pass
 
 
 def _require_internals() -> None:

@@ -1,7 +1,5 @@
-"""Randomised leaf token: evict a random leaf among the blocks not used lately (ICLR 2026, Algorithm 1).
-
-A copy of `pointsman.simulation.eviction_rlt`, which has the reasoning; `tests/unit/vllm/test_eviction_rlt.py` keeps
-both equal.
+"""Randomised leaf token: evict a random leaf among the blocks not used lately (ICLR 2026, Algorithm 1). A copy of
+`pointsman.simulation.eviction_rlt`, which has the reasoning; `tests/unit/vllm/test_eviction_rlt.py` keeps both equal.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -9,16 +7,11 @@ from random import Random
 from typing import Generic, TypeVar
 
 Block = TypeVar("Block", bound=Hashable)
-"""Identity of a cached block."""
 
 
 class RandomisedLeafToken(Generic[Block]):
-    """Cached blocks as a tree, and the unheld ones with their phase of release."""
-
     def __init__(self, seed: int = 0) -> None:
-        """Deterministic for a seed and history."""
         self.phase = 1
-        """The current marking phase, from 1."""
         self._random = Random(seed)
         self._parents: dict[Block, Block | None] = {}
         self._children: dict[Block, int] = {}
@@ -44,7 +37,6 @@ class RandomisedLeafToken(Generic[Block]):
         self._released.update(dict.fromkeys(hashes, self.phase))
 
     def discard(self, block: Block) -> None:
-        """The block is held again."""
         del self._released[block]
         if block in self._places:
             self._take_leaf(self._places[block])
@@ -62,8 +54,7 @@ class RandomisedLeafToken(Generic[Block]):
         return evicted
 
     def forget(self, block: Block) -> None:
-        """The owner dropped the block, held or not. Its children become roots; its identity must never be added
-        again."""
+        """Its children become roots; the same identity must never be added again."""
         self._released.pop(block, None)
         if block in self._places:
             self._take_leaf(self._places[block])
@@ -88,7 +79,6 @@ class RandomisedLeafToken(Generic[Block]):
         self._places = {block: place for place, block in enumerate(self._leaves)}
 
     def _take_leaf(self, place: int) -> Block:
-        """Swap-remove from the list."""
         leaves = self._leaves
         block = leaves[place]
         last = leaves.pop()

@@ -1,9 +1,7 @@
-"""vLLM's queue of free blocks with another order, without imports of vLLM.
-
-Empty blocks go first, the last one put to the front before the others, as in vLLM. `RandomisedLeafToken` chooses among
-cached ones; it needs a tree, so this class records each block's parent. Copies of one block are separate leaves. Block
-ids are reused, so each filling gets its own number. Operations are O(1), amortised over a phase.
-"""
+"""vLLM's queue of free blocks with another order, without imports of vLLM. Empty blocks go first, the last one put to
+the front before the others, as in vLLM. `RandomisedLeafToken` chooses among cached ones; its tree has each filling of a
+block under a number of its own, and copies of one block as separate leaves. Operations are O(1), amortised over a
+phase."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +12,6 @@ from pointsman_vllm.eviction_rlt import RandomisedLeafToken
 
 
 class Block(Protocol):
-    """The used part of vLLM's `KVCacheBlock`."""
-
     @property
     def block_id(self) -> int: ...
 
@@ -32,8 +28,6 @@ NOT_CACHED = -1
 
 
 class RandomisedFreeBlocks(Generic[B]):
-    """The pool counts holders; held blocks are never taken."""
-
     def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
         """`blocks`: the whole pool, indexed by id. `free`: unheld blocks, all empty."""
         self._blocks = blocks
@@ -120,7 +114,6 @@ class RandomisedFreeBlocks(Generic[B]):
             self._empty.move_to_end(block.block_id, last=False)
 
     def get_all_free_blocks(self) -> list[B]:
-        """Empty blocks, then cached ones in order of release, not of eviction."""
         return [*self._empty.values(), *(self._blocks[node % len(self._blocks)] for node in self._order)]
 
     def iter_blocks_after(self, cursor: B | None) -> Iterator[B]:

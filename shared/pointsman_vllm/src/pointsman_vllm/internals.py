@@ -1,8 +1,5 @@
-"""Checks the vLLM internals that this package uses.
-
-Each used name and parameter is checked before anything is replaced; the engine does not start if one is missing. A
-method with another meaning is not detected; hence the list of tested versions.
-"""
+"""Checks the used vLLM internals before anything is replaced; the engine does not start if one is missing. A method
+with another meaning is not detected; hence the list of tested versions."""
 
 import inspect
 import logging
@@ -15,7 +12,7 @@ logger = logging.getLogger("vllm.pointsman")
 
 
 class UnknownInternalsError(RuntimeError):
-    """Unexpected structure of this vLLM."""
+    pass
 
 
 def require(part: str, owner: object, methods: Mapping[str, Iterable[str]]) -> None:
@@ -47,7 +44,6 @@ def warn_of_untested_version() -> None:
 
 
 def vllm_version() -> str:
-    """`unknown` without package metadata."""
     try:
         return version("vllm")
     except PackageNotFoundError:

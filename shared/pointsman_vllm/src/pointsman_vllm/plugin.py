@@ -1,5 +1,5 @@
-"""The entry point `vllm.general_plugins`: vLLM calls `register` in every process it starts. An exception ends that
-process with its message. The scheduler needs no registration: `--scheduler-cls` names it."""
+"""The entry point `vllm.general_plugins`: vLLM calls `register` in every process; an exception ends that process. The
+scheduler needs no registration."""
 
 import os
 

@@ -12,7 +12,7 @@ PREFIX = "POINTSMAN_VLLM_"
 
 
 class WrongSettingError(ValueError):
-    """An environment variable has an invalid value."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class EvictionSettings:
 @dataclass(frozen=True)
 class FairnessSettings:
     """`quantum_tokens`: larger favours locality, smaller fairness. Costs: `input_weight` per uncached input token,
-    `output_weight` per output token. A second of waiting equals `ageing_tokens` cached tokens among one client's
-    requests."""
+    `output_weight` per output token. A second of waiting equals `ageing_tokens` cached tokens."""
 
     quantum_tokens: float = 1_024.0
     input_weight: float = 1.0

@@ -1,13 +1,9 @@
-"""vLLM's request queue with another order of admission, without imports of vLLM.
+"""vLLM's request queue with another order of admission, without imports of vLLM. Next is, among clients with a balance,
+the request with the longest cached prefix, adjusted by its waiting time. Preempted requests come first: they have paid.
 
-Next is, among clients with a balance, the request with the longest cached prefix, adjusted by its waiting time.
-Preempted requests come first: they have paid.
-
-vLLM peeks, pops a request to admit or to skip it, and returns the skipped ones at the end of the step
-(`prepend_requests`). So requests are charged when they run, not when popped. If the first does not fit, nothing behind
-it is admitted, as in vLLM; if it fits, it is admitted whatever its client has used, so the engine never idles for
-fairness.
-"""
+vLLM pops a request to admit or to skip it, and returns the skipped ones at the end of the step. So requests are charged
+when they run, not when popped. If the first does not fit, nothing behind it is admitted, as in vLLM; if it fits, it is
+admitted whatever its client has used, so the engine never idles for fairness."""
 
 from bisect import insort
 from collections import deque
@@ -26,8 +22,6 @@ ANONYMOUS = ""
 
 
 class Waiting(Protocol):
-    """The used part of vLLM's `Request`."""
-
     @property
     def request_id(self) -> str: ...
 
@@ -57,8 +51,6 @@ def client_of(request: Waiting) -> str:
 
 
 class WaitingQueue(Generic[R]):
-    """One queue per client, and one of preempted requests."""
-
     def __init__(
         self,
         deficits: Deficits,
@@ -67,15 +59,13 @@ class WaitingQueue(Generic[R]):
         runs: Callable[[R], bool],
         ageing_tokens: float,
     ) -> None:
-        """`cached_tokens`: of a prompt, called once per step and request. `runs`: whether the engine admitted a popped
-        request."""
+        """`cached_tokens`: called once per step and request. `runs`: whether the engine admitted a popped request."""
         self._deficits = deficits
         self._cached_tokens = cached_tokens
         self._runs = runs
         self._ageing_tokens = ageing_tokens
         self._arrivals = count()
         self._places: dict[str, int] = {}
-        """Order of arrival by request id."""
         self._lines: dict[str, list[R]] = {}
         """By client, oldest first; no empty lists."""
         self._returned: deque[R] = deque()
@@ -136,7 +126,6 @@ class WaitingQueue(Generic[R]):
         self.remove_requests((request,))
 
     def remove_requests(self, requests: Iterable[R]) -> None:
-        """Requests not in the queue are ignored."""
         for request in requests:
             if request.request_id in self._places:
                 self._take_out(request)
