@@ -1,5 +1,7 @@
-"""Randomised leaf token: evict a random leaf among the blocks not used lately (ICLR 2026, Algorithm 1). A copy of
-`pointsman.simulation.eviction_rlt`, which has the reasoning; `tests/unit/vllm/test_eviction_rlt.py` keeps both equal.
+"""Randomised leaf token: evict a random leaf among the blocks that no request used lately (ICLR 2026, Algorithm 1).
+
+The plug-in's own copy of `pointsman.simulation.eviction_rlt`: nothing of Pointsman is imported inside an engine. A test
+(`tests/unit/vllm/test_eviction_rlt.py`) holds both classes equal; the reasoning is in that module.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -7,11 +9,16 @@ from random import Random
 from typing import Generic, TypeVar
 
 Block = TypeVar("Block", bound=Hashable)
+"""Identity of a cached block."""
 
 
 class RandomisedLeafToken(Generic[Block]):
+    """Cached blocks as a tree, and the unheld ones with the phase in which they were released."""
+
     def __init__(self, seed: int = 0) -> None:
+        """The same seed and the same history give the same evictions."""
         self.phase = 1
+        """Marking phases so far, the current one included."""
         self._random = Random(seed)
         self._parents: dict[Block, Block | None] = {}
         self._children: dict[Block, int] = {}
@@ -21,7 +28,7 @@ class RandomisedLeafToken(Generic[Block]):
         self._places: dict[Block, int] = {}
 
     def grow(self, parent: Block | None, hashes: Sequence[Block]) -> None:
-        """Consecutive blocks are cached and held."""
+        """These consecutive blocks are cached now and held by the request that filled them."""
         children = self._children
         parents = self._parents
         if parent is not None:
@@ -33,16 +40,17 @@ class RandomisedLeafToken(Generic[Block]):
         children[hashes[-1]] = 0
 
     def add(self, hashes: Iterable[Block]) -> None:
-        """Blocks lost their last holder: mark them."""
+        """The last holder released these blocks: mark them."""
         self._released.update(dict.fromkeys(hashes, self.phase))
 
     def discard(self, block: Block) -> None:
+        """The block is held again."""
         del self._released[block]
         if block in self._places:
             self._take_leaf(self._places[block])
 
     def take(self, count: int) -> list[Block]:
-        """Evict random unmarked leaves, one after the other. At least `count` must be unheld."""
+        """Evict `count` blocks, one random unmarked leaf after the other. At least `count` must be unheld."""
         evicted = []
         for _ in range(count):
             if not self._leaves:
@@ -54,7 +62,7 @@ class RandomisedLeafToken(Generic[Block]):
         return evicted
 
     def forget(self, block: Block) -> None:
-        """Its children become roots; the same identity must never be added again."""
+        """The owner dropped the block, held or not. Its children become roots; the same identity must never be added again."""
         self._released.pop(block, None)
         if block in self._places:
             self._take_leaf(self._places[block])
@@ -68,17 +76,18 @@ class RandomisedLeafToken(Generic[Block]):
         return len(self._released)
 
     def __iter__(self) -> Iterator[Block]:
-        """Unheld blocks in order of release, not of eviction."""
+        """Unheld blocks, the earliest released first. Not the order of eviction, which is random."""
         return iter(self._released)
 
     def _begin_phase(self) -> None:
-        """Remove all marks. If blocks are held without their parents there may be no leaf; then any block may go."""
+        """Wipe all marks. If blocks are held without their parents there may be no leaf; then any block may go."""
         self.phase += 1
         children = self._children
         self._leaves = [block for block in self._released if not children[block]] or list(self._released)
         self._places = {block: place for place, block in enumerate(self._leaves)}
 
     def _take_leaf(self, place: int) -> Block:
+        """Remove one from the list; the last one moves into its place."""
         leaves = self._leaves
         block = leaves[place]
         last = leaves.pop()
@@ -89,6 +98,7 @@ class RandomisedLeafToken(Generic[Block]):
         return block
 
     def _drop(self, block: Block) -> None:
+        """Remove a block from the tree; its parent may become a leaf."""
         del self._children[block]
         parent = self._parents.pop(block)
         if parent is None or parent not in self._children:
