@@ -21,7 +21,7 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import RequestRejected
-from pointsman.contracts.reasons import CancelCause, grant_unheard
+from pointsman.contracts.reasons import CancelCause, grant_unheard, recorded_cancel_cause
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import (
     cancel_subject,
@@ -115,7 +115,7 @@ class CommandHandlers:
 
     async def _cancel(self, term: ActiveTerm, command: CancelRequest, reply: Reply) -> None:
         term.waiters.forget(command.request)
-        cause = CancelCause(command.reason)
+        cause = recorded_cancel_cause(command.reason)
         events = term.dispatcher.cancel(command.request, cause, self._clock.now(), reason=command.reason)
         await term.publish(events)
         end = self._replica.state.workload.end_of(command.request)
