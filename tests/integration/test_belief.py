@@ -20,7 +20,6 @@ from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineL
 from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRequest
@@ -31,6 +30,7 @@ from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, Sess
 from pointsman.runtime.health import HealthBoard
 from pointsman.state import deliveries, holdings
 from pointsman.state.fleet import Instance, Knowledge
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService

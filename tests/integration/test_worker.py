@@ -32,7 +32,6 @@ from pointsman.adapters.kv_events.events import (
 )
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -49,6 +48,7 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceRepo
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_lab.memory.log import Fault, MemoryBroker
 from pointsman_worker import handover
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected
@@ -27,6 +26,7 @@ from pointsman.ports import (
     LogEntry,
 )
 from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 IDEAL_DELAY_SECONDS = 0.0004
