@@ -1,4 +1,4 @@
-"""`pointsman drain`: take one instance out of service without losing a request, or back into it."""
+"""`pointsman drain`: takes one instance out of service, or back."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""`pointsman fleet`: the fleet as the leading scheduler describes it, as a table or as JSON. Reads nothing from the log."""
+"""`pointsman fleet`: the fleet as the leader reports it, as a table or JSON. Does not read the log."""
 
 import asyncio
 import contextlib
@@ -96,7 +96,6 @@ def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
 
 
 def fleet_table(fleet: FleetDescribed) -> RenderableType:
-    """The table, and below it why instances take no requests or are not known exactly."""
     speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
     rows = table(*COLUMNS, title=f"pool {fleet.pool}: {fleet.policy}{speed}")
     rows.caption, rows.caption_justify = f"{fleet.scheduler}, term {fleet.term}, log as of {fleet.as_of}", "left"

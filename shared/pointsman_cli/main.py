@@ -1,4 +1,4 @@
-"""The command `pointsman`: what users run."""
+"""The command `pointsman`."""
 
 from importlib.metadata import version
 
@@ -42,7 +42,6 @@ COMMANDS = {
         "Compare policies on a trace or a generated workload, in virtual time.",
     ),
 }
-"""Name to module, attribute, and line of `--help`."""
 
 
 @click.group(

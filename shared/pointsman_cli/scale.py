@@ -1,4 +1,4 @@
-"""`pointsman scale`: ask the scaler for a number of instances, or show how many it wants and why."""
+"""`pointsman scale`: sets or shows the wanted number of instances."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The workload that a command runs: a trace, or a generator. In come two options, out go its requests."""
+"""Options of a workload: a trace or a generator."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from pointsman_cli.options import with_all
 Command = TypeVar("Command", bound=Callable[..., object])
 
 GENERATED_RATE = 4.0
-"""Requests a second (engine time) of generators where no rate is given."""
 
 
 def workload_options(command: Command) -> Command:
@@ -45,10 +44,8 @@ def workload_requests(
     rate: float | None = None,
     input_tokens_max: Tokens | None = None,
 ) -> list[WorkloadRequest]:
-    """At most `requests`, with prompts cut; generated ones arrive at `rate`, those of a trace at its own times.
-
-    Raises click.ClickException where the trace cannot be read.
-    """
+    """At most `requests`. Generated ones arrive at `rate`, those of a trace at its own times. Raises
+    click.ClickException."""
     chance = random.Random(seed)
     if trace is not None:
         try:

@@ -1,4 +1,4 @@
-"""`pointsman calibrate URL`: measures one engine, fits the cost model, and writes the calibration for its worker."""
+"""`pointsman calibrate URL`: measures one engine, fits its cost model, and writes the calibration file for its worker."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ MEASURING_SECONDS_MAX = 180.0
 
 @dataclass
 class _Samples:
-    """Times by (total, cached) tokens; `cached` as the engine reported it."""
+    """Seconds by (total, cached) tokens; `cached` as the engine reported it."""
 
     seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
     token_seconds: list[Seconds] = field(default_factory=list)
@@ -95,7 +95,6 @@ def calibrate_command(
 async def _measure(
     url: str, model: str, *, api_key: str, repeat: int, longest: Tokens, report: Callable[[str], None]
 ) -> tuple[Target, _Samples]:
-    """Every round `repeat` times, short prompts first, for at most MEASURING_SECONDS_MAX."""
     samples = _Samples()
     async with Engine(url, api_key=api_key) as engine:
         target = await engine.describe(model)
@@ -133,7 +132,7 @@ async def _take_round(
 
 
 def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
-    """The fit, in engine seconds. Raises ValueError with too few points."""
+    """The fit, in engine seconds. Raises ValueError with fewer than three points."""
     points = [msgspec.structs.replace(point, seconds=point.seconds * speed) for point in samples.measurements()]
     cost = fitted(points)
     tokens = samples.token_seconds

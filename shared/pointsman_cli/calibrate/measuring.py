@@ -1,8 +1,5 @@
-"""Sends prompts to one engine, one at a time, and times their first tokens.
-
-A round sends a new prompt, then others with the same beginning, so that a part of them is cached. Prompts are token ids: no
-tokenizer, exact lengths. The cached part is what the engine reports, else whole blocks.
-"""
+"""Sends prompts to one engine, one at a time, and times their first tokens. Prompts are token ids. Later prompts of a
+round repeat the start of the first, so that part of them is cached."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +19,6 @@ TOKEN_IDS = range(100, 1000)
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
 BLOCK_TOKENS: Tokens = 16
-"""vLLM's default."""
 QUESTION_WALL_SECONDS_MAX = 10.0
 ANSWER_WALL_SECONDS_MAX = 300.0
 
@@ -33,15 +29,13 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One prompt to measure: `total` tokens, of which `cached` were sent before."""
-
     total: Tokens
     cached: Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Wall seconds to the first token; `token_seconds` between later ones."""
+    """Wall seconds to the first token, and between later tokens."""
 
     total: Tokens
     cached: Tokens
@@ -51,15 +45,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The engine to measure."""
-
     url: str
     model: str
     version: str
     max_model_len: Tokens
     block_tokens: Tokens
     busy: int
-    """Its requests in flight."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -79,7 +70,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
-    """A round for each length: the whole prompt, then with half of it cached, then with nearly all."""
+    """One round per length: uncached, half cached, nearly all cached."""
     lengths, length = [], SHORTEST
     while length < longest:
         lengths.append(length)
@@ -92,8 +83,6 @@ def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
 
 
 class Engine:
-    """One engine over HTTP. Open it as a context."""
-
     def __init__(self, url: str, *, api_key: str) -> None:
         self._url = url.rstrip("/")
         self._api_key = api_key

@@ -1,4 +1,4 @@
-"""Balance: does work wait on one instance while another is idle? Measured in seconds of queue."""
+"""Balance: whether requests queue on one instance while another is idle."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,8 +14,6 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
 SAMPLE_SECONDS = 1.0
-"""Engine seconds between two samples."""
-
 LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
@@ -23,7 +21,7 @@ LOOKS_MIN = 30
 
 
 class Balance(Examiner):
-    """How often one queue was longer than half the objective while another was empty."""
+    """How often one queue exceeded half the SLO while another was empty."""
 
     area = "balance"
 

@@ -1,4 +1,4 @@
-"""Caches: is the index right about each engine's cache, how long was it in doubt, and what was lost for good?"""
+"""Caches: engine events lost, time the index was unverified, failed probes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,25 +16,20 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number, times
 
 HEALED_WALL_SECONDS = 5.0
-"""A doubt should not last longer."""
+"""Expected bound of an unverified period."""
 DECAYED_WALL_SECONDS = 60.0
-"""After that, blocks stored before a loss are confirmed or given up."""
+"""After that, blocks stored before a loss are confirmed or dropped."""
 
 
 @dataclass(slots=True)
 class _Loss:
-    """Events of one instance's engine lost since its cache was last known."""
-
     at: Seconds
-    """Of the last loss."""
     gaps: int = 0
     missed: int = 0
     reason: str = ""
 
 
 class Caches(Examiner):
-    """Losses, doubts, resyncs, failed probes, undecodable engine events."""
-
     area = "caches"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -83,7 +78,7 @@ class Caches(Examiner):
         self._watch_doubt(event.instance, event.at, state)
 
     def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
-        """Verdicts on an earlier epoch do not count."""
+        """Probes of an earlier epoch do not count."""
         if present is None or present.epoch != event.epoch:
             return
         if event.parity:
@@ -178,7 +173,6 @@ class Caches(Examiner):
             )
 
     def _not_known(self, state: State) -> Iterator[Finding]:
-        """Caches that are not known exactly at the end."""
         uncertain = [
             instance
             for instance in sorted(state.fleet.instances, key=lambda instance: instance.id)

@@ -1,4 +1,4 @@
-"""`pointsman doctor`: one reading, and what is wrong."""
+"""`pointsman doctor`: runs all examiners over a log and prints their findings."""
 
 import sys
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Engines: which failed requests or were ejected, how, and has each recovered?"""
+"""Engines: failed requests, ejections and recovery, by engine."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +18,8 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
-"""Share of a pool's requests that one engine failed; more is serious."""
+"""Above this share of the pool's requests failed by one engine, a finding is serious."""
 REQUESTS_MAX = 10_000
-"""Requests in flight whose failed attempts are remembered."""
 SHOWN_MAX = 8
 
 
@@ -37,8 +36,6 @@ class _Engine:
 
 
 class EngineFailures(Examiner):
-    """Failed attempts and ejections by engine; requests that failed on every engine."""
-
     area = "engines"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -46,7 +43,6 @@ class EngineFailures(Examiner):
         self._engines: dict[InstanceId, _Engine] = {}
         self._granted = 0
         self._failed_at: dict[RequestId, list[tuple[InstanceId, str]]] = {}
-        """Failed attempts of requests without an end."""
         self._deadly = 0
         self._deadly_examples: list[str] = []
 

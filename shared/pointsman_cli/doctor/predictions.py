@@ -1,4 +1,4 @@
-"""Predictions: were TTFT and cache hits as predicted at placement?"""
+"""Predictions: TTFT, prefill times and cache hits, predicted and measured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ from pointsman_cli.terminal import wall_time
 
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
-"""Of the mean time to first token."""
+"""Of the mean TTFT."""
 
 BIAS_WALL_SECONDS_MIN = 0.05
 SLOW_FACTOR = 1.5
-"""Of a slow instance: its pace over that of the others."""
+"""Prefill time over that of the other instances."""
 
 SLOW_SERIOUS_FACTOR = 2.5
 SPELL_PREFILLS_MIN = 3
 SPELL_FACTOR = 3.0
 SPELL_SHARE_OF_OBJECTIVE = 0.1
-"""A slow spell: that many prefills in a row, each that many times slower than its cost model, and by that share of the SLO.
-Few, since policies avoid a slow engine."""
+"""A slow spell: SPELL_PREFILLS_MIN prefills in a row that exceed the cost model by SPELL_FACTOR and this share of the
+SLO. The count is low because policies avoid a slow engine."""
 
 SPELL_GAP_WALL_SECONDS = 5.0
-"""Spells closer than this are one."""
+"""Spells closer than this are merged."""
 
 SPELLS_MAX = 100
 SPELL_PACES_MAX = 1000
@@ -43,8 +43,6 @@ MISPREDICTED_SHARE_MAX = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A prefill that took far too long and ended at `at`."""
-
     at: Seconds
     pace: float
     took: Seconds
@@ -53,8 +51,6 @@ class _Held:
 
 @dataclass(slots=True)
 class _Spell:
-    """Slow prefills in a row; `paces` of the first ones."""
-
     begun: Seconds
     ended: Seconds
     prefills: int
@@ -64,13 +60,12 @@ class _Spell:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one instance. Engine seconds."""
+    """Of one instance, in engine seconds."""
 
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
     in_a_row: list[_Held] = field(default_factory=list)
-    """Slow prefills since the last normal one."""
     spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
@@ -79,8 +74,6 @@ class _Record:
 
 
 class Predictions(Examiner):
-    """Bias of TTFT, pace of prefills, and hits that were not what was predicted, by instance."""
-
     area = "predictions"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -111,7 +104,7 @@ class Predictions(Examiner):
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
 
     def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
-        """The prefill, if it was held up: that says nothing about predictions."""
+        """The prefill, if it was stalled; stalls are not prediction errors."""
         took = at - request.granted_at
         pace = took / request.engine_seconds
         record.paces.add(pace)

@@ -1,4 +1,4 @@
-"""Requests: does each have exactly one end, and which were not answered?"""
+"""Requests: missing ends, second ends, failures, rejections, cancellations."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +17,9 @@ from pointsman_cli.doctor.findings import Finding, Severity
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
-"""No ingress waits longer."""
+"""The longest wait of an ingress."""
 
 LONGEST_FACTOR = 5.0
-"""Age of an overdue request over the longest one that ended."""
-
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
@@ -33,8 +31,6 @@ ADVICE = {
 
 
 class Requests(Examiner):
-    """Orphans, second ends, failures, refusals, requests that no scheduler placed."""
-
     area = "requests"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -45,16 +41,13 @@ class Requests(Examiner):
         self._rejected: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
-        """The first one, by reason."""
         self._cancelled: Counter[str] = Counter()
         self._ingress: dict[RequestId, str] = {}
-        """Of requests that have no end yet."""
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
         """Requests that the leader gave up, by cause and ingress or instance."""
         self._doubted: dict[RequestId, CancelCause] = {}
-        """Those, with the cause; their ingress may be alive."""
         self._ended_after_all: Counter[CancelCause] = Counter()
-        """Of those, how many their ingress ended, by cause."""
+        """Given up, but ended by their ingress later."""
         self._twice: list[str] = []
         self._second_ends = 0
         self._alone = 0
@@ -121,7 +114,6 @@ class Requests(Examiner):
             )
 
     def _lost(self) -> Iterator[Finding]:
-        """Requests that the leader gave up."""
         for cause, of in self._given_up.items():
             if not of:
                 continue

@@ -1,7 +1,5 @@
-"""Service: the share of first tokens in time, by instance, tenant, prompt length and prefix.
-
-Of all requests but those that clients cancelled; rejected and failed ones count as late.
-"""
+"""Service: share of first tokens within the SLO, by instance, tenant, prompt length and prefix. Rejected and failed
+requests count as late; cancelled ones are left out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
-"""Of a worse served group: its share in time below that of all."""
+"""A group is worse served if its share is this far below the total."""
 
 TENANTS_MAX = 1000
 PREFIXES_MAX = 256
@@ -42,8 +40,6 @@ class _Prefix:
 
 
 class Service(Examiner):
-    """Attainment of the TTFT objective, and hot prefixes."""
-
     area = "service"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -174,7 +170,6 @@ class Service(Examiner):
         return [f"{name}: {share.value:.1%} of {share.whole:,} in time" for name, share in ordered[:SHOWN_MAX]]
 
     def _short_changed(self) -> Iterator[Finding]:
-        """Prompt lengths that are served worse."""
         ordered = sorted(self._lengths.values)
         bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
         bands_shown, worse = [], False
@@ -192,7 +187,7 @@ class Service(Examiner):
             )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
-        """Prefixes with more than an instance's even share; a warning only if their requests are late."""
+        """A warning only if requests of a hot prefix are late."""
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)

@@ -1,4 +1,4 @@
-"""`pointsman explain`: which request is meant, and its timeline on the terminal or as JSON."""
+"""`pointsman explain`: finds the request and prints its timeline, as text or JSON."""
 
 import click
 import msgspec

@@ -1,9 +1,6 @@
-"""What was known at each decision about a request.
-
-The log is folded once for each leader that decided about it, in that leader's order (`LeaderOrder`), so the state before a
-decision is, bit for bit, the one it was made from. Numbers of weighed candidates are those of the event; those of other
-instances are computed from the state with the leader's own arithmetic.
-"""
+"""The state behind each decision about a request. The log is folded in the order of each leader that decided
+(`LeaderOrder`), so the state is bit for bit the one it decided from. Numbers of weighed candidates come from the
+event, those of other instances from the state."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -30,7 +27,7 @@ from pointsman_cli.explain.values import (
 
 Decision = RequestPlaced | RequestRejected | RequestMigrated
 HELD_MAX = 4096
-"""Entries that a leader may have been behind."""
+"""Bound of the entries that a leader was behind."""
 
 
 def add_decisions(
@@ -40,8 +37,7 @@ def add_decisions(
     settings: PoolSettings,
     base: State | None,
 ) -> None:
-    """Add the decisions and grants at `points`, and the prefills of peers. `base`: the state to start from, if the log lost
-    its beginning."""
+    """Add decisions, grants and peer prefills to the timeline. `base`: start state, if the log lost its beginning."""
     waiting = _Waiting()
     for term, group in _by_term(points):
         reading = iter(entries if base is None else entries_after(base.sequence, entries))
@@ -52,7 +48,7 @@ def add_decisions(
 
 
 def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
-    """Grants that an ingress made alone have no term: they go with the decision before them, or the next one."""
+    """Grants by an ingress alone have no term; they go with the decision before them, else the next."""
     groups: list[tuple[Term, list[LogEntry]]] = []
     for point in points:
         term = point.event.stamp.term if point.event and point.event.stamp else Term(0)
@@ -64,8 +60,6 @@ def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
 
 
 class _Waiting:
-    """Where the request waits, and what overtook it there."""
-
     def __init__(self) -> None:
         self.instance = InstanceId("")
         self.ahead: set[RequestId] = set()
@@ -73,7 +67,7 @@ class _Waiting:
 
 
 class _Witness:
-    """Folds the log as one leader did, and looks around before each decision on the request."""
+    """Folds the log in one leader's order and records the state before each decision."""
 
     def __init__(self, timeline: RequestTimeline, state: State, term: Term, waiting: _Waiting) -> None:
         self._timeline = timeline
@@ -85,7 +79,6 @@ class _Witness:
             state.term = term  # its election is among the entries that are gone
 
     def read(self, entries: Iterator[LogEntry], points: set[Sequence]) -> None:
-        """Up to the last of the points."""
         for step in self._order.replay(entries, self._state):
             entry, event = step.entry, step.entry.event
             if entry.sequence in points and (step.counts or step.kind is Kind.REPEATED):
@@ -99,7 +92,7 @@ class _Witness:
                 return
 
     def read_peers(self, entries: Iterator[LogEntry]) -> None:
-        """On to the first token, to compare its prefill with those elsewhere."""
+        """Continue to the first token, to compare its prefill with those of other instances."""
         timeline, state = self._timeline, self._state
         grant, first = timeline.grants[-1] if timeline.grants else None, timeline.first_token
         if grant is None or first is None or first.instance != grant.instance:
@@ -119,7 +112,6 @@ class _Witness:
             timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
-        """Of a prefill that this entry ends elsewhere."""
         event = entry.event
         if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
             return []
@@ -129,7 +121,6 @@ class _Witness:
         return [(event.at - request.granted_at) / request.engine_seconds]
 
     def _overtakes(self, event: RequestGranted) -> bool:
-        """Whether a later arrival is granted where the request waits."""
         came_later = event.request != self._timeline.request and event.request not in self._waiting.ahead
         return event.instance == self._waiting.instance and came_later
 
@@ -177,7 +168,7 @@ class _Witness:
         )
 
     def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
-        """Those in the event, in its order, then all other instances."""
+        """Candidates of the event, then all other instances."""
         weighed = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
         others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in weighed]
         held = self._state.index.hits(request.keys) if request else {}
@@ -213,7 +204,7 @@ class _Witness:
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
-        """Requests without a first token on the instance, those in the engine first."""
+        """Requests without a first token on the instance, running ones first."""
         line = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)
@@ -222,7 +213,6 @@ class _Witness:
         ]
 
     def _prefix(self, request: Request | None) -> PrefixFacts | None:
-        """The shortest prefix that is counted."""
         state = self._state
         if request is None or not request.keys:
             return None

@@ -1,5 +1,4 @@
-"""Why a request took as long as it did: sentences with numbers, one function for each cause. Bounds are at the top; shares are of
-the TTFT."""
+"""Reasons for a request's latency: sentences with numbers, one function per cause. Shares are of the TTFT."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -11,24 +10,18 @@ from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
 
 PHASE_SHARE_MIN = 0.2
-"""Shorter phases explain nothing."""
-
 SLOW_FACTOR_MIN = 1.5
-"""Of a slow engine: prefill times over those of the cost model, or of the others."""
+"""Prefill time over that of the cost model, or of the others."""
 
 HOT_IN_FAIR_SHARES = 1.0
-"""A hot prefix draws more than one instance's even share of the arrivals (as in `state.hotness`)."""
+"""A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
 
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
-"""Of an engine that is behind: time of its first prefill over its prediction."""
+"""First prefill time over its prediction."""
 
 OTHERS_MIN = 3
-"""Fewer prefills of others are too few to compare."""
-
 MISSED_TOKENS_SHARE = 0.1
-"""Of the prompt: smaller misses are not mentioned."""
-
 OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25
 WAY_SHARE_MIN = 0.1
@@ -134,7 +127,6 @@ def _failed_attempts(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _out(timeline: RequestTimeline) -> Iterator[str]:
-    """Ejected instances at its last placement."""
     placement = timeline.placement
     for candidate in placement.candidates if placement is not None else ():
         if candidate.why_out and candidate.chosen:
@@ -171,7 +163,6 @@ def _queue(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _alternative(timeline: RequestTimeline) -> Iterator[str]:
-    """The best other instance, and why it was not chosen."""
     decision = timeline.placement
     if decision is None or not (_is_telling(timeline, _spent(timeline, "queue")) or _took_long_inside(timeline)):
         return
@@ -215,7 +206,6 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _factor(timeline: RequestTimeline) -> float | None:
-    """Real prefill time over the engine's work; None if unknown."""
     grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
         return None
@@ -230,7 +220,6 @@ def _took_long_inside(timeline: RequestTimeline) -> bool:
 
 
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
-    """Whether the instance was slow before."""
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
         yield (
@@ -250,7 +239,6 @@ def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
 
 
 def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]:
-    """Whether the others were slow, too."""
     if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
         return
     usual = _usual_elsewhere(grant)
@@ -262,7 +250,6 @@ def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]
 
 
 def _usual_elsewhere(grant: GrantRecord) -> float:
-    """Median correction of the other instances."""
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
 

@@ -1,4 +1,4 @@
-"""`pointsman export`: a log into one portable file."""
+"""`pointsman export`: writes a log into one file."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -78,7 +78,7 @@ def export_command(
 
 
 def _header(history: History, first: LogEntry | None, *, whole: bool) -> Header:
-    """Of what was exported: a live log may have lost its head since it was opened."""
+    """A live log may have lost its head since it was opened."""
     header = msgspec.structs.replace(history.header, pool_settings=asdict(history.settings))
     if first is not None:
         pool = header.pool or (first.subject.split(".")[1] if first.subject.count(".") else "")

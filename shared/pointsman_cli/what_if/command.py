@@ -110,8 +110,7 @@ def _read(history: History, since: str | None, until: str | None) -> Record:
 
 
 def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
-    """The three columns. Raises click.UsageError for an unknown policy or setting, HistoryError for a record that cannot be
-    simulated."""
+    """Raises click.UsageError for an unknown policy or setting, HistoryError for a log that cannot be simulated."""
     try:
         fleet = SimulatedFleet(record)
         changed_scenario = fleet.changed(change)
@@ -200,7 +199,7 @@ Plots = Callable[[Sequence[CellResult], Path], list[Path]]
 
 
 def _plots() -> Plots:
-    """Imported before the simulation. Raises click.ClickException."""
+    """Imports matplotlib before the simulation. Raises click.ClickException."""
     try:
         from pointsman_cli.what_if.pictures import draw
     except ImportError as error:
